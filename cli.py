@@ -1,0 +1,732 @@
+"""The command line: each command reads, calls and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from . import __version__
+from .spaces.errors import BsearchError, LauncherError, StudyFileError
+from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
+from .spaces.plan import plan_batch
+from .spaces.study import StudySpec
+from .spaces.study_file import located, read_study, settled, study_from_dict
+from .spaces.trial import ParetoFront, TrialRecord
+
+if TYPE_CHECKING:
+    from .search.study_run import Event, Runner, StudyResult, StudyRun
+
+# Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted.
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+class _Commands(click.Group):
+    """Our errors become messages and exit codes; a traceback is shown with --debug only."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BsearchError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            click.echo(str(error), err=True)
+            ctx.exit(FAILED if isinstance(error, LauncherError) else BAD_INPUT)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, has enough
+            ctx.exit(0)
+        except Exception as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            click.echo(
+                f"bsearch failed in a way it should not: {type(error).__name__}: {error}\n"
+                "`bsearch --debug ...` shows where; please report it.",
+                err=True,
+            )
+            ctx.exit(FAILED)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="bsearch")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def main(debug: bool) -> None:
+    """Find the best batch size, learning rate and accumulation: the front of training speed against accuracy.
+
+    Begin with `bsearch init`, then `bsearch check study.yaml` and `bsearch run study.yaml`.
+    """
+
+
+def _epilog(example: str) -> str:
+    return f"\b\nExample:\n  {example}"
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
+storage_option = click.option(
+    "--storage", envvar="BSEARCH_STORAGE", metavar="URL", help="Database of the results, instead of the study's own."
+)
+
+
+def _terminal(as_json: bool = False) -> Console:
+    """Where people read: stdout, or stderr where stdout is a document."""
+    return Console(stderr=as_json, highlight=False, soft_wrap=True)
+
+
+# ---------------------------------------------------------------- run
+
+
+@main.command(epilog=_epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batch 16:4096 --rate 1e-3:1 --trials 20"))
+@click.argument("study")
+@click.option("--batch", metavar="LOW:HIGH", help="Effective batch, where STUDY names a task.")
+@click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, where STUDY names a task.")
+@click.option("--epochs", metavar="N|LOW:HIGH", help="Epochs, where STUDY names a task; default: 5.")
+@click.option("--rule", metavar="RULE[,RULE]", help="Learning-rate rules, where STUDY names a task; default: sqrt.")
+@click.option("--name", metavar="NAME", help="Name of the study, where STUDY names a task.")
+@click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of the study's own number.")
+@click.option("--new", "fresh", is_flag=True, help="Begin a new study beside the one that was begun before.")
+@click.option("--serial", is_flag=True, help="Run trials one after the other in this process, without Ray.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for front.csv, front.json and front.png.")
+@storage_option
+@json_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    study: str,
+    batch: str | None,
+    rate: str | None,
+    epochs: str | None,
+    rule: str | None,
+    name: str | None,
+    trials: int | None,
+    fresh: bool,
+    serial: bool,
+    out: Path | None,
+    storage: str | None,
+    as_json: bool,
+) -> None:
+    """Run the study in STUDY, or go on with it, and print its front.
+
+    STUDY is a study file, or a task as module:name or path/file.py:name with --batch and --rate.
+    The same command again continues where the study stood.
+    """
+    options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
+    file, spec = _study(study, options, trials, storage)
+    console = _terminal(as_json)
+    with _located(file):
+        result = _run(spec, out or _results(spec), console, fresh=fresh, serial=serial)
+        _tell(result, spec, file or Path(study), out or _results(spec), console, as_json)
+    ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
+
+
+def _study(study: str, options: dict[str, str | None], trials: int | None, storage: str | None) -> tuple[Path | None, StudySpec]:
+    """The study that a file or the options describe."""
+    given = {key: value for key, value in options.items() if value is not None}
+    if ":" in study and not Path(study).exists():
+        spec = _study_of_options(study, options, storage)
+        file = None
+    else:
+        if given:
+            raise click.UsageError(f"--{next(iter(given))} goes with a task; a study file says it itself. Change {study}.")
+        file = Path(study)
+        spec = read_study(file, storage=storage)
+    if trials is not None:
+        changed = spec.model_copy(update={"budget": spec.budget.model_copy(update={"trials": trials})})
+        changed._folder = spec.folder
+        spec = changed
+    return file, spec
+
+
+def _study_of_options(task: str, options: dict[str, str | None], storage: str | None) -> StudySpec:
+    if options["batch"] is None or options["rate"] is None:
+        raise click.UsageError("a task needs --batch LOW:HIGH and --rate LOW:HIGH, such as --batch 16:4096 --rate 1e-3:1")
+    rate, _, at_batch = options["rate"].partition("@")
+    space: dict[str, Any] = {"effective_batch": _span("--batch", options["batch"]), "reference_rate": _span("--rate", rate)}
+    if at_batch:
+        reference = space["reference_rate"]
+        reference = reference if isinstance(reference, dict) else {"value": reference}
+        space["reference_rate"] = reference | {"at_batch": _number("--rate", at_batch)}
+    if options["epochs"]:
+        space["epochs"] = _span("--epochs", options["epochs"])
+    if options["rule"]:
+        space["rule"] = options["rule"].split(",")
+    name = options["name"] or task.rpartition(":")[2].lower()
+    return settled(study_from_dict({"study": name, "task": task, "space": space}), Path.cwd(), storage)
+
+
+def _span(option: str, text: str) -> Any:
+    low, colon, high = text.partition(":")
+    return {"low": _number(option, low), "high": _number(option, high)} if colon else _number(option, low)
+
+
+def _number(option: str, text: str) -> int | float:
+    try:
+        return int(text) if text.strip().isdigit() else float(text)
+    except ValueError:
+        raise click.UsageError(f"{option}: expected LOW:HIGH such as 16:4096, got {text!r}") from None
+
+
+def _results(spec: StudySpec) -> Path:
+    return spec.folder / "results" / spec.study
+
+
+@contextmanager
+def _located(file: Path | None) -> Any:
+    """Faults found after the file was read get their lines as well."""
+    try:
+        yield
+    except StudyFileError as error:
+        raise (located(error, file) if file is not None else error) from None
+
+
+def _run(spec: StudySpec, out: Path, console: Console, *, fresh: bool, serial: bool) -> StudyResult:
+    from .objectives.loading import objective_hash
+    from .search.study_run import run_study
+
+    code = objective_hash(spec.task)
+    with _runner(spec, out, serial, console) as runner:
+        view = _View(console)
+        with view:
+            return run_study(spec, runner, code, fresh=fresh, notify=view.notify, watch=view.watch)
+
+
+def _runner(spec: StudySpec, out: Path, serial: bool, console: Console) -> AbstractContextManager[Runner]:
+    if serial:
+        from .search.serial import SerialRunner
+
+        return nullcontext(SerialRunner(spec.devices))
+    from .cluster.tune import TuneRunner
+
+    console.print(f"study {spec.study}: starting Ray (its messages: {_near(out / 'ray.log')})", style="dim")
+    return TuneRunner(spec.cluster, spec.devices, out / "ray.log")
+
+
+def _near(path: Path) -> str:
+    """A path as people would type it from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+class _View:
+    """What is seen while a study runs: a live table on a terminal, a line per trial elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._run: StudyRun | None = None
+        self._messages: list[str] = []
+        self._live: Live | None = None
+
+    def __enter__(self) -> _View:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, get_renderable=self._picture, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def watch(self, run: StudyRun) -> None:
+        self._run = run
+        if run.done:
+            self._console.print(f"going on: {run.counted} of {run.spec.budget.trials} trials are done")
+
+    def notify(self, event: Event) -> None:
+        from .search.report import number, seconds
+
+        if event.kind == "message":
+            self._console.print(event.text)
+        elif event.kind == "ended" and event.record is not None and self._run is not None:
+            record, run = event.record, self._run
+            if self._live is not None and record.outcome != "error":
+                return
+            values = {**record.facts, **record.parameters}
+            metric = run.spec.objectives.accuracy.metric
+            came = (
+                f"{metric} {number(record.accuracy)} in {seconds(record.train_s)}"
+                if record.accuracy is not None
+                else record.message.splitlines()[0]
+                if record.message
+                else ""
+            )
+            settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
+            self._console.print(
+                f"[{run.counted}/{run.spec.budget.trials}] trial {record.number} {record.outcome}: {came} · "
+                f"{settings} · epochs {values.get('epochs')}",
+                markup=False,
+            )
+
+    def _picture(self) -> Any:
+        from .search.report import front_table, number, seconds
+
+        run = self._run
+        if run is None:
+            return Text("trying the training code on a worker ...", style="dim")
+        total, elapsed = run.spec.budget.trials, run.elapsed_s()
+        here = run.counted - run.counted_before
+        remaining = f", about {seconds(elapsed / here * (total - run.counted))} left" if here else ""
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(run.name, style="bold"),
+            ProgressBar(total=total, completed=run.counted, width=24),
+            Text(f"{run.counted}/{total} trials, {seconds(elapsed)} so far{remaining}"),
+        )
+        running = Table.grid(padding=(0, 2))
+        for setup, measurement in run.running()[:8]:
+            share = measurement.samples_seen / setup.samples_budget if measurement else 0.0
+            score = number(measurement.score(setup.metric)) if measurement else ""
+            running.add_row(
+                f"trial {setup.number}",
+                ProgressBar(total=1.0, completed=share, width=12),
+                f"B {setup.effective_batch}",
+                f"rate {setup.learning_rate:.3g}",
+                score,
+            )
+        return Group(head, running, front_table(run.front(), most=12))
+
+
+def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
+    """The end of a run: the front, its files, and what comes next."""
+    from .search.export import json_text, study_document, write_front
+    from .search.records import masked
+    from .search.report import comparison, front_plot, front_table, knee_words, seconds
+
+    document = study_document(result.name, masked(spec.storage or ""), result.front, result.records)
+    document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s}
+    counted = sum(record.counts for record in result.records)
+    console.print()
+    if result.front.trials:
+        console.print(f"Front of {result.name}: {len(result.front.trials)} of {counted} trials", style="bold")
+        console.print(front_table(result.front))
+        plot = front_plot(result.front, result.records, console.width)
+        console.print(f"\n{plot}" if plot else "", markup=False)
+        for words in (knee_words(result.front), *comparison(result.front, result.records)):
+            if words:
+                console.print(words, markup=False)
+        for path in write_front(out, document, result.records, result.front):
+            console.print(f"wrote {_near(path)}", style="dim")
+    else:
+        console.print(f"{result.name} has no finished trial yet, so there is no front.")
+    others = {kind: count for kind, count in document["trials"].items() if kind not in ("complete", "waiting")}
+    if others:
+        console.print("Other trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in others.items()))
+    again = f"bsearch run {study}" if study.suffix in (".yaml", ".yml") else "the same command again"
+    if result.failure:
+        console.print(f"The study stopped: {result.failure}", markup=False)
+        failed = [record for record in result.records if record.outcome == "error"]
+        if failed:
+            console.print(f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.", markup=False)
+    elif result.stopped:
+        console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To go on: {again}", markup=False)
+    elif counted < spec.budget.trials:
+        console.print(f"{counted} of {spec.budget.trials} trials are done. To go on: {again}", markup=False)
+    shown = _shown(study, spec)
+    console.print(
+        f"Next:\n  bsearch show {shown} --all          every trial\n  bsearch export {shown}              CSV or JSON\n"
+        f"  bsearch dashboard {shown}           in the browser",
+        markup=False,
+    )
+    if as_json:
+        click.echo(json_text(document), nl=False)
+
+
+def _shown(study: Path, spec: StudySpec) -> str:
+    from .search.records import masked
+
+    return str(study) if study.suffix in (".yaml", ".yml") else masked(spec.storage or "")
+
+
+# ---------------------------------------------------------------- check
+
+
+@main.command(epilog=_epilog("bsearch check study.yaml"))
+@click.argument("study", type=click.Path(path_type=Path))
+@storage_option
+@json_option
+def check(study: Path, storage: str | None, as_json: bool) -> None:
+    """Validate the study in STUDY and forecast it: a few timed steps, no training.
+
+    Prints how a few batch sizes would be trained, the fastest and slowest trial, the length of the study,
+    how far the front will span in time, and advice.
+    """
+    spec = read_study(study, storage=storage)
+    from .objectives.loading import load_objective, objective_hash
+    from .objectives.probe import timed_steps
+    from .objectives.task import Task
+    from .search.forecast import as_document, forecast, timing_plans
+    from .search.records import storage_engine
+    from .search.serial import SerialRunner
+    from .search.study_run import profile_faults, profiling_setup
+    from .spaces.step_time import fit_step_time
+
+    console = _terminal(as_json)
+    runner = SerialRunner(spec.devices)
+    with _located(study):
+        assert spec.storage is not None
+        storage_engine(spec.storage).dispose()
+        objective_hash(spec.task)
+        setup = profiling_setup(spec, runner.device)
+        profile = runner.profile(spec.task, setup)
+        if faults := profile_faults(spec, profile):
+            raise StudyFileError(faults)
+    if not isinstance(load_objective(spec.task), Task):
+        console.print(f"{study}: valid. {spec.task} is a generator: its steps cannot be timed beforehand.", markup=False)
+        if as_json:
+            click.echo(json.dumps(as_document(spec.study, profile, None), indent=2))
+        return
+    timed, evaluate_s = timed_steps(spec.task, setup, timing_plans(spec, profile), limit_s=10.0)
+    slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // spec.devices.cpus, 1)
+    told = forecast(spec, profile, fit_step_time(timed), evaluate_s, slots if runner.device == "cpu" else 1)
+    if as_json:
+        click.echo(json.dumps(as_document(spec.study, profile, told), indent=2))
+        return
+    from .search.report import number, seconds
+
+    console.print(f"{study}: valid", style="bold")
+    console.print(
+        f"{profile.training_set:,} training samples, {profile.evaluation_set:,} to evaluate, "
+        f"{profile.model_parameters:,} parameters, {profile.optimizer}, on {profile.device}",
+        markup=False,
+    )
+    smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
+    console.print(f"searched: {', '.join(spec.space.searched())}" + (smallest if profile.smallest_micro_batch > 1 else ""))
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("effective_batch", "micro x acc.", "step", "epoch", "samples/s"):
+        table.add_column(column, justify="right")
+    for plan in told.plans:
+        table.add_row(
+            str(plan.effective_batch),
+            f"{plan.micro_batch} x {plan.accumulation}",
+            seconds(plan.step_s),
+            seconds(plan.epoch_s),
+            number(plan.effective_batch / plan.step_s),
+        )
+    console.print(table)
+    console.print(
+        f"A trial trains for {seconds(told.fastest_trial_s)} to {seconds(told.slowest_trial_s)}; the front will span up to "
+        f"x{told.span:.3g} in time.\n{spec.budget.trials} trials take about {seconds(told.study_s)}, {slots} at once, "
+        "evaluation included."
+    )
+    for advice in told.advice:
+        console.print(f"- {advice}", markup=False)
+    console.print(f"Next: bsearch run {study}", markup=False)
+
+
+# ---------------------------------------------------------------- plan and rules
+
+
+@main.command(epilog=_epilog("bsearch plan 500 --devices 2 --cap 96 --rate 0.1 --at-batch 256 --rule linear"))
+@click.argument("effective_batch", type=click.IntRange(min=1))
+@click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel workers.")
+@click.option("--cap", type=click.IntRange(min=1), help="Samples that fit one pass on one device.")
+@click.option("--accumulation", type=click.IntRange(min=1), help="Wished passes per step; raised where fewer do not fit.")
+@click.option("--smallest", type=click.IntRange(min=1), default=1, show_default=True, help="Samples a pass needs at least.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Reference learning rate.")
+@click.option("--at-batch", type=click.IntRange(min=1), default=256, show_default=True, help="Batch of the reference rate.")
+@click.option("--rule", type=click.Choice(list(RATE_RULES)), default="sqrt", show_default=True)
+@click.option("--exponent", type=float, default=0.5, show_default=True, help="Exponent of the rule power.")
+@json_option
+def plan(
+    effective_batch: int,
+    devices: int,
+    cap: int | None,
+    accumulation: int | None,
+    smallest: int,
+    rate: float | None,
+    at_batch: int,
+    rule: str,
+    exponent: float,
+    as_json: bool,
+) -> None:
+    """Print how one step of EFFECTIVE_BATCH samples is made: shares, passes, weights, learning rate."""
+    made = plan_batch(
+        effective_batch,
+        devices=devices,
+        accumulation=accumulation,
+        largest_micro_batch=cap,
+        smallest_micro_batch=smallest,
+    )
+    settings = None
+    if rate is not None:
+        settings = scaled_settings(
+            rule,
+            OptimizerSettings(rate),
+            reference_batch=at_batch,
+            effective_batch=effective_batch,
+            constants=RuleConstants(exponent),
+        )
+    shares = [
+        {
+            "device": device,
+            "samples": samples,
+            "passes": list(made.passes(device)),
+            "weights": [size / effective_batch for size in made.passes(device)],
+        }
+        for device, samples in enumerate(made.shares)
+    ]
+    if as_json:
+        document = {
+            "effective_batch": effective_batch,
+            "accumulation": made.accumulation,
+            "micro_batch": made.largest_micro_batch,
+            "devices": shares,
+            "optimizer": None if settings is None else {"rule": rule, **asdict(settings)},
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    console = _terminal()
+    raised = accumulation is not None and made.accumulation > accumulation
+    console.print(
+        f"{effective_batch} samples per step = {devices} device{'s' * (devices > 1)} x {made.accumulation} "
+        f"pass{'es' * (made.accumulation > 1)} of at most {made.largest_micro_batch} samples"
+        + (f" (raised from {accumulation}: more does not fit)" if raised else "")
+    )
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("device", "samples", "passes", "weights"):
+        table.add_column(column, justify="right")
+    for share in shares:
+        weights = share["weights"]
+        assert isinstance(weights, list)
+        table.add_row(
+            str(share["device"]), str(share["samples"]), _runs(share["passes"]), _runs([f"{weight:.4g}" for weight in weights])
+        )
+    console.print(table)
+    if settings is not None:
+        console.print(f"learning rate {settings.learning_rate:.6g} ({rule}, {rate:g} at {at_batch})")
+        if settings.betas != OptimizerSettings(1.0).betas:
+            console.print(f"betas {settings.betas}, eps {settings.eps:g}")
+    if made.accumulation > 1:
+        console.print(
+            "Each pass adds its summed loss over the whole step's denominator, so the step equals one large batch.\n"
+            "BatchNorm is the exception: it sees the pass, not the step.",
+            style="dim",
+        )
+
+
+def _runs(values: Any) -> str:
+    """`[65, 64, 64]` as `65, 64 x 2`."""
+    runs: list[list[Any]] = []
+    for value in values:
+        if runs and runs[-1][0] == value:
+            runs[-1][1] += 1
+        else:
+            runs.append([value, 1])
+    return ", ".join(f"{value} x {count}" if count > 1 else str(value) for value, count in runs)
+
+
+@main.command(epilog=_epilog("bsearch rules"))
+@json_option
+def rules(as_json: bool) -> None:
+    """Print the learning-rate rules: what they do, their formula and where they come from.
+
+    kappa is effective_batch / reference batch.
+    """
+    rows = [
+        {"rule": name, **{fact.lower(): rule_fact(name, fact) for fact in ("Summary", "Formula", "Source")}} for name in RATE_RULES
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    console = _terminal()
+    for row in rows:
+        console.print(f"[bold]{row['rule']}[/bold]  {row['summary']}\n  {row['formula']}\n  {row['source']}\n")
+
+
+# ---------------------------------------------------------------- show, export, dashboard
+
+
+def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, ParetoFront, list[TrialRecord]]:
+    """Storage, name, front and trials of a study by its file or by a database URL."""
+    from .search.pareto import front_of
+    from .search.records import Records, masked
+    from .search.suggest import stored_trials
+    from .spaces.study import Metric
+
+    if "://" in study:
+        url, base = study, name
+    else:
+        spec = read_study(Path(study), storage=storage)
+        assert spec.storage is not None
+        url, base = spec.storage, name or spec.study
+    kept = Records(url, create=False).studies()
+    if base is not None:
+        kept = [one for one in kept if base in (one.name, one.base_name)]
+    if not kept:
+        raise StudyFileError(f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` begins one.")
+    if base is None and len({one.base_name for one in kept}) > 1:
+        names = ", ".join(one.name for one in kept)
+        raise StudyFileError(f"storage {masked(url)}: holds several studies, so say which with --name: {names}")
+    newest = next((one for one in kept if one.name == name), kept[-1])
+    metric = Metric.model_validate(newest.spec["objectives"]["accuracy"])
+    records = stored_trials(url, newest.name)
+    return url, newest.name, front_of(records, metric.metric, metric.direction), records
+
+
+name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
+
+
+@main.command(epilog=_epilog("bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7"))
+@click.argument("study", metavar="STUDY|URL")
+@name_option
+@click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
+@click.option("--outcome", help="Only trials with this outcome, such as complete, diverged, error or infeasible.")
+@click.option("--trial", type=int, help="One trial: its settings, its learning curve, its traceback.")
+@storage_option
+@json_option
+def show(
+    study: str, name: str | None, every: bool, outcome: str | None, trial: int | None, storage: str | None, as_json: bool
+) -> None:
+    """Print what a study has found so far: its front, its trials, or one trial."""
+    from .search.export import json_text, study_document, trial_document
+    from .search.records import masked
+    from .search.report import front_plot, front_table, knee_words, trials_table
+
+    url, full_name, front, records = _kept(study, name, storage)
+    console = _terminal(as_json)
+    if trial is not None:
+        _show_trial(url, full_name, front, records, trial, as_json)
+        return
+    chosen = [record for record in records if outcome in (None, record.outcome)]
+    if as_json:
+        document = study_document(full_name, masked(url), front, records)
+        if every or outcome:
+            document["all"] = [trial_document(record, front) for record in chosen]
+        click.echo(json_text(document), nl=False)
+        return
+    if every or outcome:
+        console.print(trials_table(chosen, front))
+        return
+    console.print(f"Front of {full_name}: {len(front.trials)} of {len(records)} trials", style="bold")
+    console.print(front_table(front))
+    console.print(front_plot(front, records, console.width), markup=False)
+    console.print(knee_words(front) or "", markup=False)
+
+
+def _show_trial(
+    url: str, study: str, front: ParetoFront, records: list[TrialRecord], number: int, as_json: bool
+) -> None:
+    from .search.export import json_text, trial_document
+    from .search.records import Records
+
+    record = next((record for record in records if record.number == number), None)
+    if record is None:
+        raise StudyFileError(f"study {study}: has no trial {number}; its trials are 0 to {len(records) - 1}")
+    kept = Records(url)
+    curve = [
+        {key: row[key] for key in ("attempt", "samples_seen", "elapsed_s", "accuracy", "train_loss")}
+        for row in kept.curve(study, number)
+    ]
+    attempts = [
+        {key: row[key] for key in ("attempt", "outcome", "message", "traceback", "started_at", "ended_at")}
+        for row in kept.attempts(study, number)
+    ]
+    document = trial_document(record, front) | {"curve": curve, "attempts": attempts}
+    if as_json:
+        click.echo(json_text(document), nl=False)
+        return
+    console = _terminal()
+    for key, value in document.items():
+        if key not in ("curve", "attempts"):
+            console.print(f"{key:<18} {value}", markup=False)
+    for point in curve:
+        console.print(
+            f"  attempt {point['attempt']}  {point['samples_seen']:>9} samples  {point['elapsed_s']:.4g} s  "
+            f"{front.metric} {point['accuracy']}  loss {point['train_loss']}"
+        )
+    for attempt in attempts:
+        if attempt["traceback"]:
+            console.print(attempt["traceback"], markup=False)
+
+
+@main.command(epilog=_epilog("bsearch export study.yaml --format csv --out front.csv"))
+@click.argument("study", metavar="STUDY|URL")
+@name_option
+@click.option("--format", "kind", type=click.Choice(["csv", "json"]), default="csv", show_default=True)
+@click.option("--what", type=click.Choice(["front", "trials"]), default="front", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")
+@storage_option
+def export(study: str, name: str | None, kind: str, what: str, out: Path | None, storage: str | None) -> None:
+    """Print a study's front, or all its trials, as CSV or JSON. docs/export.md tells the columns."""
+    from .search.export import csv_text, json_text, study_document, trial_document, write_file
+    from .search.records import masked
+
+    url, full_name, front, records = _kept(study, name, storage)
+    rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
+    if kind == "csv":
+        text = csv_text(rows)
+    else:
+        document = study_document(full_name, masked(url), front, records)
+        text = json_text(document if what == "front" else document | {"all": rows})
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"wrote {write_file(out, text)}", err=True)
+
+
+@main.command(epilog=_epilog("bsearch dashboard study.yaml --port 8080"))
+@click.argument("study", metavar="STUDY|URL")
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True)
+@storage_option
+def dashboard(study: str, port: int, storage: str | None) -> None:
+    """Open optuna-dashboard on the study's storage, for this machine only (it has no login)."""
+    url, full_name, _, _ = _kept(study, None, storage)
+    try:
+        from optuna_dashboard import run_server
+    except ImportError:
+        raise StudyFileError("optuna-dashboard is not installed. Install it: pip install 'bsearch[dashboard]'") from None
+    from .search.suggest import open_storage
+
+    click.echo(f"study {full_name}: http://127.0.0.1:{port}/dashboard (Ctrl-C ends it)")
+    try:
+        run_server(open_storage(url), host="127.0.0.1", port=port)
+    except OSError as error:
+        raise LauncherError(f"port {port}: {error.strerror}. Name another with --port.") from None
+
+
+# ---------------------------------------------------------------- schema and init
+
+
+@main.command(epilog=_epilog("bsearch schema > study.schema.json"))
+def schema() -> None:
+    """Print the JSON Schema of study files, for editors."""
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **StudySpec.model_json_schema()}
+    click.echo(json.dumps(document, indent=2))
+
+
+@main.command(epilog=_epilog("bsearch init my-study && cd my-study && bsearch run study.yaml"))
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
+def init(folder: Path) -> None:
+    """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to change."""
+    from .search.export import write_file
+
+    names = ("study.yaml", "tasks.py")
+    there = [name for name in names if (folder / name).exists()]
+    if there:
+        raise StudyFileError(f"{folder}: has {' and '.join(there)} already; nothing was written. Name another folder.")
+    for name in names:
+        content = resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
+        click.echo(f"wrote {write_file(folder / name, content)}")
+    inside = "" if folder == Path(".") else f"cd {folder} && "
+    click.echo(f"Next: {inside}bsearch check study.yaml && bsearch run study.yaml")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Where trials run when one process is not enough: Ray."""

@@ -1,0 +1,248 @@
+"""The Runner over Ray Tune: a thin Searcher that hands out attempts; `worker` holds the Trainable that runs them.
+
+One Tune trial is one attempt at a trial of ours. Tune schedules them and keeps their processes alive from one to
+the next; what to try, what an end means and when it is over stays with `StudyRun`, in the driver's database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+# Before Ray is imported: it reads these once.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Ctrl-C is ours (study_run): Tune would stop by itself and tell nobody.
+os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+
+import ray
+from ray import tune
+from ray.exceptions import RayError
+from ray.tune.search import Searcher
+
+from ..search.study_run import StudyRun
+from ..spaces.device import DeviceProfile
+from ..spaces.errors import LauncherError, ObjectiveError
+from ..spaces.study import Cluster, Devices
+from ..spaces.trial import Measurement, Outcome, TrialSetup
+from .worker import AttemptTrainable, profile_here
+
+# What a worker's process needs before torch is imported. Large blocks come from the heap: malloc's mmap and trim
+# make passes of large micro-batches up to twice as slow per sample.
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
+
+
+class StudySearcher(Searcher):
+    """Tune's view of a StudyRun: gives out attempts, and passes on what comes back."""
+
+    def __init__(self, study: StudyRun, task: str, slots: int) -> None:
+        super().__init__(metric=None, mode=None)
+        self._study, self._task, self._slots = study, task, slots
+        self._numbers: dict[str, int] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        # Tune may ask for all its slots at once, so that their processes start together, and one ahead; a suggestion
+        # made earlier than that would know less than it could.
+        if len(self._numbers) > self._slots:
+            return None
+        setup = self._guarded(self._study.next_attempt)
+        if setup is None:
+            return Searcher.FINISHED
+        if setup == "wait":
+            return None
+        self._numbers[trial_id] = setup.number
+        return {"task": self._task, "setup": json.dumps(setup.to_dict())}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        if "measurement" in result and trial_id in self._numbers:
+            measurement = Measurement.from_dict(json.loads(result["measurement"]))
+            self._guarded(lambda: self._study.measured(self._numbers[trial_id], measurement))
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        number = self._numbers.pop(trial_id, None)
+        if number is None:
+            return
+        if result and "outcome" in result:
+            outcome = Outcome.from_dict(json.loads(result["outcome"]))
+            self._guarded(lambda: self._study.ended(number, outcome))
+        elif error and not self._study.stopping:
+            self._guarded(lambda: self._study.ended(number, Outcome("interrupted", "its worker died")))
+        # What the study's stop cut off is swept by the driver.
+
+    def _guarded(self, call: Any) -> Any:
+        """Tune logs what a searcher raises and goes on; ours is to stop the study and be told to the user."""
+        try:
+            return call()
+        except Exception as error:
+            self._study.crash(error)
+            return None
+
+    def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the storage is the only truth."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, likewise."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its searcher to restore from; a database connection cannot travel
+
+
+class _StudyStopper(tune.Stopper):
+    """Ends Tune's run when the study stops, whoever stopped it."""
+
+    def __init__(self, study: StudyRun) -> None:
+        self._study = study
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return bool(self._study.stopping)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled
+
+
+class TuneRunner:
+    """Runs attempts on Ray: a context manager that starts a local one, or joins the one the study names.
+
+    Args:
+        log_file: where Ray's own messages go.
+
+    Raises:
+        LauncherError: Ray cannot be started or reached, or has no device of the asked kind.
+    """
+
+    def __init__(self, cluster: Cluster, devices: Devices, log_file: Path) -> None:
+        self._cluster, self._devices, self._log_file = cluster, devices, log_file
+        self.device: Literal["cpu", "gpu"] = "cpu"
+        self._mine = False
+
+    def __enter__(self) -> TuneRunner:
+        _log_to(self._log_file)
+        address = self._cluster.address
+        if address == "local":
+            address = os.environ.get("RAY_ADDRESS", "local")
+        threads = str(self._devices.cpus)
+        quiet: dict[str, Any] = {
+            "logging_level": logging.WARNING,
+            "log_to_driver": False,
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **_MALLOC}},
+        }
+        try:
+            if address == "auto":
+                with contextlib.suppress(ConnectionError):
+                    ray.init(address="auto", **quiet)
+            elif address != "local":
+                ray.init(address=address, **quiet)
+            if not ray.is_initialized():
+                # Ray counts the machine's cores; a study that wants more at once than that says so itself.
+                ray.init(address="local", include_dashboard=False, **quiet)
+                self._mine = True
+        except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise LauncherError(
+                f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
+                f"Its own messages are in {self._log_file}."
+            ) from error
+        self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
+        if self.slots < 1:
+            have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+            self.__exit__()
+            raise LauncherError(f"devices: expected {self._resources} for one trial; the cluster has {have}")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if ray.is_initialized():
+            ray.shutdown()
+
+    @property
+    def _resources(self) -> dict[str, float]:
+        return {"CPU": self._devices.cpus, **({"GPU": 1} if self.device == "gpu" else {})}
+
+    @property
+    def slots(self) -> int:
+        have = ray.cluster_resources()
+        fit = min(int(have.get(name, 0) // amount) for name, amount in self._resources.items())
+        return min(fit, self._cluster.trials_at_once or fit)
+
+    def profile(self, reference: str, setup: TrialSetup) -> DeviceProfile:
+        profile = ray.remote(profile_here).options(
+            num_cpus=self._devices.cpus,
+            num_gpus=1 if self.device == "gpu" else 0,
+            max_retries=0,
+        )
+        try:
+            answer = ray.get(profile.remote(reference, setup.to_dict()))
+        except RayError as error:
+            raise LauncherError(
+                f"the worker that tried the training code died: {str(error).splitlines()[0]} (details in {self._log_file})"
+            ) from error
+        if "error" in answer:
+            raise ObjectiveError(answer["error"])
+        return DeviceProfile.from_dict(answer)
+
+    def run(self, study: StudyRun) -> None:
+        with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
+            tuner = tune.Tuner(
+                tune.with_resources(AttemptTrainable, tune.PlacementGroupFactory([self._resources])),
+                tune_config=tune.TuneConfig(
+                    search_alg=StudySearcher(study, study.spec.task, self.slots),
+                    num_samples=-1,
+                    max_concurrent_trials=None,
+                    reuse_actors=True,
+                    trial_name_creator=lambda trial: trial.trial_id,
+                    trial_dirname_creator=lambda trial: trial.trial_id,
+                ),
+                run_config=tune.RunConfig(
+                    name="run",
+                    storage_path=folder,
+                    stop=_StudyStopper(study),
+                    verbose=0,
+                    failure_config=tune.FailureConfig(max_failures=0),
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                ),
+            )
+            with _environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(self.slots + 1)}):
+                tuner.fit()
+        if study.crashed is not None:
+            raise study.crashed
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _log_to(file: Path) -> None:
+    """Ray's chatter goes to a file: the terminal shows ours."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(file, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    for name in ("ray", "ray.tune", "ray.data", "ray._private"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler] if name == "ray" else []
+        logger.propagate = name != "ray"
+
+
+__all__ = ["StudySearcher", "TuneRunner"]

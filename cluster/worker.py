@@ -1,0 +1,55 @@
+"""What Ray runs on a worker: attempts, one after another in the same process, and the profile of its device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ray import tune
+
+from ..objectives.probe import profile_objective
+from ..objectives.trial import start_attempt
+from ..spaces.errors import BsearchError
+from ..spaces.trial import Measurement, Outcome, TrialSetup
+
+
+class AttemptTrainable(tune.Trainable):
+    """Runs one attempt after another in the same process; each `step` is one report of the attempt."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.cleanup()
+        self._begin(new_config)
+        return True
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        self._attempt: Iterator[Measurement | Outcome] | None = start_attempt(
+            config["task"], TrialSetup.from_dict(json.loads(config["setup"]))
+        )
+
+    def step(self) -> dict[str, Any]:
+        assert self._attempt is not None
+        report = next(self._attempt)
+        # As text: Tune would flatten dicts, and lose the empty ones.
+        if isinstance(report, Measurement):
+            return {"measurement": json.dumps(report.to_dict())}
+        return {"outcome": json.dumps(report.to_dict()), "done": True}
+
+    def cleanup(self) -> None:
+        if self._attempt is not None:
+            self._attempt.close()  # type: ignore[attr-defined]  # a generator: closing it stops the user's code
+            self._attempt = None
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Tune asks for one when it stops a trial; what a study needs is in its storage."""
+
+
+def profile_here(reference: str, setup: dict[str, Any]) -> dict[str, Any]:
+    """The profile of this worker's device, or the user's error as words (exceptions of a task's own do not travel well)."""
+    try:
+        return profile_objective(reference, TrialSetup.from_dict(setup)).to_dict()
+    except BsearchError as error:
+        return {"error": str(error)}

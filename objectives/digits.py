@@ -1,0 +1,74 @@
+"""The embedded example: 1,797 real handwritten digits of 8x8 pixels, a small net, a trial in under a second.
+
+Further parameters: `optimizer` (sgd, adam or adamw), `width` of the hidden layer.
+Data: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI 1998, as shipped by scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from ..spaces.errors import ObjectiveError
+from ..spaces.study import near_miss
+from ..spaces.trial import TrialSetup
+from .task import Data, Task
+
+
+@cache
+def _digits() -> Data:
+    from sklearn.datasets import load_digits  # 0.5 s, and only this task needs it
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    pixels = torch.tensor(images[order] / 16.0, dtype=torch.float32)
+    classes = torch.tensor(labels[order], dtype=torch.int64)
+    parts = [slice(0, 1197), slice(1197, 1497), slice(1497, None)]
+    train, evaluation, test = (TensorDataset(pixels[part], classes[part]) for part in parts)
+    return Data(train, evaluation, test)
+
+
+def named_optimizer(
+    parameters: Iterable[nn.Parameter], setup: TrialSetup, default: str = "sgd"
+) -> torch.optim.Optimizer:
+    """The optimizer that the parameter `optimizer` names, with the settings of the rule."""
+    name = str(setup.parameters.get("optimizer", default))
+    if name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=setup.learning_rate, momentum=0.9, nesterov=True, weight_decay=setup.weight_decay
+        )
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    if name not in kinds:
+        known = ["sgd", *kinds]
+        raise ObjectiveError(f"space.optimizer: expected one of {', '.join(known)}; got {name!r}.{near_miss(name, known)}")
+    return kinds[name](
+        parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps, weight_decay=setup.weight_decay
+    )
+
+
+class Digits(Task):
+    """Handwritten digits: 1,197 to train on, 300 to compare by, 300 to test."""
+
+    def data(self, setup: TrialSetup) -> Data:
+        return _digits()
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        width = int(setup.parameters.get("width", 64))
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 8, 8)),
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * 4 * 4, width),
+            nn.ReLU(),
+            nn.Linear(width, 10),
+        )
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
+        return named_optimizer(parameters, setup)

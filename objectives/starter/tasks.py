@@ -1,0 +1,35 @@
+"""Your training code. Change `data` and `model`; uncomment the rest where the defaults do not fit."""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset, random_split
+
+from bsearch.objectives import Data, Task, TrialSetup
+
+
+class MyTask(Task):
+    def data(self, setup: TrialSetup) -> Data:
+        """Any map-style torch data sets: what to train on, and what to compare trials by."""
+        images, labels = load_digits(return_X_y=True)
+        digits = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
+        train, evaluation = random_split(digits, [0.8, 0.2], torch.Generator().manual_seed(0))
+        return Data(train, evaluation)
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        """Your model. Anything under `space:` in study.yaml may be read from `setup.parameters`."""
+        width = int(setup.parameters["width"])
+        return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+    # The defaults: cross-entropy, SGD with Nesterov momentum, accuracy. From here on only where you want others.
+    #
+    # def loss(self, model, batch, setup):
+    #     inputs, labels = batch
+    #     return Loss(nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels))
+    #
+    # def optimizer(self, parameters, setup):
+    #     return torch.optim.AdamW(parameters, lr=setup.learning_rate, betas=setup.betas, weight_decay=setup.weight_decay)
+    #
+    # def score(self, model, batch, setup):
+    #     inputs, labels = batch
+    #     return Score((model(inputs).argmax(-1) == labels).sum(), len(labels))

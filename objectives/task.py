@@ -1,0 +1,82 @@
+"""What a user writes: data, a model, and where the defaults do not fit, loss, optimizer and score.
+
+Every method gets the trial's `setup`, so anything may be searched: `setup.parameters["width"]`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ..spaces.trial import Measurement, TrialSetup
+
+# The other door for training code: a loop of one's own that yields measurements.
+TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Map-style data sets: to train on, to compare trials by, and one to score the final front on once."""
+
+    train: Dataset[Any]
+    evaluation: Dataset[Any]
+    test: Dataset[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss as sum and denominator, so that passes of different sizes add up to the one large batch.
+
+    Args:
+        total: sum of the batch's losses, a scalar tensor with a graph.
+        denominator: what the mean divides by: samples, tokens that count, or the sum of class weights.
+    """
+
+    total: Tensor
+    denominator: Tensor | float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric as sum and denominator: right answers out of so many."""
+
+    total: Tensor | float
+    denominator: Tensor | float
+
+
+class Task(ABC):
+    """Data and a model; the defaults train a classifier on batches of (inputs, labels)."""
+
+    @abstractmethod
+    def data(self, setup: TrialSetup) -> Data:
+        """The data sets. Called once a trial: keep what is slow to read, on the class or in a cache."""
+
+    @abstractmethod
+    def model(self, setup: TrialSetup) -> nn.Module:
+        """A new model, on the CPU; it is moved to the device afterwards."""
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        """The batch's summed loss and what its mean divides by; default: cross-entropy over samples."""
+        inputs, labels = batch
+        return Loss(nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels))
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
+        """The optimizer, at the setup's learning rate; default: SGD with Nesterov momentum 0.9."""
+        return torch.optim.SGD(
+            parameters, lr=setup.learning_rate, momentum=0.9, nesterov=True, weight_decay=setup.weight_decay
+        )
+
+    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score | Mapping[str, Score]:
+        """One metric, or several by name; default: accuracy and the mean cross-entropy `val_loss`."""
+        inputs, labels = batch
+        logits = model(inputs)
+        return {
+            "accuracy": Score((logits.argmax(-1) == labels).sum(), len(labels)),
+            "val_loss": Score(nn.functional.cross_entropy(logits.float(), labels, reduction="sum"), len(labels)),
+        }

@@ -1,0 +1,337 @@
+"""The training loop: a step of any integer batch in passes that equal the one large batch.
+
+Each pass back-propagates its summed loss over the step's samples; where the loss divides by something else
+(tokens, class weights), the step's gradient is brought to that denominator before the optimizer moves.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..spaces.errors import ObjectiveError
+from ..spaces.plan import BatchPlan, plan_batch, step_sizes
+from ..spaces.schedule import evaluation_points, rate_factor
+from ..spaces.trial import Measurement, Parameter, TrialSetup
+from .batches import Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
+from .live_bytes import LiveBytes
+from .task import Data, Loss, Score, Task
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# Steps whose living tensors are counted on a CPU: the second sees the optimizer's states beside the passes.
+_COUNTED_STEPS = 2
+
+# Evaluation keeps no activations, so it takes more samples at once than training does.
+_EVALUATION_BATCH = 512
+
+
+class TrainingRun:
+    """One attempt at training a task: its data, model and optimizer, ready to step.
+
+    Raises:
+        ObjectiveError: the task's data, model or optimizer break their contract.
+    """
+
+    def __init__(self, task: Task, setup: TrialSetup) -> None:
+        self.task, self.setup = task, setup
+        self.device = torch.device("cuda" if setup.device == "gpu" else "cpu")
+        if torch.get_num_threads() != setup.cpus:
+            torch.set_num_threads(setup.cpus)
+        torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
+        _seed_everything(setup.seed)
+        self.data = _checked_data(task.data(setup))
+        self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
+        self.train_fetcher = Fetcher(self.data.train)
+        # The model's first weights hang on the seed alone, not on what reading the data drew before.
+        _seed_everything(setup.seed)
+        model = task.model(setup)
+        if not isinstance(model, nn.Module):
+            raise ObjectiveError(f"{_name(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
+        self.model = model.to(self.device)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise ObjectiveError(f"{_name(task)}.model: expected parameters to train, got none")
+        self.optimizer = task.optimizer(iter(self.parameters), setup)
+        _check_optimizer(task, self.optimizer, setup)
+        self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
+        _correct_batch_norm(self.model, len([size for size in setup.plan.passes() if size]))
+
+    def autocast(self) -> torch.autocast:
+        precision = self.setup.training.precision
+        return torch.autocast(self.device.type, _DTYPES[precision], enabled=precision != "fp32")
+
+    def step(self, passes: Iterator[tuple[int, Any]] | list[tuple[int, Any]], size: int) -> Tensor:
+        """One optimizer step over `size` samples in passes of (samples, batch).
+
+        Returns:
+            The step's mean loss, a detached scalar on the device.
+        """
+        total = torch.zeros((), device=self.device)
+        denominator: Tensor | float = 0.0
+        for samples, batch in passes:
+            with self.autocast():
+                loss = self.task.loss(self.model, to_device(batch, self.device), self.setup)
+            _check_loss(self.task, loss, samples)
+            self.scaler.scale(loss.total / size).backward()  # type: ignore[no-untyped-call]
+            total += loss.total.detach()
+            denominator = denominator + loss.denominator
+        self.scaler.unscale_(self.optimizer)
+        self._bring_to(denominator, size)
+        if self.setup.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total / (denominator if isinstance(denominator, Tensor) or denominator else 1.0)
+
+    def _bring_to(self, denominator: Tensor | float, size: int) -> None:
+        """Gradients over `size` samples become gradients over the loss's own denominator."""
+        if not isinstance(denominator, Tensor):
+            if denominator == size:
+                return
+            denominator = torch.tensor(float(denominator), device=self.device)
+        # A step whose every label is ignored has no gradient, rather than 0/0.
+        ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float32).tiny), 0.0)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, ratio.to(gradients[0].dtype))
+
+    def set_rate(self, fraction: float) -> None:
+        """Put the schedule's learning rate for a fraction of the budget into every group."""
+        factor = rate_factor(self.setup.training.schedule, self.setup.training.warmup, fraction)
+        for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
+            group["lr"] = rate * factor
+
+    def evaluate(self, some: Iterable[SampleKeys] | None = None) -> dict[str, float]:
+        """Every metric of the task over the evaluation data, or over some of it, each sample once."""
+        self.model.eval()
+        sums: dict[str, list[Any]] = {}
+        size = max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
+        keys = some or in_order(len(self.data.evaluation), size, self.setup.seed)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for batch in batches(Fetcher(self.data.evaluation), keys, 0):
+                with self.autocast():
+                    scores = self.task.score(self.model, to_device(batch, self.device), self.setup)
+                for name, score in _named(self.task, scores).items():
+                    total, denominator = sums.setdefault(name, [0.0, 0.0])
+                    sums[name] = [total + score.total, denominator + score.denominator]
+        self.model.train()
+        return {name: float(total) / float(denominator) for name, (total, denominator) in sums.items()}
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Train the whole budget; measure at equal fractions of it and at its end."""
+        setup = self.setup
+        limits = {
+            "largest_micro_batch": setup.largest_micro_batch,
+            "smallest_micro_batch": setup.smallest_micro_batch,
+        }
+        sizes = list(step_sizes(setup.samples_budget, setup.effective_batch, **limits))
+        plans = {size: setup.plan if size == setup.effective_batch else plan_batch(size, **limits) for size in {*sizes}}
+        loader = batches(self.train_fetcher, self._passes(sizes, plans), setup.training.workers, self.device.type == "cuda")
+        points = iter(evaluation_points(setup.samples_budget, setup.training.evaluations))
+        clock = StepClock(self.device, counts_memory=len(sizes) >= 4 * _COUNTED_STEPS)
+        facts: dict[str, Parameter] = self._facts(len(sizes))
+
+        self.model.train()
+        due, seen, summed, since = next(points), 0, torch.zeros((), device=self.device), 0
+        for number, size in enumerate(sizes, start=1):
+            with clock.step(self):
+                self.set_rate((seen + size / 2) / setup.samples_budget)
+                passes = ((samples, next(loader)) for samples in plans[size].passes() if samples)
+                summed += self.step(passes, size)
+            seen += size
+            since += 1
+            # Reading the loss waits for a GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
+            lost = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(summed))
+            if seen < due and not lost:
+                continue
+            elapsed_s = clock.elapsed_s()
+            train_loss = float(summed) / since
+            if clock.peak_bytes:
+                facts["peak_bytes"] = clock.peak_bytes
+            scores = self.evaluate()
+            yield Measurement(
+                samples_seen=seen,
+                elapsed_s=elapsed_s,
+                accuracy=scores.get("accuracy"),
+                scores=scores,
+                train_loss=train_loss,
+                facts=dict(facts),
+            )
+            if not math.isfinite(train_loss):
+                return
+            summed, since = torch.zeros((), device=self.device), 0
+            due = next((point for point in points if point > seen), setup.samples_budget)
+            clock.restart()
+
+    def _passes(self, sizes: list[int], plans: Mapping[int, BatchPlan]) -> Iterator[SampleKeys]:
+        """The samples of every pass that runs, in order."""
+        position = 0
+        for size in sizes:
+            for samples in plans[size].passes():
+                if samples:
+                    yield self.stream.take(position, samples)
+                    position += samples
+
+    def _facts(self, steps: int) -> dict[str, Parameter]:
+        plan = self.setup.plan
+        facts: dict[str, Parameter] = {
+            "steps": steps,
+            "optimizer": type(self.optimizer).__name__,
+            "model_parameters": sum(parameter.numel() for parameter in self.parameters),
+        }
+        if any(True for _ in batch_norms(self.model)):
+            facts["ghost_batch"] = plan.largest_micro_batch
+        return facts
+
+
+class StepClock:
+    """Seconds of training, evaluation left out; on a CPU the first steps' living tensors are counted as well.
+
+    Counting slows a step down, so counted steps are priced as the others: the mean step's time.
+    """
+
+    def __init__(self, device: torch.device, counts_memory: bool) -> None:
+        self.device = device
+        self.peak_bytes = 0
+        self._uncounted = _COUNTED_STEPS if device.type == "cpu" and counts_memory else 0
+        self._counted = self._steps = 0
+        self._running_s = self._begun = 0.0
+        self._counter: LiveBytes | None = None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        self.restart()
+
+    def step(self, run: TrainingRun) -> StepClock:
+        self._steps += 1
+        if self._counted < self._uncounted:
+            self._counter = LiveBytes(_tensors_of(run))
+        return self
+
+    def __enter__(self) -> None:
+        if self._counter is not None:
+            self._counter.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._counter is None:
+            return
+        self._counter.__exit__(*error)
+        self.peak_bytes = max(self.peak_bytes, self._counter.peak_bytes)
+        self._counter = None
+        self._counted += 1
+        self.restart()
+
+    def restart(self) -> None:
+        self._wait()
+        self._begun = time.perf_counter()
+
+    def elapsed_s(self) -> float:
+        self._wait()
+        self._running_s += time.perf_counter() - self._begun
+        self.restart()
+        if self.device.type == "cuda":
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        timed = self._steps - self._counted
+        return self._running_s * self._steps / timed if timed else self._running_s
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def train_task(task: Task, setup: TrialSetup) -> Iterator[Measurement]:
+    """A task as the same kind of generator that people with a loop of their own write."""
+    yield from TrainingRun(task, setup).measurements()
+
+
+def batch_norms(model: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:
+    return (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+
+
+def _correct_batch_norm(model: nn.Module, passes: int) -> None:
+    """Running statistics move once a pass; this momentum makes k moves weigh as much as one."""
+    for module in batch_norms(model):
+        if module.momentum is not None:
+            module.momentum = 1 - (1 - module.momentum) ** (1 / passes)
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(int(mixed(seed)) & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+
+
+def _tensors_of(run: TrainingRun) -> Iterator[Any]:
+    yield from run.model.parameters()
+    yield from run.model.buffers()
+    for state in run.optimizer.state.values():
+        yield from state.values()
+
+
+def _name(task: Task) -> str:
+    return type(task).__name__
+
+
+def _checked_data(data: Any) -> Data:
+    if not isinstance(data, Data):
+        raise ObjectiveError(f"Task.data: expected Data(train, evaluation), got {type(data).__name__}")
+    for name in ("train", "evaluation"):
+        dataset = getattr(data, name)
+        if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
+            raise ObjectiveError(f"Task.data: {name}: expected a map-style data set with a length, got {type(dataset).__name__}")
+        if len(dataset) == 0:
+            raise ObjectiveError(f"Task.data: {name}: expected at least one sample, got an empty data set")
+    return data
+
+
+def _check_loss(task: Task, loss: Any, samples: int) -> None:
+    where = f"{_name(task)}.loss"
+    if not isinstance(loss, Loss):
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+        raise ObjectiveError(
+            f"{where}: expected Loss(total, denominator), got {type(loss).__name__}{shape}. "
+            "Write Loss(cross_entropy(..., reduction='sum'), len(labels))."
+        )
+    if not isinstance(loss.total, Tensor) or loss.total.dim() != 0:
+        shape = tuple(loss.total.shape) if isinstance(loss.total, Tensor) else type(loss.total).__name__
+        raise ObjectiveError(f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'.")
+    if not loss.total.requires_grad:
+        raise ObjectiveError(f"{where}: expected a total that hangs on the model's parameters, got one without a graph")
+
+
+def _named(task: Task, scores: Any) -> Mapping[str, Score]:
+    if isinstance(scores, Score):
+        return {"accuracy": scores}
+    if isinstance(scores, Mapping) and all(isinstance(score, Score) for score in scores.values()):
+        return scores
+    raise ObjectiveError(f"{_name(task)}.score: expected Score(total, denominator) or a dict of them, got {type(scores).__name__}")
+
+
+def _check_optimizer(task: Task, optimizer: Any, setup: TrialSetup) -> None:
+    """The settings of the rule must have reached the optimizer; layers may have fractions of them besides."""
+    where = f"{_name(task)}.optimizer"
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ObjectiveError(f"{where}: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    groups = optimizer.param_groups
+    if not any(math.isclose(float(group["lr"]), setup.learning_rate, rel_tol=1e-6) for group in groups):
+        rates = ", ".join(f"{float(group['lr']):.4g}" for group in groups)
+        raise ObjectiveError(
+            f"{where}: expected a group at setup.learning_rate = {setup.learning_rate:.4g}, got {rates}. "
+            "Write lr=setup.learning_rate."
+        )
+    if setup.rule == "adam_sde" and not any(
+        all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(group.get("betas", (0, 0)), setup.betas, strict=True))
+        for group in groups
+    ):
+        raise ObjectiveError(
+            f"{where}: rule adam_sde: expected a group with betas=setup.betas = {setup.betas}. "
+            "Write betas=setup.betas, eps=setup.eps."
+        )

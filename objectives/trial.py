@@ -1,0 +1,110 @@
+"""One trial's life on the worker: the user's generator runs to its end, and every end becomes an Outcome."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from ..spaces.errors import BsearchError, InfeasiblePlanError, ObjectiveError
+from ..spaces.trial import Measurement, Outcome, TrialSetup
+from .loading import load_objective
+from .task import Task, TrainFunction
+from .training import train_task
+
+
+def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
+    """Run the training code that `reference` names; the last thing yielded is the attempt's Outcome.
+
+    Closing the iterator stops the trial: the user's generator sees GeneratorExit and may clean up.
+    """
+    try:
+        objective = load_objective(reference)
+    except ObjectiveError as error:
+        yield Outcome("error", str(error))
+        return
+    with closing(_attempt(objective, setup, reference)) as attempt:
+        yield from attempt
+
+
+def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str) -> Any:
+    name = reference.rpartition(":")[2]
+    measurements = train_task(objective, setup) if isinstance(objective, Task) else objective(setup)
+    last: Measurement | None = None
+    try:
+        for measurement in measurements:
+            _check(measurement, last, setup, name)
+            last = measurement
+            yield measurement
+            if not _is_finite(measurement, setup.metric):
+                yield Outcome("diverged", f"not finite after {measurement.samples_seen} of {setup.samples_budget} samples")
+                return
+        _check_end(last, setup, name)
+        yield Outcome("complete")
+    except torch.OutOfMemoryError as error:
+        yield _out_of_memory(error, setup)
+    except InfeasiblePlanError as error:
+        yield Outcome("infeasible", str(error))
+    except BsearchError as error:
+        yield Outcome("error", str(error))
+    except Exception as error:
+        if _is_out_of_memory(error):
+            yield _out_of_memory(error, setup)
+        else:
+            place = _users_line(error)
+            yield Outcome("error", f"{name}: {type(error).__name__}: {error}{place}", "".join(traceback.format_exception(error)))
+    finally:
+        # Generators hold models and data: a closed one gives its memory back before the next trial begins.
+        if hasattr(measurements, "close"):
+            measurements.close()
+        if setup.device == "gpu":
+            torch.cuda.empty_cache()
+
+
+def _check(measurement: object, last: Measurement | None, setup: TrialSetup, name: str) -> None:
+    if not isinstance(measurement, Measurement):
+        raise ObjectiveError(f"objective {name}: expected to yield Measurement, got {type(measurement).__name__}")
+    measurement.score(setup.metric)
+    if last is not None and measurement.samples_seen <= last.samples_seen:
+        raise ObjectiveError(
+            f"objective {name}: expected samples_seen to grow, got {measurement.samples_seen} after {last.samples_seen}"
+        )
+
+
+def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
+    if last is None:
+        raise ObjectiveError(f"objective {name}: expected at least one Measurement, got none")
+    # A loop of one's own may round to whole steps; a task of ours never does.
+    if abs(last.samples_seen - setup.samples_budget) >= setup.effective_batch:
+        raise ObjectiveError(
+            f"objective {name}: expected to train on setup.samples_budget = {setup.samples_budget} samples, "
+            f"give or take less than one step of {setup.effective_batch}; got {last.samples_seen}"
+        )
+
+
+def _is_finite(measurement: Measurement, metric: str) -> bool:
+    losses = [measurement.score(metric), *([] if measurement.train_loss is None else [measurement.train_loss])]
+    return all(math.isfinite(value) for value in losses)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Allocations that fail outside torch's caching allocator come as plain RuntimeErrors."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        sign in text for sign in ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA out of memory")
+    )
+
+
+def _out_of_memory(error: Exception, setup: TrialSetup) -> Outcome:
+    return Outcome("out_of_memory", str(error).splitlines()[0], micro_batch=setup.plan.largest_micro_batch)
+
+
+def _users_line(error: Exception) -> str:
+    """The innermost line of the user's own file, where the traceback has one."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    users = [frame for frame in frames if "/objectives/" not in frame.filename]
+    return f" ({users[-1].filename}:{users[-1].lineno})" if users else ""

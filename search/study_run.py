@@ -1,0 +1,594 @@
+"""One study's life on the driver: what is tried, what an attempt's end means, when it is over.
+
+A `Runner` (in this process, or over Ray Tune) takes attempts from a `StudyRun` and reports back; everything it
+reports is written to the storage before anything else happens, and the storage is the only truth: a study that is
+run again reads there what is left to do.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+from ..spaces.device import DeviceProfile
+from ..spaces.domain import bounds, values_of
+from ..spaces.errors import Fault, InfeasiblePlanError, LauncherError, ObjectiveError, StudyFileError
+from ..spaces.learning_rate import RULES_FOR_ADAM, OptimizerSettings, RuleConstants, scaled_settings
+from ..spaces.plan import BatchPlan, plan_batch, step_sizes
+from ..spaces.study import StudySpec
+from ..spaces.trial import Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
+from .pareto import front_of
+from .records import HEARTBEAT_S, Records
+from .suggest import Suggester, trial_record
+
+# The same error this often in a row is the task's fault, not the trial's.
+SAME_ERRORS = 3
+# A trial whose worker dies this often dies of the trial.
+LOST_ATTEMPTS = 3
+# Infeasible plans in a row after which the space is to be blamed.
+INFEASIBLE_IN_A_ROW = 100
+
+Wait = Literal["wait"]
+
+
+class Runner(Protocol):
+    """Where attempts run. It ends when `StudyRun.next_attempt` gives None or `StudyRun.stopping` says why."""
+
+    @property
+    def device(self) -> Literal["cpu", "gpu"]:
+        """What one trial runs on here."""
+
+    @property
+    def slots(self) -> int:
+        """Trials that run side by side."""
+
+    def profile(self, reference: str, setup: TrialSetup) -> DeviceProfile:
+        """Try the training code on a worker's device."""
+
+    def run(self, study: StudyRun) -> None:
+        """Run attempts until there are none; every attempt taken is ended, unless the study is stopping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a person who watches wants to know."""
+
+    kind: Literal["studied", "started", "measured", "ended", "message"]
+    setup: TrialSetup | None = None
+    measurement: Measurement | None = None
+    record: TrialRecord | None = None
+    text: str = ""
+
+
+class StudyRun:
+    """The driver's side of one study; runners call `next_attempt`, `measured` and `ended`."""
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        name: str,
+        suggester: Suggester,
+        records: Records,
+        profile: DeviceProfile,
+        device: Literal["cpu", "gpu"],
+        notify: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self.spec, self.name, self.profile, self.device = spec, name, profile, device
+        self.notify = notify
+        self._suggester, self._records = suggester, records
+        self._running: dict[int, tuple[TrialSetup, list[Measurement]]] = {}
+        self._again: deque[TrialSetup] = deque()  # next attempts of trials that ran out of memory or lost their worker
+        self._lost: dict[int, int] = {}
+        self._same_errors: tuple[str, int] = ("", 0)
+        self._caps: dict[int, int] = {}
+        self.done = [record for record in map(trial_record, suggester.trials()) if record.outcome not in ("running", "waiting")]
+        self.counted = self.counted_before = sum(record.counts for record in self.done)
+        self.failed = sum(record.outcome == "error" for record in self.done)
+        self.stopping = ""  # why the study stops before its budget; runners look at it often
+        self.failure = ""  # why it cannot go on
+        self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
+        self.begun_s = time.monotonic()
+
+    # What runners call
+
+    def next_attempt(self) -> TrialSetup | Wait | None:
+        """The next attempt to run; "wait" while running ones may bring more; None when nothing is left."""
+        if self.stopping:
+            return None
+        if self._again:
+            return self._start(self._again.popleft())
+        for _ in range(INFEASIBLE_IN_A_ROW):
+            if self.counted + len(self._running) >= self.spec.budget.trials:
+                return "wait" if self._running else None
+            suggestion = self._suggester.ask()
+            try:
+                setup = self.setup(suggestion)
+            except InfeasiblePlanError as error:
+                self._infeasible(suggestion, error)
+                continue
+            return self._start(setup)
+        self.fail(
+            f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no legal plan; the last is in `bsearch show`. "
+            "Look at space.effective_batch, space.accumulation and memory."
+        )
+        return None
+
+    def measured(self, number: int, measurement: Measurement) -> bool:
+        """Keep a measurement; True where the trial should go on."""
+        setup, measurements = self._running[number]
+        measurements.append(measurement)
+        self._records.measured(setup, measurement)
+        self.notify(Event("measured", setup=setup, measurement=measurement))
+        return not self.stopping
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        """Keep how an attempt ended and act on it as the outcomes table says."""
+        setup, measurements = self._running.pop(number)
+        if outcome.kind == "interrupted":
+            self._lost[number] = self._lost.get(number, 0) + 1
+            if self._lost[number] >= LOST_ATTEMPTS:
+                outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
+        again = self._next_setup(setup, outcome)
+        if again is not None:
+            self._records.end(setup, outcome, {})
+            self._again.append(again)
+            self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
+            return
+        if outcome.kind == "out_of_memory":
+            outcome = Outcome("error", f"one sample in a pass does not fit: {outcome.message}", outcome.traceback)
+        result = _result(setup, measurements, outcome)
+        self._records.end(setup, outcome, result)
+        self._finish(number, result)
+        self._count_errors(outcome)
+
+    def fail(self, why: str) -> None:
+        """Stop the study because it cannot go on."""
+        self.failure = self.failure or why
+        self.stopping = self.stopping or why
+
+    def crash(self, error: Exception) -> None:
+        """Stop because our own code or the database failed while a runner called us."""
+        self.crashed = self.crashed or error
+        self.fail(str(error) or type(error).__name__)
+
+    # What the driver does around them
+
+    def front(self) -> ParetoFront:
+        metric = self.spec.objectives.accuracy
+        return front_of(self.done, metric.metric, metric.direction)
+
+    def running(self) -> list[tuple[TrialSetup, Measurement | None]]:
+        return [(setup, measurements[-1] if measurements else None) for setup, measurements in list(self._running.values())]
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.begun_s
+
+    def setup(self, suggestion: Suggestion) -> TrialSetup:
+        """What a suggestion means on this device.
+
+        Raises:
+            InfeasiblePlanError: no plan, or a rule that is undefined there.
+        """
+        assert self.profile.training_set is not None
+        return trial_setup(self.spec, self.name, suggestion, self.profile, self.device)
+
+    def recover(self) -> None:
+        """Settle what an earlier driver left RUNNING: tell what it had written down, queue the rest anew."""
+        for trial in self._suggester.trials():
+            if trial.state.name != "RUNNING":
+                continue
+            ended = [row for row in self._records.attempts(self.name, trial.number) if row["result"]]
+            if ended:
+                self._finish(trial.number, ended[-1]["result"])
+            else:
+                self._suggester.continue_later(trial.number, "its driver stopped before it was done")
+
+    def sweep(self) -> None:
+        """Leave nothing RUNNING behind: what was cut off is queued for the next run."""
+        for number, (setup, _) in list(self._running.items()):
+            self._records.end(setup, Outcome("interrupted", self.stopping), {})
+            self._suggester.continue_later(number, self.stopping or "the driver stopped")
+        for setup in self._again:
+            self._suggester.continue_later(setup.number, self.stopping or "the driver stopped")
+        self._running.clear()
+        self._again.clear()
+
+    def queue_start(self) -> None:
+        """Put the user's own settings first, once in a study's life."""
+        if self._suggester.trials():
+            return
+        for index, settings in enumerate(self.spec.start):
+            self._suggester.enqueue(settings, {"start": index})
+
+    # Inside
+
+    def _start(self, setup: TrialSetup) -> TrialSetup:
+        self._running[setup.number] = (setup, [])
+        self._records.begin(setup)
+        if setup.attempt == 0:
+            self._suggester.note(setup.number, _facts(setup))
+        self.notify(Event("started", setup=setup))
+        return setup
+
+    def _next_setup(self, setup: TrialSetup, outcome: Outcome) -> TrialSetup | None:
+        """The next attempt at the same experiment, where one makes sense."""
+        if outcome.kind == "interrupted":
+            return replace(setup, attempt=setup.attempt + 1)
+        if outcome.kind != "out_of_memory" or setup.plan.largest_micro_batch == 1:
+            return None
+        cap = max(setup.plan.largest_micro_batch // 2, 1)
+        try:
+            plan = plan_batch(
+                setup.effective_batch,
+                devices=setup.plan.devices,
+                largest_micro_batch=cap,
+                smallest_micro_batch=setup.smallest_micro_batch,
+            )
+        except InfeasiblePlanError:
+            return None
+        return replace(setup, attempt=setup.attempt + 1, plan=plan, largest_micro_batch=cap)
+
+    def _infeasible(self, suggestion: Suggestion, error: InfeasiblePlanError) -> None:
+        facts = {"outcome": "infeasible", "message": str(error), **_searched_only(self.spec, suggestion)}
+        self._finish(
+            suggestion.number, {"state": "PRUNED", "values": None, "constraint": error.violation, "facts": facts}
+        )
+
+    def _finish(self, number: int, result: Mapping[str, Any]) -> None:
+        self._suggester.tell(number, result)
+        record = trial_record(self._suggester.trials()[number])
+        self.done.append(record)
+        self.counted += record.counts
+        self.failed += record.outcome == "error"
+        self.notify(Event("ended", record=record))
+
+    def _count_errors(self, outcome: Outcome) -> None:
+        if outcome.kind != "error":
+            self._same_errors = ("", 0)
+            return
+        message, times = self._same_errors
+        self._same_errors = (outcome.message, times + 1 if message == outcome.message else 1)
+        if self._same_errors[1] >= SAME_ERRORS:
+            self.fail(f"{SAME_ERRORS} trials in a row failed alike: {outcome.message}")
+        elif self.failed > self.spec.budget.trials + SAME_ERRORS:
+            self.fail(f"{self.failed} trials failed, more than the budget holds; the last: {outcome.message}")
+
+
+def trial_setup(
+    spec: StudySpec, name: str, suggestion: Suggestion, profile: DeviceProfile, device: Literal["cpu", "gpu"]
+) -> TrialSetup:
+    """A suggestion as a plan, optimizer settings and a budget of samples.
+
+    Raises:
+        InfeasiblePlanError: no plan, or a rule that is undefined there.
+    """
+    values = dict(suggestion.parameters)
+    training_set = profile.training_set or 1
+    effective_batch, epochs = int(values.pop("effective_batch")), values.pop("epochs")
+    samples_budget = max(1, round(float(epochs) * training_set))
+    accumulation_domain = spec.space.accumulation
+    limits: dict[str, Any] = {
+        "largest_micro_batch": spec.memory.largest_micro_batch,
+        "smallest_micro_batch": profile.smallest_micro_batch,
+    }
+    plan = plan_batch(
+        effective_batch,
+        devices=spec.devices.per_trial,
+        accumulation=values.pop("accumulation", None),
+        accumulation_high=None if accumulation_domain is None else int(bounds(accumulation_domain)[1]),
+        **limits,
+    )
+    if effective_batch > samples_budget:
+        raise InfeasiblePlanError(
+            f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
+            violation=effective_batch / samples_budget - 1,
+        )
+    for size in set(step_sizes(samples_budget, effective_batch, devices=plan.devices, **limits)):
+        plan_batch(size, devices=plan.devices, **limits)
+    reference = OptimizerSettings(
+        learning_rate=float(values.pop("reference_rate")),
+        betas=spec.training.betas,
+        eps=spec.training.eps,
+        weight_decay=float(values.pop("weight_decay")),
+    )
+    rule = str(values.pop("rule"))
+    optimizer = scaled_settings(
+        rule,
+        reference,
+        reference_batch=spec.space.reference_batch,
+        effective_batch=effective_batch,
+        constants=RuleConstants(exponent=values.pop("exponent", None)),
+    )
+    return TrialSetup(
+        study=name,
+        number=suggestion.number,
+        attempt=0,
+        plan=plan,
+        optimizer=optimizer,
+        samples_budget=samples_budget,
+        training=spec.training,
+        epochs=epochs,
+        rule=rule,
+        reference_rate=reference.learning_rate,
+        reference_batch=spec.space.reference_batch,
+        metric=spec.objectives.accuracy.metric,
+        device=device,
+        cpus=spec.devices.cpus,
+        folder=str(spec.folder),
+        parameters=values,
+        **limits,
+    )
+
+
+def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"]) -> TrialSetup:
+    """A setup from the first value of every domain, to try the training code with before anything is known."""
+    first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()}
+    parameters = {name: first[name] for name in spec.space.task_parameters()}
+    reference = OptimizerSettings(float(first["reference_rate"]), spec.training.betas, spec.training.eps, first["weight_decay"])
+    return TrialSetup(
+        study=spec.study,
+        number=0,
+        attempt=0,
+        plan=BatchPlan(1),
+        optimizer=reference,
+        samples_budget=1,
+        training=spec.training,
+        epochs=first["epochs"],
+        metric=spec.objectives.accuracy.metric,
+        device=device,
+        cpus=spec.devices.cpus,
+        folder=str(spec.folder),
+        parameters=parameters,
+    )
+
+
+def profile_faults(spec: StudySpec, profile: DeviceProfile) -> list[Fault]:
+    """What the study asks for that its task or its data cannot give."""
+    faults = []
+    if profile.training_set is None:
+        faults.append(
+            Fault("training.samples", "expected the size of the training set, since a bare generator does not tell it; got none")
+        )
+    else:
+        _, largest = bounds(spec.space.effective_batch)
+        if largest > profile.training_set:
+            faults.append(
+                Fault(
+                    "space.effective_batch",
+                    f"expected at most the training set's {profile.training_set} samples, got {largest:g}. "
+                    f"Write high: {profile.training_set} or less.",
+                )
+            )
+    adam_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_ADAM]
+    if adam_rules and not profile.adaptive:
+        faults.append(
+            Fault(
+                "space.rule",
+                f"expected a rule for {profile.optimizer}, which has no betas; got {adam_rules[0]!r}, which scales Adam's betas. "
+                "Use linear or sqrt, or an Adam optimizer.",
+            )
+        )
+    for name in profile.unused_parameters:
+        faults.append(Fault(f"space.{name}", "expected a parameter that the task reads; it never asked for this one"))
+    return faults
+
+
+def _facts(setup: TrialSetup) -> dict[str, Any]:
+    """Derived values of a setup, as user attributes beside the searched parameters."""
+    return {
+        "effective_batch": setup.effective_batch,
+        "micro_batch": setup.plan.largest_micro_batch,
+        "accumulation": setup.plan.accumulation,
+        "devices": setup.plan.devices,
+        "rule": setup.rule,
+        "learning_rate": setup.learning_rate,
+        "weight_decay": setup.weight_decay,
+        "epochs": setup.epochs,
+        "samples_budget": setup.samples_budget,
+        "seed": setup.seed,
+    } | ({"betas": list(setup.betas), "eps": setup.eps} if setup.rule in RULES_FOR_ADAM else {})
+
+
+def _searched_only(spec: StudySpec, suggestion: Suggestion) -> dict[str, Any]:
+    return {key: value for key, value in suggestion.parameters.items() if key in ("effective_batch", "accumulation")}
+
+
+def _result(setup: TrialSetup, measurements: list[Measurement], outcome: Outcome) -> dict[str, Any]:
+    """What Optuna is told of an attempt that ended a trial, and every fact we keep with it."""
+    facts: dict[str, Any] = {"outcome": outcome.kind, "attempts": setup.attempt + 1}
+    if outcome.message:
+        facts["message"] = outcome.message
+    if setup.attempt:
+        facts |= {"micro_batch": setup.plan.largest_micro_batch, "accumulation": setup.plan.accumulation}
+    last = measurements[-1] if measurements else None
+    if last is not None:
+        facts |= last.facts
+        # A loop of one's own may have seen a few samples more or less, and a diverged trial far fewer.
+        train_s = last.elapsed_s * setup.samples_budget / last.samples_seen
+        facts |= {
+            "measured_train_s": train_s,
+            "train_s_source": "measured",
+            "samples_per_s": last.samples_seen / last.elapsed_s if last.elapsed_s else None,
+        }
+        facts |= {name: value for name, value in last.scores.items() if name != setup.metric and math.isfinite(value)}
+    if outcome.kind in ("complete", "diverged"):
+        assert last is not None
+        value = last.score(setup.metric)
+        if math.isfinite(value):
+            return {"state": "COMPLETE", "values": [train_s, value], "constraint": 0.0, "facts": facts}
+        # Optuna takes no NaN: told PRUNED, the sampler still learns that this place is bad.
+        return {"state": "PRUNED", "values": None, "constraint": 0.0, "facts": facts}
+    if outcome.kind == "infeasible":
+        return {"state": "PRUNED", "values": None, "constraint": 1.0, "facts": facts}
+    return {"state": "FAIL", "values": None, "constraint": None, "facts": facts}
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """What a run of a study came to."""
+
+    name: str
+    front: ParetoFront
+    records: tuple[TrialRecord, ...]
+    stopped: str  # why it ended before its budget; empty where it met it
+    failure: str  # why it cannot go on; empty where it can
+    interrupted: bool
+    elapsed_s: float
+
+
+def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *, fresh: bool) -> str:
+    """The full name under which this study file's study is kept: its newest with the same identity.
+
+    Raises:
+        StudyFileError: the file changed in what may not change; with the differences.
+    """
+    kept = records.studies(spec.study)
+    if not kept:
+        return spec.study
+    if fresh:
+        return f"{spec.study}-{len(kept) + 1}"
+    for study in reversed(kept):
+        if study.identity == identity:
+            return study.name
+    changes = list(differences(kept[-1].identity, identity))
+    raise StudyFileError(
+        [
+            *(Fault(key, f"was {old}, now {new}") for key, old, new in changes),
+            Fault(
+                "",
+                f"study {kept[-1].name} was begun with other settings, and its trials would not compare with new ones. "
+                "Put them back, begin afresh with --new, or give the study another name.",
+            ),
+        ]
+    )
+
+
+def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every leaf in which two JSON values differ, as (key path, old, new)."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted({*old, *new}):
+            yield from differences(old.get(name), new.get(name), f"{key}.{name}".removeprefix("."))
+    elif old != new:
+        yield key, old, new
+
+
+def run_study(
+    spec: StudySpec,
+    runner: Runner,
+    task_hash: str,
+    *,
+    fresh: bool = False,
+    notify: Callable[[Event], None] = lambda event: None,
+    watch: Callable[[StudyRun], None] = lambda run: None,
+) -> StudyResult:
+    """Run a study, or go on with it, until its budget is met or it is stopped.
+
+    Args:
+        task_hash: the training code's identity.
+        fresh: begin a new study beside an older one of the same file.
+        watch: is given the run before its first trial, to show it live.
+
+    Raises:
+        StudyFileError: the study cannot be run as it is written, or changed since it was begun.
+        ObjectiveError: the training code does not work.
+        LauncherError: the storage cannot be used or another driver holds the study.
+    """
+    assert spec.storage is not None
+    records = Records(spec.storage)
+    identity = {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
+    name = study_name(records, spec, identity, fresh=fresh)
+    profile = runner.profile(spec.task, profiling_setup(spec, runner.device))
+    if faults := profile_faults(spec, profile):
+        raise StudyFileError(faults)
+    records.keep_study(name, spec.study, identity, spec.model_dump(mode="json"))
+    records.take(name)
+    try:
+        records.keep_profile(name, profile.to_dict())
+        driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
+        run = StudyRun(spec, name, Suggester(spec.storage, name, spec), records, profile, runner.device, notify)
+        run.queue_start()
+        run.recover()
+        watch(run)
+        with _heartbeat(run, records, driven_s), _interrupts(run) as interrupted:
+            try:
+                runner.run(run)
+            finally:
+                run.sweep()
+        return StudyResult(
+            name=name,
+            front=run.front(),
+            records=tuple(map(trial_record, run._suggester.trials())),
+            stopped=run.stopping,
+            failure=run.failure,
+            interrupted=interrupted.is_set(),
+            elapsed_s=run.elapsed_s(),
+        )
+    finally:
+        records.release(name)
+
+
+@contextmanager
+def _heartbeat(run: StudyRun, records: Records, driven_s: float) -> Iterator[None]:
+    """Signs of life while the study runs; they also count its hours and see when it is no longer ours."""
+    over = threading.Event()
+    limit_s = math.inf if run.spec.budget.hours is None else run.spec.budget.hours * 3600 - driven_s
+
+    def beat() -> None:
+        last = time.monotonic()
+        while True:
+            ended = over.wait(min(HEARTBEAT_S, max(0.05, limit_s - run.elapsed_s())))
+            now = time.monotonic()
+            try:
+                ours = records.beat(run.name, now - last)
+            except LauncherError as error:
+                run.notify(Event("message", text=str(error)))
+                ours = True  # a database that is away for a moment is not another driver
+            last = now
+            if ended:
+                return
+            if not ours:
+                run.fail("another driver took the study over")
+            if run.elapsed_s() >= limit_s and not run.stopping:
+                run.stopping = f"budget.hours: {run.spec.budget.hours:g} h are used up"
+
+    thread = threading.Thread(target=beat, name="bsearch-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def _interrupts(run: StudyRun) -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM stop the study cleanly; a second one does not wait."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        interrupted.set()
+        run.stopping = run.stopping or f"interrupted ({signal.Signals(number).name})"
+        run.notify(Event("message", text="stopping: running trials are cut off and go on with the next run"))
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["Event", "ObjectiveError", "Runner", "StudyResult", "StudyRun", "run_study", "trial_setup"]

@@ -1,0 +1,171 @@
+"""The bridge to Optuna: ask for what to try next, tell how it came out, read back what is known.
+
+Everything Optuna stores is written so that its dashboard and `optuna.load_study` read it without bsearch:
+both directions, metric names, parameters by their own names, derived values as user attributes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from ..spaces.domain import Choices, Domain, Range
+from ..spaces.errors import LauncherError
+from ..spaces.study import StudySpec
+from ..spaces.trial import Suggestion, TrialRecord
+from .records import masked, storage_engine, tune_sqlite
+
+_STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}
+
+# Optuna's own word for a trial's constraints; its dashboard and its samplers read this system attribute.
+_CONSTRAINTS = "constraints"
+
+
+@contextmanager
+def _door(url: str) -> Iterator[None]:
+    """Optuna's storage errors stop here; its notices of experimental features are for us, not for users."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
+            yield
+        except optuna.exceptions.StorageInternalError as error:
+            raise LauncherError(f"storage {masked(url)}: the database refused: {error.__cause__ or error}") from error
+
+
+def open_storage(url: str) -> RDBStorage:
+    """Optuna's storage on the URL, set up as ours is.
+
+    Raises:
+        LauncherError: as `storage_engine`.
+    """
+    storage_engine(url).dispose()  # our messages for what is wrong with a URL
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with _door(url):
+        storage = RDBStorage(url)
+    if storage.engine.dialect.name == "sqlite":
+        tune_sqlite(storage.engine)
+    return storage
+
+
+def distribution(domain: Domain) -> BaseDistribution:
+    """Optuna's word for a domain that holds more than one value."""
+    match domain:
+        case Range() if domain.whole:
+            return IntDistribution(int(domain.low), int(domain.high), log=bool(domain.log))
+        case Range():
+            return FloatDistribution(float(domain.low), float(domain.high), log=bool(domain.log))
+        case Choices():
+            return CategoricalDistribution(domain.choices)
+    raise AssertionError(domain)
+
+
+class Suggester:
+    """One Optuna study under our rules. `name` is the full name of the study in the storage."""
+
+    def __init__(self, url: str, name: str, spec: StudySpec) -> None:
+        self.url, self.spec = url, spec
+        self.storage = open_storage(url)
+        self.searched = {key: distribution(domain) for key, domain in spec.space.searched().items()}
+        metric = spec.objectives.accuracy
+        with _door(url):
+            self.study = optuna.create_study(
+                study_name=name,
+                storage=self.storage,
+                directions=["minimize", metric.direction],
+                load_if_exists=True,
+            )
+            trials = self.study.get_trials(deepcopy=False)
+            if not trials:
+                self.study.set_metric_names([spec.objectives.speed, metric.metric])
+            # A sampler made anew with the same seed replays its first points.
+            self.study.sampler = optuna.samplers.TPESampler(
+                multivariate=True, constant_liar=True, seed=spec.training.seed + len(trials)
+            )
+
+    def ask(self) -> Suggestion:
+        """The next thing to try; the trial is RUNNING from here on."""
+        with _door(self.url):
+            trial = self.study.ask(self.searched)
+        return Suggestion(trial.number, {**self.spec.space.fixed(), **trial.params})
+
+    def enqueue(self, parameters: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+        """Have these parameters asked before the sampler's own."""
+        chosen = {key: value for key, value in parameters.items() if key in self.searched}
+        with _door(self.url):
+            self.study.enqueue_trial(chosen, user_attrs=dict(notes))
+
+    def note(self, number: int, facts: Mapping[str, Any]) -> None:
+        """Write derived values down as user attributes."""
+        trial_id = self._id(number)
+        with _door(self.url):
+            for key, value in facts.items():
+                self.storage.set_trial_user_attr(trial_id, key, value)
+
+    def tell(self, number: int, result: Mapping[str, Any]) -> None:
+        """End a trial as `result` says: its state, values, constraint and facts. Twice is once."""
+        self.note(number, result["facts"])
+        with _door(self.url):
+            if result["constraint"] is not None:
+                self.storage.set_trial_system_attr(self._id(number), _CONSTRAINTS, [result["constraint"]])
+            self.study.tell(number, result["values"], _STATES[result["state"]], skip_if_finished=True)
+
+    def continue_later(self, number: int, why: str) -> None:
+        """Fail a RUNNING trial whose driver stopped, and queue its parameters; twice is once."""
+        trials = self.trials()
+        trial = trials[number]
+        if not any(other.user_attrs.get("continues") == number for other in trials):
+            kept = {key: value for key, value in trial.user_attrs.items() if key == "start"}
+            self.enqueue(trial.params, {"continues": number, **kept})
+        follower = next(other.number for other in self.trials() if other.user_attrs.get("continues") == number)
+        facts = {"outcome": "interrupted", "message": why, "continued_by": follower}
+        self.tell(number, {"state": "FAIL", "values": None, "constraint": None, "facts": facts})
+
+    def trials(self) -> list[FrozenTrial]:
+        with _door(self.url):
+            return self.study.get_trials(deepcopy=False)
+
+    def _id(self, number: int) -> int:
+        with _door(self.url):
+            return self.storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number)
+
+
+def stored_trials(url: str, name: str) -> list[TrialRecord]:
+    """Every trial of a study in the storage, as records.
+
+    Raises:
+        LauncherError: the storage cannot be opened or holds no such study.
+    """
+    storage = open_storage(url)
+    with _door(url):
+        try:
+            study = optuna.load_study(study_name=name, storage=storage)
+        except KeyError:
+            raise LauncherError(f"storage {masked(url)}: holds no study {name!r}") from None
+        return [trial_record(trial) for trial in study.get_trials(deepcopy=False)]
+
+
+def trial_record(trial: FrozenTrial) -> TrialRecord:
+    """An Optuna trial as our own record."""
+    attributes = dict(trial.user_attrs)
+    outcome = attributes.pop("outcome", "error")
+    if not trial.state.is_finished():
+        outcome = "waiting" if trial.state == TrialState.WAITING else "running"
+    complete = trial.state == TrialState.COMPLETE
+    return TrialRecord(
+        number=trial.number,
+        outcome=outcome,
+        parameters=dict(trial.params),
+        facts=attributes,
+        train_s=trial.values[0] if complete else attributes.get("measured_train_s"),
+        accuracy=trial.values[1] if complete else attributes.get("stopped_accuracy"),
+        message=attributes.get("message", ""),
+        started_at=trial.datetime_start.isoformat(timespec="milliseconds") if trial.datetime_start else "",
+        ended_at=trial.datetime_complete.isoformat(timespec="milliseconds") if trial.datetime_complete else "",
+    )

@@ -1,0 +1,203 @@
+"""Ranges of the study file: what one searched number or category may be.
+
+In YAML a domain is a plain value (fixed), a list or `{choices: [...]}`, or `{low, high}` with an optional
+`log`. Whole `low` and `high` mean whole numbers, unless the parameter is a real number by nature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+def fault(message: str) -> PydanticCustomError:
+    """An error whose message is already in our words; the reader adds file, line, key and value."""
+    return PydanticCustomError("bsearch", "{message}", {"message": message})
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, bool | int | float | str):
+        raise fault("expected a number, text, or true or false")
+    return value
+
+
+Scalar = Annotated[StrictBool | StrictInt | StrictFloat | StrictStr, BeforeValidator(_plain)]
+
+
+class Section(BaseModel):
+    """Part of a study file: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise fault("expected a finite number")
+    if isinstance(value, bool):
+        raise fault("expected a number")
+    return value
+
+
+Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_finite)]
+
+
+class Range(Section):
+    """Every number from `low` to `high`, both included."""
+
+    low: Number
+    high: Number
+    log: StrictBool | None = Field(None, description="Search on a logarithmic scale; default: true for batch and rates.")
+    changes_cost: StrictBool = Field(False, description="The parameter changes time or memory of a step.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.low > self.high:
+            raise fault(f"expected low <= high, got low {self.low} and high {self.high}")
+        if self.log and self.low <= 0:
+            raise fault(f"expected low above 0 on a logarithmic scale, got low {self.low}")
+        return self
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def contains(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return self.low <= value <= self.high and (not self.whole or float(value).is_integer())
+
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}" + (" (log)" if self.log else "")
+
+
+class Choices(Section):
+    """One of the listed values."""
+
+    choices: Annotated[tuple[Scalar, ...], Field(min_length=1)]
+    changes_cost: StrictBool = Field(False, description="The parameter changes time or memory of a step.")
+
+    def contains(self, value: Any) -> bool:
+        return any(type(value) is type(choice) and value == choice for choice in self.choices)
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(map(str, self.choices))
+
+
+class Fixed(Section):
+    """One value, the same in every trial."""
+
+    value: Scalar
+
+    def contains(self, value: Any) -> bool:
+        return bool(value == self.value)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+Domain = Range | Choices | Fixed
+DOMAIN_KINDS: dict[str, type[Section]] = {"range": Range, "choices": Choices, "fixed": Fixed}
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, Section):
+        return next(name for name, kind in DOMAIN_KINDS.items() if isinstance(value, kind))
+    if isinstance(value, dict):
+        return "choices" if "choices" in value else "fixed" if "value" in value else "range"
+    return "choices" if isinstance(value, list | tuple) else "fixed"
+
+
+def _written_short(value: Any) -> Any:
+    """Lists and plain values stand for `{choices: ...}` and `{value: ...}`."""
+    if isinstance(value, list | tuple):
+        return {"choices": value}
+    return value if isinstance(value, dict | Section) else {"value": value}
+
+
+AnyDomain = Annotated[
+    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")] | Annotated[Fixed, Tag("fixed")],
+    Discriminator(_kind),
+    BeforeValidator(_written_short),
+]
+
+
+def values_of(domain: Domain) -> Iterator[Any]:
+    """The values that are written in the domain: both ends of a range, every choice, the fixed one."""
+    match domain:
+        case Range():
+            yield from (domain.low, domain.high)
+        case Choices():
+            yield from domain.choices
+        case Fixed():
+            yield domain.value
+
+
+def bounds(domain: Domain) -> tuple[float, float]:
+    """Smallest and largest number of a domain of numbers."""
+    numbers = list(values_of(domain))
+    return min(numbers), max(numbers)
+
+
+def _every(domain: Domain, test: Any, expected: str) -> Domain:
+    wrong = [value for value in values_of(domain) if not test(value)]
+    if wrong:
+        raise fault(f"expected {expected}, got {', '.join(map(repr, wrong))}")
+    return domain
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole_numbers(domain: Domain) -> Domain:
+    return _every(domain, lambda value: _is_whole(value) and value >= 1, "an integer >= 1")
+
+
+def batches(domain: Domain) -> Domain:
+    """Integers >= 1 on a logarithmic scale unless told otherwise."""
+    return log_by_default(whole_numbers(domain))
+
+
+def positive_numbers(domain: Domain) -> Domain:
+    return _every(domain, lambda value: _is_number(value) and value > 0, "a number above 0")
+
+
+def numbers_from_zero(domain: Domain) -> Domain:
+    return _every(domain, lambda value: _is_number(value) and value >= 0, "a number >= 0")
+
+
+def numbers(domain: Domain) -> Domain:
+    return _every(domain, _is_number, "a number")
+
+
+def log_by_default(domain: Domain) -> Domain:
+    if isinstance(domain, Range) and domain.log is None:
+        return domain.model_copy(update={"log": domain.low > 0})
+    return domain
+
+
+def real(domain: Domain) -> Domain:
+    """Real by nature: `{low: 0, high: 1}` means every number between, not 0 and 1 alone."""
+    if isinstance(domain, Range):
+        return domain.model_copy(update={"low": float(domain.low), "high": float(domain.high)})
+    return domain
+

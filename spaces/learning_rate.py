@@ -1,0 +1,150 @@
+"""Learning-rate rules: how the optimizer's settings follow the batch, kappa = B / reference_batch.
+
+Every rule is a plain function that gives the reference settings back at kappa = 1, so adding one is a
+function and a line in `RATE_RULES`. The docstring's `Formula:` and `Source:` lines are what
+`bsearch rules` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .errors import BsearchError, InfeasiblePlanError
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """What the optimizer gets; `learning_rate` is the peak, before the schedule."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RuleConstants:
+    """Numbers some rules need beside kappa; None where the study does not give them."""
+
+    exponent: float | None = None
+
+
+def constant(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
+    """Keep the learning rate whatever the batch.
+
+    Formula: rate = reference_rate
+    Source: the habit; right far above the critical batch, McCandlish et al. 2018, arXiv 1812.06162
+
+    >>> constant(OptimizerSettings(0.1), 32.0, RuleConstants()).learning_rate
+    0.1
+    """
+    return reference
+
+
+def linear(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
+    """Multiply the learning rate by kappa; meant for SGD with momentum and warm-up.
+
+    Formula: rate = kappa * reference_rate
+    Source: Goyal et al. 2017, arXiv 1706.02677 (0.1 at 256 gives 3.2 at 8192)
+
+    >>> linear(OptimizerSettings(0.1), 8192 / 256, RuleConstants()).learning_rate
+    3.2
+    """
+    return replace(reference, learning_rate=kappa * reference.learning_rate)
+
+
+def sqrt(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
+    """Multiply the learning rate by the square root of kappa; keeps the gradient noise of one step.
+
+    Formula: rate = kappa**0.5 * reference_rate
+    Source: Krizhevsky 2014, arXiv 1404.5997; You et al. 2019, arXiv 1904.00962 (0.000625 at 512 gives 0.005 at 32768)
+
+    >>> round(sqrt(OptimizerSettings(5 / (2**3 * 10**3)), 32768 / 512, RuleConstants()).learning_rate, 9)
+    0.005
+    """
+    return replace(reference, learning_rate=kappa**0.5 * reference.learning_rate)
+
+
+def power(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
+    """Multiply the learning rate by a power of kappa; the exponent may be searched.
+
+    Formula: rate = kappa**exponent * reference_rate
+    Source: linear (1), sqrt (1/2) and constant (0) in one family; Shallue et al. 2019, arXiv 1811.03600, find all of them
+
+    >>> power(OptimizerSettings(0.1), 16.0, RuleConstants(exponent=0.25)).learning_rate
+    0.2
+    """
+    if constants.exponent is None:
+        raise BsearchError("rule power: expected an exponent, got none. Write space.exponent: 0.5 or a range.")
+    return replace(reference, learning_rate=kappa**constants.exponent * reference.learning_rate)
+
+
+def adam_sde(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
+    """Scale Adam's rate, both averages and epsilon together, so that its path in samples stays the same.
+
+    Formula: rate = kappa**0.5 * reference_rate; 1 - beta = kappa * (1 - reference beta); eps = reference eps / kappa**0.5
+    Source: Malladi et al. 2022, arXiv 2205.10287, definition 5.2 ("square root scaling rule")
+
+    Raises:
+        InfeasiblePlanError: kappa * (1 - beta) >= 1, so an average would reach back less than one step.
+
+    >>> adam_sde(OptimizerSettings(1e-3), 4.0, RuleConstants())
+    OptimizerSettings(learning_rate=0.002, betas=(0.6, 0.996), eps=5e-09, weight_decay=0.0)
+    """
+    averaged = [kappa * (1 - beta) for beta in reference.betas]
+    if max(averaged) >= 1:
+        raise InfeasiblePlanError(
+            f"rule adam_sde: expected kappa * (1 - beta) below 1 for betas {reference.betas}, "
+            f"got {max(averaged):.4g} at kappa {kappa:.4g}; a larger at_batch or betas nearer to 1 reach further",
+            violation=max(averaged) - 1,
+        )
+    beta1, beta2 = (round(1 - weight, 12) for weight in averaged)
+    return OptimizerSettings(
+        learning_rate=kappa**0.5 * reference.learning_rate,
+        betas=(beta1, beta2),
+        eps=reference.eps / kappa**0.5,
+        weight_decay=reference.weight_decay,
+    )
+
+
+Rule = Callable[[OptimizerSettings, float, RuleConstants], OptimizerSettings]
+
+RATE_RULES: dict[str, Rule] = {
+    "constant": constant,
+    "linear": linear,
+    "sqrt": sqrt,
+    "power": power,
+    "adam_sde": adam_sde,
+}
+
+# Rules that change betas say nothing about an optimizer without them (plain SGD).
+RULES_FOR_ADAM = frozenset({"adam_sde"})
+
+
+def scaled_settings(
+    rule: str,
+    reference: OptimizerSettings,
+    *,
+    reference_batch: int,
+    effective_batch: int,
+    constants: RuleConstants | None = None,
+) -> OptimizerSettings:
+    """The optimizer's settings at `effective_batch` when `reference` was right at `reference_batch`.
+
+    >>> scaled_settings("sqrt", OptimizerSettings(1e-3), reference_batch=64, effective_batch=256).learning_rate
+    0.002
+    """
+    return RATE_RULES[rule](reference, effective_batch / reference_batch, constants or RuleConstants())
+
+
+def rule_fact(rule: str, fact: str) -> str:
+    """The line of a rule's docstring that begins with `fact`, or its first line for "Summary".
+
+    >>> rule_fact("linear", "Formula")
+    'rate = kappa * reference_rate'
+    """
+    lines = [line.strip() for line in (RATE_RULES[rule].__doc__ or "").splitlines()]
+    if fact == "Summary":
+        return lines[0]
+    return next(line.removeprefix(f"{fact}: ") for line in lines if line.startswith(f"{fact}: "))

@@ -1,0 +1,269 @@
+"""What a study file may say: every key, its meaning and its default, as frozen checked values."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, StrictBool, StrictInt, StrictStr, model_validator
+
+from .domain import (
+    AnyDomain,
+    Domain,
+    Fixed,
+    Number,
+    Range,
+    Scalar,
+    Section,
+    batches,
+    fault,
+    log_by_default,
+    numbers,
+    numbers_from_zero,
+    positive_numbers,
+    real,
+    values_of,
+    whole_numbers,
+)
+from .learning_rate import RATE_RULES
+from .schedule import SCHEDULES
+
+
+def near_miss(word: Any, known: Any) -> str:
+    """" Did you mean 'x'?" where one of the known words is near, else nothing.
+
+    >>> near_miss("sqr", ["linear", "sqrt"])
+    " Did you mean 'sqrt'?"
+    """
+    matches = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.6)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def one_of(value: Any, known: Any) -> Any:
+    if value not in known:
+        raise fault(f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}")
+    return value
+
+
+def share(value: Any) -> float:
+    """A share from 0 up to 1, written `0.05` or `5%`.
+
+    >>> share("5%")
+    0.05
+    """
+    number = value
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9.]+\s*%\s*", value):
+        number = float(value.strip().rstrip("%")) / 100
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1:
+        raise fault(f"expected a share from 0 up to 1, got {value!r}. Write 5% or 0.05.")
+    return float(number)
+
+
+Share = Annotated[float, BeforeValidator(share)]
+
+
+def _rules(domain: Domain) -> Domain:
+    for value in values_of(domain):
+        one_of(value, list(RATE_RULES))
+    return domain
+
+
+def _schedule(value: Any) -> Any:
+    return one_of(value, list(SCHEDULES))
+
+
+class ReferenceRate(Range):
+    """The learning rate at the reference batch; the rule carries it to every other batch."""
+
+    at_batch: StrictInt = Field(256, ge=1, description="The batch at which the reference rate is meant.")
+
+
+def _reference_rate(value: Any) -> Any:
+    """A plain number is a range of one value; `{value, at_batch}` says the batch with it."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"low": value, "high": value}
+    if isinstance(value, dict) and "value" in value and not {"low", "high"} & set(value):
+        return {**{key: item for key, item in value.items() if key != "value"}, "low": value["value"], "high": value["value"]}
+    return value
+
+
+def _positive_rate(domain: ReferenceRate) -> ReferenceRate:
+    positive_numbers(domain)
+    return real(log_by_default(domain))  # type: ignore[return-value]  # the copy keeps its class
+
+
+class Space(Section):
+    """What is searched. Any further key is a parameter of the task, read as `setup.parameters["name"]`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, AnyDomain]
+
+    effective_batch: Annotated[AnyDomain, AfterValidator(batches)] = Field(
+        description="Samples per optimizer step, any integer, all devices and passes together."
+    )
+    reference_rate: Annotated[ReferenceRate, BeforeValidator(_reference_rate), AfterValidator(_positive_rate)] = Field(
+        description="Learning rate at `at_batch`; the rule carries it to every other batch."
+    )
+    rule: Annotated[AnyDomain, AfterValidator(_rules)] = Field(
+        Fixed(value="sqrt"), description=f"Learning-rate rule, one or several of {', '.join(RATE_RULES)}."
+    )
+    exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
+        None, description="Exponent of the rule `power`."
+    )
+    epochs: Annotated[AnyDomain, AfterValidator(positive_numbers)] = Field(
+        Fixed(value=5), description="Passes over the training set; a range widens the fast end of the front."
+    )
+    accumulation: Annotated[AnyDomain, AfterValidator(whole_numbers)] | None = Field(
+        None, description="Passes per optimizer step; not given: the fewest that fit."
+    )
+    weight_decay: Annotated[AnyDomain, AfterValidator(numbers_from_zero), AfterValidator(real)] = Field(
+        Fixed(value=0.0), description="Weight decay the optimizer gets."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "power" in values_of(self.rule) and self.exponent is None:
+            raise fault("rule power: expected space.exponent with it, got none. Write exponent: 0.5, or {low: 0, high: 1}.")
+        return self
+
+    @property
+    def reference_batch(self) -> int:
+        return self.reference_rate.at_batch
+
+    def domains(self) -> dict[str, Domain]:
+        """Every parameter's domain by name, the named ones first."""
+        named = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: domain for name, domain in {**named, **(self.__pydantic_extra__ or {})}.items() if domain is not None}
+
+    def searched(self) -> dict[str, Domain]:
+        """The domains that hold more than one value."""
+        return {name: domain for name, domain in self.domains().items() if len(set(values_of(domain))) > 1}
+
+    def fixed(self) -> dict[str, Any]:
+        return {name: next(values_of(domain)) for name, domain in self.domains().items() if name not in self.searched()}
+
+    def task_parameters(self) -> dict[str, Domain]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Training(Section):
+    """How every trial trains."""
+
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
+        "cosine", description=f"Learning rate after warm-up: {', '.join(SCHEDULES)}."
+    )
+    warmup: Share = Field(0.05, description="Share of the budget in which the rate rises from 0.")
+    clip_norm: Number | None = Field(None, gt=0, description="Largest norm of the whole step's gradient.")
+    evaluations: StrictInt = Field(10, ge=1, description="Evaluations at equal fractions of the budget.")
+    seed: StrictInt = Field(0, ge=0, lt=2**63)
+    workers: StrictInt = Field(0, ge=0, description="Processes that load data; 0 loads in the trial's own.")
+    cudnn_benchmark: StrictBool = False
+    betas: tuple[Number, Number] = Field((0.9, 0.999), description="Adam's averages at the reference batch.")
+    eps: Number = Field(1e-8, gt=0, description="Adam's epsilon at the reference batch.")
+    samples: StrictInt | None = Field(None, ge=1, description="Training-set size; only a bare generator needs it.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise fault(f"betas: expected two numbers from 0 up to 1, got {list(self.betas)}")
+        return self
+
+
+class Memory(Section):
+    """What one device may hold."""
+
+    largest_micro_batch: StrictInt | None = Field(
+        None, ge=1, description="Samples in one pass on one device at most; larger batches take more passes."
+    )
+
+
+class Devices(Section):
+    """What one trial runs on."""
+
+    per_trial: Literal[1] = Field(1, description="Devices that share one trial's batch.")
+    kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto: GPUs where there are any.")
+    cpus: StrictInt = Field(1, ge=1, description="CPU cores of one trial; torch gets as many threads.")
+
+    def kind_with(self, gpus: float) -> Literal["cpu", "gpu"]:
+        """`auto` as what it means where there are so many GPUs."""
+        return self.kind if self.kind != "auto" else "gpu" if gpus else "cpu"
+
+
+class Budget(Section):
+    """When the study ends: whichever comes first."""
+
+    trials: StrictInt = Field(20, ge=1, description="Finished trials; failed and interrupted ones do not count.")
+    hours: Number | None = Field(None, gt=0, description="Hours of running, summed over restarts.")
+
+
+class Metric(Section):
+    """A metric the training code measures, by name."""
+
+    metric: StrictStr = Field("accuracy", min_length=1)
+    direction: Literal["minimize", "maximize"] = "maximize"
+
+
+class Objectives(Section):
+    """What the front is drawn in: seconds of training against a metric."""
+
+    speed: Literal["train_s"] = "train_s"
+    accuracy: Annotated[Metric, BeforeValidator(lambda value: {"metric": value} if isinstance(value, str) else value)] = (
+        Metric()
+    )
+
+
+class Cluster(Section):
+    """Where trials run."""
+
+    address: StrictStr = Field(
+        "local", min_length=1, description="local: start Ray here; auto: join a running one, else local; or host:port."
+    )
+    trials_at_once: StrictInt | None = Field(None, ge=1, description="Trials that run side by side at most.")
+
+
+def _study_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+        raise fault(f"expected a name of letters, digits, '.', '_' and '-', got {value!r}")
+    return value
+
+
+def _task(value: str) -> str:
+    if not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", value):
+        raise fault(f"expected module:name or path/file.py:name, got {value!r}")
+    return value
+
+
+class StudySpec(Section):
+    """One study, as its file says it; paths are absolute once it has been read."""
+
+    study: Annotated[StrictStr, AfterValidator(_study_name)] = Field(description="Name of the study in its storage.")
+    task: Annotated[StrictStr, AfterValidator(_task)] = Field(description="module:name or path/file.py:name.")
+    space: Space
+    training: Training = Training()
+    memory: Memory = Memory()
+    devices: Devices = Devices()
+    budget: Budget = Budget()
+    objectives: Objectives = Objectives()
+    start: tuple[dict[str, Scalar], ...] = Field((), description="Settings to try first: what you use today.")
+    storage: Annotated[StrictStr, Field(min_length=1)] | None = Field(
+        None, description="SQLAlchemy URL of the results; default: SQLite beside the study file."
+    )
+    cluster: Cluster = Cluster()
+
+    _folder: Path = PrivateAttr(Path("."))
+
+    # What must stay as it was for old and new trials to be one experiment.
+    IDENTITY: ClassVar = ("space", "training", "memory", "objectives")
+
+    @property
+    def folder(self) -> Path:
+        """The study file's folder: relative paths in the study and in its task start there."""
+        return self._folder
+
+    def identity(self) -> dict[str, Any]:
+        """The part of the study that may not change between runs; the task's own hash comes beside it."""
+        training = self.training.model_dump(mode="json", exclude={"workers"})
+        return {name: getattr(self, name).model_dump(mode="json") for name in self.IDENTITY} | {"training": training}

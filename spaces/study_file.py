@@ -1,0 +1,283 @@
+"""Reading a study file: every fault at once, each with its line, its key, what was expected and what came."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from .domain import DOMAIN_KINDS, Section
+from .errors import Fault, StudyFileError
+from .study import Space, StudySpec, near_miss
+
+Key = tuple[str | int, ...]
+LARGEST_FILE = 1 << 20  # bytes; a study file is a page of text
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers and truth values: `1e-3` is a number and `no` is a word."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":float", ":int", ":bool", ":timestamp"))]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|false|True|False"), list("tfTF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?[0-9]+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+    list("-+.0123456789"),
+)
+
+
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    return int(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+
+def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
+    """Read and check a study file; relative paths in it start at the file's folder.
+
+    Args:
+        storage: takes the place of the file's own `storage`, as from `BSEARCH_STORAGE`.
+
+    Raises:
+        StudyFileError: all faults of the file.
+    """
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise StudyFileError(Fault("", f"expected a study file of at most {LARGEST_FILE} bytes", str(path)))
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise StudyFileError(Fault("", f"expected UTF-8 text, got byte {error.object[error.start]:#x}", str(path))) from None
+    except OSError as error:
+        raise StudyFileError(Fault("", f"cannot be read: {error.strerror}", str(path))) from None
+    return settled(parse_study(text, file=str(path)), path.parent.resolve(), storage)
+
+
+def located(error: StudyFileError, path: Path) -> StudyFileError:
+    """The same faults with file and line, for those found after the file had been read."""
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), _Loader)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return error
+    faults = [
+        fault if fault.file or not fault.key else replace(fault, file=str(path), line=_line(node, tuple(fault.key.split("."))))
+        for fault in error.faults
+    ]
+    return StudyFileError(faults)
+
+
+def settled(study: StudySpec, folder: Path, storage: str | None = None) -> StudySpec:
+    """The study with its task and its storage made absolute, counted from `folder`."""
+    reference, _, name = study.task.rpartition(":")
+    if reference.endswith(".py"):
+        reference = str((folder / Path(reference).expanduser()).resolve())
+    storage = storage or study.storage or f"sqlite:///{study.study}.db"
+    if storage.startswith("sqlite:///") and ":memory:" not in storage:
+        storage = "sqlite:///" + str((folder / Path(storage.removeprefix("sqlite:///")).expanduser()).resolve())
+    settled_study = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage})
+    settled_study._folder = folder
+    return settled_study
+
+
+def parse_study(text: str, file: str = "study.yaml") -> StudySpec:
+    """Check a study's text. Paths stay as they are written.
+
+    Raises:
+        StudyFileError: all faults, in the order of the file.
+    """
+    try:
+        node = yaml.compose(text, _Loader)
+        data = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise StudyFileError(_yaml_fault(error, file)) from None
+    if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
+        raise StudyFileError(Fault("", "expected keys such as study, task and space; got no mapping", file, 1))
+    faults = [Fault(_dotted(key), f"the key is written twice; first in line {first}", file, line) for key, line, first in _twice(node)]
+    try:
+        study = StudySpec.model_validate(data)
+    except ValidationError as error:
+        faults += [_fault(details, node, file) for details in error.errors(include_url=False)]
+        study = None
+    faults += [Fault(_dotted(key), message, file, _line(node, key)) for key, message in _cross_faults(data)]
+    if faults or study is None:
+        raise StudyFileError(sorted(faults, key=lambda fault: fault.line or 0))
+    return study
+
+
+def study_from_dict(data: Mapping[str, Any]) -> StudySpec:
+    """Check a study that was never in a file, as the command line's options make one.
+
+    Raises:
+        StudyFileError: all faults, without lines.
+    """
+    return parse_study(json.dumps(data), file="options")
+
+
+def _yaml_fault(error: Exception, file: str) -> Fault:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    what = getattr(error, "problem", None) or str(error) or type(error).__name__
+    return Fault("", f"expected YAML, but {what}", file, mark.line + 1 if mark else None)
+
+
+def _dotted(key: Key) -> str:
+    """`("start", 0, "epochs")` as `start[0].epochs`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
+
+
+def _twice(node: yaml.Node, key: Key = ()) -> Iterator[tuple[Key, int, int]]:
+    """Keys that one mapping holds twice (YAML would keep the last and say nothing)."""
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for name, value in node.value:
+            line = name.start_mark.line + 1
+            if name.value in seen:
+                yield (*key, name.value), line, seen[name.value]
+            seen[name.value] = line
+            yield from _twice(value, (*key, name.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _twice(value, (*key, index))
+
+
+def _step(node: yaml.Node, part: str | int) -> tuple[yaml.Node, int] | None:
+    """The node under one part of a key, and the line it is written in."""
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == str(part):
+                return value, name.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part], node.value[part].start_mark.line + 1
+    return None
+
+
+def _line(node: yaml.Node, key: Key) -> int:
+    """The line of a key, or of the innermost part of it that the file holds."""
+    line = node.start_mark.line + 1
+    for part in key:
+        found = _step(node, part)
+        if found is None:
+            break
+        node, line = found
+    return line
+
+
+def _written(key: Key, node: yaml.Node) -> Key:
+    """The key as the user wrote it: without the names pydantic gives to the members of a union."""
+    kept: list[str | int] = []
+    here: yaml.Node | None = node
+    for part in key:
+        found = _step(here, part) if here is not None else None
+        if found is None and isinstance(part, str) and (part in DOMAIN_KINDS or not part.isidentifier() or part in _SCALARS):
+            continue
+        if found is None and part in ("choices", "value") and not isinstance(here, yaml.MappingNode):
+            continue
+        if found is None and isinstance(part, int) and isinstance(here, yaml.MappingNode):
+            continue
+        kept.append(part)
+        here = found[0] if found else None
+    return tuple(kept)
+
+
+_SCALARS = {"bool", "int", "float", "str"}
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "model_type": "keys and values",
+    "model_attributes_type": "keys and values",
+    "dict_type": "keys and values",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "too_short": "at least one value",
+    "string_too_short": "text that is not empty",
+}
+_BOUNDS = {
+    "greater_than_equal": (">=", "ge"),
+    "greater_than": "> gt".split(),
+    "less_than_equal": ("<=", "le"),
+    "less_than": "< lt".split(),
+}
+
+
+def _fault(details: ErrorDetails, node: yaml.Node, file: str) -> Fault:
+    kind, context, came = details["type"], details.get("ctx", {}), details["input"]
+    raw = details["loc"]
+    key = _written(raw, node)
+    if kind == "bsearch":
+        message = context["message"]
+        if ", got " not in message and "; got " not in message:
+            message += f", got {came!r}"
+    elif kind == "missing":
+        message = "expected this key, got none"
+    elif kind == "extra_forbidden":
+        known = _known_keys(raw)
+        message = f"unknown key.{near_miss(key[-1], known)} Known here: {', '.join(known)}"
+    elif kind == "literal_error":
+        known = [word.strip("' ") for word in re.split(r",| or ", context["expected"])]
+        message = f"expected {'one of ' if len(known) > 1 else ''}{', '.join(known)}; got {came!r}.{near_miss(came, known)}"
+    elif kind in _BOUNDS:
+        sign, name = _BOUNDS[kind]
+        message = f"expected a number {sign} {context[name]}, got {came!r}"
+    else:
+        message = f"expected {_EXPECTED.get(kind, details['msg'])}, got {came!r}"
+    return Fault(_dotted(key), message, file, _line(node, key))
+
+
+def _known_keys(key: Key) -> list[str]:
+    """The keys the section around an unknown key knows."""
+    here: Any = StudySpec
+    for part in key[:-1]:
+        if isinstance(part, str) and part in DOMAIN_KINDS:
+            here = DOMAIN_KINDS[part]
+        elif isinstance(here, type) and issubclass(here, Section) and part in here.model_fields:
+            here = here.model_fields[str(part)].annotation
+    fields = getattr(here, "model_fields", None) or getattr(StudySpec, "model_fields", {})
+    return list(fields)
+
+
+def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
+    """Faults that only two keys together show, where each of them alone could be read."""
+    raw = data.get("space")
+    if not isinstance(raw, dict):
+        return
+    known = list(Space.model_fields)
+    for name in raw:
+        if name not in known and (miss := near_miss(name, [key for key in known if key not in raw])):
+            yield (
+                ("space", name),
+                f"{name!r} would be a new parameter of the task, but it looks like a slip.{miss} "
+                "If you mean it, give it a name further from that one.",
+            )
+    try:
+        space = Space.model_validate(raw)
+    except ValidationError:
+        return
+    domains = space.domains()
+    start = data.get("start")
+    for index, settings in enumerate(start if isinstance(start, list) else []):
+        for name, value in settings.items() if isinstance(settings, dict) else []:
+            key: Key = ("start", index, str(name))
+            if name not in domains:
+                yield key, f"expected a parameter of space, got {name!r}.{near_miss(name, domains)}"
+            elif not domains[name].contains(value):
+                yield key, f"expected {domains[name]} as in space.{name}, got {value!r}"
+        if isinstance(settings, dict):
+            missing = [name for name in space.searched() if name not in settings]
+            if missing:
+                yield ("start", index), f"expected a value for every searched parameter, got none for {', '.join(missing)}"

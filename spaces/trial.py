@@ -1,0 +1,209 @@
+"""The values that travel the road: what one trial is told, what it reports, and what is kept of it.
+
+They cross process boundaries as plain dicts (`to_dict`, `from_dict`), so a worker needs nothing but this
+package to understand the driver, whatever either runs on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from .errors import ObjectiveError
+from .learning_rate import OptimizerSettings
+from .plan import BatchPlan
+from .study import Training
+
+Parameter = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """What the search wants tried: a value for every parameter of the space, searched or fixed."""
+
+    number: int
+    parameters: Mapping[str, Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetup:
+    """Everything one attempt at a trial needs to know; what every method of a task is given.
+
+    `parameters` holds the study's further parameters by name. `learning_rate`, `betas`, `eps` and
+    `weight_decay` are what the optimizer is to get: the rule has been applied.
+    """
+
+    study: str
+    number: int
+    attempt: int
+    plan: BatchPlan
+    optimizer: OptimizerSettings
+    samples_budget: int
+    training: Training
+    epochs: float
+    rule: str = "constant"
+    reference_rate: float = math.nan
+    reference_batch: int = 1
+    largest_micro_batch: int | None = None
+    smallest_micro_batch: int = 1
+    metric: str = "accuracy"
+    device: Literal["cpu", "gpu"] = "cpu"
+    cpus: int = 1
+    folder: str = "."  # of the study file; a task's own relative paths start here
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+    @property
+    def effective_batch(self) -> int:
+        return self.plan.effective_batch
+
+    @property
+    def learning_rate(self) -> float:
+        return self.optimizer.learning_rate
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return self.optimizer.betas
+
+    @property
+    def eps(self) -> float:
+        return self.optimizer.eps
+
+    @property
+    def weight_decay(self) -> float:
+        return self.optimizer.weight_decay
+
+    @property
+    def seed(self) -> int:
+        return self.training.seed
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {
+            "plan": asdict(self.plan),
+            "optimizer": asdict(self.optimizer),
+            "training": self.training.model_dump(mode="json"),
+            "parameters": dict(self.parameters),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        optimizer = dict(values["optimizer"])
+        optimizer["betas"] = tuple(optimizer["betas"])
+        return cls(
+            **{
+                **values,
+                "plan": BatchPlan(**values["plan"]),
+                "optimizer": OptimizerSettings(**optimizer),
+                "training": Training.model_validate(values["training"]),
+                "parameters": MappingProxyType(dict(values["parameters"])),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One evaluation during a trial.
+
+    Args:
+        samples_seen: samples trained on so far, of the trial's `samples_budget`.
+        elapsed_s: seconds of training so far, evaluation and checkpoints left out.
+        accuracy: share of right answers on the evaluation data; may be None where `scores` names the metric.
+        scores: further metrics by name.
+        train_loss: mean training loss since the last measurement.
+        facts: what the worker found out about the run (peak bytes, ghost batch size, ...), numbers or words.
+    """
+
+    samples_seen: int
+    elapsed_s: float
+    accuracy: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    train_loss: float | None = None
+    facts: Mapping[str, Parameter] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("samples_seen", "elapsed_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ObjectiveError(f"Measurement.{name}: expected a number >= 0, got {value!r}")
+        if self.accuracy is not None and not isinstance(self.accuracy, int | float):
+            raise ObjectiveError(f"Measurement.accuracy: expected a number, got {self.accuracy!r}")
+
+    def score(self, metric: str) -> float:
+        """The value of a metric by name; `accuracy` is the field of that name.
+
+        Raises:
+            ObjectiveError: the measurement does not hold that metric.
+        """
+        value = self.scores.get(metric, self.accuracy if metric == "accuracy" else None)
+        if value is None:
+            known = ", ".join(sorted({*self.scores, *(() if self.accuracy is None else ("accuracy",))})) or "nothing"
+            raise ObjectiveError(
+                f"objectives.accuracy: expected the training code to measure {metric!r}, but it measures {known}"
+            )
+        return float(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        return cls(**values)
+
+
+OutcomeKind = Literal["complete", "stopped", "diverged", "out_of_memory", "infeasible", "interrupted", "error"]
+
+# The outcomes after which a trial counts towards `budget.trials`.
+COUNTED: frozenset[OutcomeKind] = frozenset({"complete", "stopped", "diverged"})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended. `message` is for people; `micro_batch` is the size that did not fit memory."""
+
+    kind: OutcomeKind
+    message: str = ""
+    traceback: str = ""
+    micro_batch: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """What is kept of a trial: its parameters, its derived values, and how it came out.
+
+    `train_s` and `accuracy` are None where the trial did not get that far. `accuracy` holds the study's
+    chosen metric in its own direction.
+    """
+
+    number: int
+    outcome: OutcomeKind | Literal["running", "waiting"]
+    parameters: Mapping[str, Parameter]
+    facts: Mapping[str, Any]
+    train_s: float | None = None
+    accuracy: float | None = None
+    message: str = ""
+    started_at: str = ""
+    ended_at: str = ""
+
+    @property
+    def counts(self) -> bool:
+        return self.outcome in COUNTED
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoFront:
+    """The trials that no other trial beats in both `train_s` and the accuracy metric, fastest first."""
+
+    trials: tuple[TrialRecord, ...]
+    metric: str = "accuracy"
+    direction: Literal["minimize", "maximize"] = "maximize"
+    knee: int | None = None  # trial number
