@@ -86,7 +86,10 @@ storage_option = click.option(
 
 def _terminal(as_json: bool = False) -> Console:
     """Where people read: stdout, or stderr where stdout is a document."""
-    return Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)  # a file or a pipe has no right edge that a table must keep
+    return console
 
 
 # ---------------------------------------------------------------- run
@@ -135,7 +138,9 @@ def run(
     ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
 
 
-def _study(study: str, options: dict[str, str | None], trials: int | None, storage: str | None) -> tuple[Path | None, StudySpec]:
+def _study(
+    study: str, options: dict[str, str | None], trials: int | None, storage: str | None
+) -> tuple[Path | None, StudySpec]:
     """The study that a file or the options describe."""
     given = {key: value for key, value in options.items() if value is not None}
     if ":" in study and not Path(study).exists():
@@ -267,7 +272,9 @@ class _View:
                 if record.message
                 else ""
             )
-            settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
+            settings = (
+                f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
+            )
             self._console.print(
                 f"[{run.counted}/{run.spec.budget.trials}] trial {record.number} {record.outcome}: {came} · "
                 f"{settings} · epochs {values.get('epochs')}",
@@ -333,7 +340,9 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
         console.print(f"The study stopped: {result.failure}", markup=False)
         failed = [record for record in result.records if record.outcome == "error"]
         if failed:
-            console.print(f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.", markup=False)
+            console.print(
+                f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.", markup=False
+            )
     elif result.stopped:
         console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To go on: {again}", markup=False)
     elif counted < spec.budget.trials:
@@ -409,7 +418,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
     console.print(f"searched: {', '.join(spec.space.searched())}" + (smallest if profile.smallest_micro_batch > 1 else ""))
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("effective_batch", "micro x acc.", "step", "epoch", "samples/s"):
+    for column in ("effective\nbatch", "micro\nx acc.", "step", "epoch", "samples/s"):
         table.add_column(column, justify="right")
     for plan in told.plans:
         table.add_row(
@@ -540,7 +549,8 @@ def rules(as_json: bool) -> None:
     kappa is effective_batch / reference batch.
     """
     rows = [
-        {"rule": name, **{fact.lower(): rule_fact(name, fact) for fact in ("Summary", "Formula", "Source")}} for name in RATE_RULES
+        {"rule": name, **{fact.lower(): rule_fact(name, fact) for fact in ("Summary", "Formula", "Source")}}
+        for name in RATE_RULES
     ]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -570,7 +580,9 @@ def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, 
     if base is not None:
         kept = [one for one in kept if base in (one.name, one.base_name)]
     if not kept:
-        raise StudyFileError(f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` begins one.")
+        raise StudyFileError(
+            f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` begins one."
+        )
     if base is None and len({one.base_name for one in kept}) > 1:
         names = ", ".join(one.name for one in kept)
         raise StudyFileError(f"storage {masked(url)}: holds several studies, so say which with --name: {names}")
@@ -620,9 +632,7 @@ def show(
     console.print(knee_words(front) or "", markup=False)
 
 
-def _show_trial(
-    url: str, study: str, front: ParetoFront, records: list[TrialRecord], number: int, as_json: bool
-) -> None:
+def _show_trial(url: str, study: str, front: ParetoFront, records: list[TrialRecord], number: int, as_json: bool) -> None:
     from .search.export import json_text, trial_document
     from .search.records import Records
 
@@ -724,7 +734,7 @@ def init(folder: Path) -> None:
     for name in names:
         content = resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
         click.echo(f"wrote {write_file(folder / name, content)}")
-    inside = "" if folder == Path(".") else f"cd {folder} && "
+    inside = "" if folder == Path() else f"cd {folder} && "
     click.echo(f"Next: {inside}bsearch check study.yaml && bsearch run study.yaml")
 
 

@@ -49,7 +49,8 @@ class StudySearcher(Searcher):
         self._study, self._task, self._slots = study, task, slots
         self._numbers: dict[str, int] = {}
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:
+        """A Tune config, `FINISHED`, or None for "ask again later"."""
         # Tune may ask for all its slots at once, so that their processes start together, and one ahead; a suggestion
         # made earlier than that would know less than it could.
         if len(self._numbers) > self._slots:

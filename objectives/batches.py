@@ -26,7 +26,7 @@ def mixed(*numbers: int | np.ndarray) -> np.ndarray:
 
     Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators".
     """
-    state = np.uint64(0)
+    state: Any = np.uint64(0)
     with np.errstate(over="ignore"):
         for number in numbers:
             state = (np.asarray(number).astype(np.uint64) ^ state) + _GOLDEN

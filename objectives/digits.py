@@ -6,7 +6,7 @@ Data: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UC
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import numpy as np
@@ -33,22 +33,16 @@ def _digits() -> Data:
     return Data(train, evaluation, test)
 
 
-def named_optimizer(
-    parameters: Iterable[nn.Parameter], setup: TrialSetup, default: str = "sgd"
-) -> torch.optim.Optimizer:
+def named_optimizer(parameters: Iterable[nn.Parameter], setup: TrialSetup, default: str = "sgd") -> torch.optim.Optimizer:
     """The optimizer that the parameter `optimizer` names, with the settings of the rule."""
     name = str(setup.parameters.get("optimizer", default))
     if name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=setup.learning_rate, momentum=0.9, nesterov=True, weight_decay=setup.weight_decay
-        )
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        return torch.optim.SGD(parameters, lr=setup.learning_rate, momentum=0.9, nesterov=True, weight_decay=setup.weight_decay)
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     if name not in kinds:
         known = ["sgd", *kinds]
         raise ObjectiveError(f"space.optimizer: expected one of {', '.join(known)}; got {name!r}.{near_miss(name, known)}")
-    return kinds[name](
-        parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps, weight_decay=setup.weight_decay
-    )
+    return kinds[name](parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps, weight_decay=setup.weight_decay)
 
 
 class Digits(Task):

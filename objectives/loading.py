@@ -45,8 +45,7 @@ def load_objective(reference: str) -> Task | TrainFunction:
         return found  # type: ignore[no-any-return]
     kind = "a function that yields nothing" if inspect.isfunction(found) else f"a {type(found).__name__}"
     raise ObjectiveError(
-        f"task {reference}: expected a Task or a generator function `def train(setup): ... yield Measurement(...)`, "
-        f"got {kind}"
+        f"task {reference}: expected a Task or a generator function `def train(setup): ... yield Measurement(...)`, got {kind}"
     )
 
 

@@ -68,9 +68,7 @@ class Task(ABC):
 
     def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
         """The optimizer, at the setup's learning rate; default: SGD with Nesterov momentum 0.9."""
-        return torch.optim.SGD(
-            parameters, lr=setup.learning_rate, momentum=0.9, nesterov=True, weight_decay=setup.weight_decay
-        )
+        return torch.optim.SGD(parameters, lr=setup.learning_rate, momentum=0.9, nesterov=True, weight_decay=setup.weight_decay)
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score | Mapping[str, Score]:
         """One metric, or several by name; default: accuracy and the mean cross-entropy `val_loss`."""

@@ -81,7 +81,7 @@ class TrainingRun:
             with self.autocast():
                 loss = self.task.loss(self.model, to_device(batch, self.device), self.setup)
             _check_loss(self.task, loss, samples)
-            self.scaler.scale(loss.total / size).backward()  # type: ignore[no-untyped-call]
+            self.scaler.scale(loss.total / size).backward()
             total += loss.total.detach()
             denominator = denominator + loss.denominator
         self.scaler.unscale_(self.optimizer)
@@ -98,9 +98,11 @@ class TrainingRun:
         if not isinstance(denominator, Tensor):
             if denominator == size:
                 return
-            denominator = torch.tensor(float(denominator), device=self.device)
+            denominator = torch.tensor(denominator, device=self.device)
+        # In double precision: a count of tokens over a count of samples would lose eight digits in single.
+        denominator = denominator.double()
         # A step whose every label is ignored has no gradient, rather than 0/0.
-        ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float32).tiny), 0.0)
+        ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_mul_(gradients, ratio.to(gradients[0].dtype))
 
@@ -129,7 +131,7 @@ class TrainingRun:
     def measurements(self) -> Iterator[Measurement]:
         """Train the whole budget; measure at equal fractions of it and at its end."""
         setup = self.setup
-        limits = {
+        limits: dict[str, Any] = {
             "largest_micro_batch": setup.largest_micro_batch,
             "smallest_micro_batch": setup.smallest_micro_batch,
         }
@@ -286,7 +288,9 @@ def _checked_data(data: Any) -> Data:
     for name in ("train", "evaluation"):
         dataset = getattr(data, name)
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
-            raise ObjectiveError(f"Task.data: {name}: expected a map-style data set with a length, got {type(dataset).__name__}")
+            raise ObjectiveError(
+                f"Task.data: {name}: expected a map-style data set with a length, got {type(dataset).__name__}"
+            )
         if len(dataset) == 0:
             raise ObjectiveError(f"Task.data: {name}: expected at least one sample, got an empty data set")
     return data
@@ -301,7 +305,7 @@ def _check_loss(task: Task, loss: Any, samples: int) -> None:
             "Write Loss(cross_entropy(..., reduction='sum'), len(labels))."
         )
     if not isinstance(loss.total, Tensor) or loss.total.dim() != 0:
-        shape = tuple(loss.total.shape) if isinstance(loss.total, Tensor) else type(loss.total).__name__
+        shape = str(tuple(loss.total.shape)) if isinstance(loss.total, Tensor) else type(loss.total).__name__
         raise ObjectiveError(f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'.")
     if not loss.total.requires_grad:
         raise ObjectiveError(f"{where}: expected a total that hangs on the model's parameters, got one without a graph")
@@ -312,7 +316,9 @@ def _named(task: Task, scores: Any) -> Mapping[str, Score]:
         return {"accuracy": scores}
     if isinstance(scores, Mapping) and all(isinstance(score, Score) for score in scores.values()):
         return scores
-    raise ObjectiveError(f"{_name(task)}.score: expected Score(total, denominator) or a dict of them, got {type(scores).__name__}")
+    raise ObjectiveError(
+        f"{_name(task)}.score: expected Score(total, denominator) or a dict of them, got {type(scores).__name__}"
+    )
 
 
 def _check_optimizer(task: Task, optimizer: Any, setup: TrialSetup) -> None:

@@ -56,7 +56,9 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
             yield _out_of_memory(error, setup)
         else:
             place = _users_line(error)
-            yield Outcome("error", f"{name}: {type(error).__name__}: {error}{place}", "".join(traceback.format_exception(error)))
+            yield Outcome(
+                "error", f"{name}: {type(error).__name__}: {error}{place}", "".join(traceback.format_exception(error))
+            )
     finally:
         # Generators hold models and data: a closed one gives its memory back before the next trial begins.
         if hasattr(measurements, "close"):

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from ..spaces.errors import ObjectiveError
 from ..spaces.study import near_miss
@@ -46,7 +47,7 @@ _SMALL = 64  # pixels up to which a stem made for 224 throws away too much
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class Images(Dataset[tuple[Tensor, Tensor, Tensor | None]]):
     """Images as bytes with their labels; a batch is (pixels (n, 3, size, size) uint8, labels, random numbers or None).
 
     `pixels` may be memory-mapped. With `augmented`, each sample brings three random numbers of its own.
@@ -170,7 +171,9 @@ def _augment(setup: TrialSetup) -> str:
     dataset = str(setup.parameters.get("dataset", "folder"))
     chosen = str(setup.parameters.get("augment", "none" if dataset == "mnist" else "flip"))
     if chosen not in _AUGMENTS:
-        raise ObjectiveError(f"space.augment: expected one of {', '.join(_AUGMENTS)}; got {chosen!r}.{near_miss(chosen, _AUGMENTS)}")
+        raise ObjectiveError(
+            f"space.augment: expected one of {', '.join(_AUGMENTS)}; got {chosen!r}.{near_miss(chosen, _AUGMENTS)}"
+        )
     return chosen
 
 

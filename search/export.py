@@ -120,11 +120,16 @@ def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
+
+    def points(chosen: Iterable[TrialRecord]) -> tuple[list[float], list[float]]:
+        pairs = [(record.train_s, record.accuracy) for record in chosen]
+        known = [(x, y) for x, y in pairs if x is not None and y is not None]
+        return [x for x, _ in known], [y for _, y in known]
+
     others = [record for record in records if record.outcome == "complete" and record not in front.trials]
-    axes.scatter([r.train_s for r in others], [r.accuracy for r in others], s=18, color="0.75", label="other trials")
+    axes.scatter(*points(others), s=18, color="0.75", label="other trials")
     axes.plot(
-        [r.train_s for r in front.trials],
-        [r.accuracy for r in front.trials],
+        *points(front.trials),
         marker="o",
         drawstyle="steps-post",
         color="C0",
@@ -132,12 +137,14 @@ def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str
     )
     for record in front.trials:
         batch = record.parameters.get("effective_batch", record.facts.get("effective_batch"))
-        axes.annotate(f"{batch}", (record.train_s, record.accuracy), textcoords="offset points", xytext=(4, -11), fontsize=8)
+        axes.annotate(
+            f"{batch}", (record.train_s or 0.0, record.accuracy or 0.0), textcoords="offset points", xytext=(4, -11), fontsize=8
+        )
         if record.number == front.knee:
-            axes.scatter([record.train_s], [record.accuracy], s=140, facecolors="none", edgecolors="C3", label="knee", zorder=3)
+            axes.scatter(*points([record]), s=140, facecolors="none", edgecolors="C3", label="knee", zorder=3)
     started = [record for record in records if "start" in record.facts and record.outcome == "complete"]
     if started:
-        axes.scatter([r.train_s for r in started], [r.accuracy for r in started], marker="*", s=130, color="C1", label="yours")
+        axes.scatter(*points(started), marker="*", s=130, color="C1", label="yours")
     axes.set_xscale("log")
     axes.set(xlabel="train_s (seconds of training)", ylabel=front.metric, title=f"{title} (numbers: effective_batch)")
     axes.grid(alpha=0.3)

@@ -77,9 +77,7 @@ def forecast(spec: StudySpec, profile: DeviceProfile, law: StepTime, evaluate_sa
             continue
         step_s = law.step_s(plan)
         plans.append(
-            PlannedBatch(
-                batch, plan.accumulation, plan.largest_micro_batch, step_s, law.train_s(plan, profile.training_set)
-            )
+            PlannedBatch(batch, plan.accumulation, plan.largest_micro_batch, step_s, law.train_s(plan, profile.training_set))
         )
     epochs = bounds(spec.space.epochs)
     epoch_s = [plan.epoch_s for plan in plans]
@@ -115,7 +113,9 @@ def _advice(
         advice.append("name what you use today under `start:`, and the end will say how the front compares with it")
     searched = len(spec.space.searched())
     if spec.budget.trials < 5 * searched:
-        advice.append(f"{spec.budget.trials} trials are few for {searched} searched parameters; {10 * searched} are a good number")
+        advice.append(
+            f"{spec.budget.trials} trials are few for {searched} searched parameters; {10 * searched} are a good number"
+        )
     if profile.batch_statistics and (spec.memory.largest_micro_batch or spec.space.accumulation is not None):
         advice.append(
             "the model has BatchNorm, which sees the micro-batch and not the whole batch: accumulation changes what is learned"

@@ -58,9 +58,7 @@ def knee(points: Sequence[tuple[float, float]]) -> int | None:
     return max(range(1, len(points) - 1), key=lambda index: below[index])
 
 
-def front_of(
-    records: Iterable[TrialRecord], metric: str = "accuracy", direction: Direction = "maximize"
-) -> ParetoFront:
+def front_of(records: Iterable[TrialRecord], metric: str = "accuracy", direction: Direction = "maximize") -> ParetoFront:
     """The front of a study's trials; its knee is named by trial number."""
     sign = -1.0 if direction == "maximize" else 1.0
     finished = [record for record in records if record.outcome == "complete"]

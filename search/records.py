@@ -22,6 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy.engine import Connection, Engine, make_url
@@ -246,7 +247,9 @@ class Records:
             LauncherError: another driver holds it and is alive.
         """
         with self._transaction() as connection:
-            row = connection.execute(sa.select(_studies.c.holder, _studies.c.heartbeat_at).where(_studies.c.name == study)).one()
+            row = connection.execute(
+                sa.select(_studies.c.holder, _studies.c.heartbeat_at).where(_studies.c.name == study)
+            ).one()
             if row.holder and row.holder != self.holder and not _is_gone(row.holder, row.heartbeat_at):
                 host, process, _ = row.holder.rsplit(":", 2)
                 raise LauncherError(
@@ -377,9 +380,8 @@ def _migrate(engine: Engine) -> None:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     head = ScriptDirectory.from_config(config).get_current_head()
     with engine.connect() as connection:
-        if sa.inspect(connection).has_table(VERSION_TABLE):
-            if connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar() == head:  # noqa: S608
-                return
+        if MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision() == head:
+            return
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

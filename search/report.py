@@ -37,9 +37,9 @@ def number(value: object) -> str:
 def front_table(front: ParetoFront, most: int | None = None) -> Table:
     """The front, fastest first, with the settings that give each point."""
     trials = front.trials if most is None else front.trials[:most]
-    searched = sorted({name for trial in trials for name in trial.parameters} - {*_SHOWN, "accumulation"})
+    searched = sorted({name for trial in trials for name in trial.parameters} - {*_SHOWN, "accumulation", "reference_rate"})
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("trial", "train_s", front.metric, *_SHOWN, "micro x acc.", *searched, ""):
+    for name in ("trial", "train_s", front.metric, *_SHOWN, "micro\nx acc.", *searched, ""):
         _column(table, name, "left" if name == "rule" else "right")
     for trial in trials:
         values = {**trial.facts, **trial.parameters}
@@ -58,7 +58,7 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
 
 
 def _column(table: Table, name: str, justify: Literal["left", "right"]) -> None:
-    """Long names go over two lines, and no line is cut."""
+    """Long names go over two lines."""
     table.add_column(name.replace("_", "\n", 1) if len(name) > 8 else name, justify=justify, no_wrap=True, vertical="bottom")
 
 
@@ -152,5 +152,7 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
             )
         if better.number != faster.number and better.accuracy is not None:
             change = better.accuracy - setting.accuracy
-            parts.append(f"trial {better.number} has {front.metric} {number(better.accuracy)} ({change:+.3g}) in its time or less")
+            parts.append(
+                f"trial {better.number} has {front.metric} {number(better.accuracy)} ({change:+.3g}) in its time or less"
+            )
         yield f"{where} -> {'; '.join(parts)}."

@@ -238,9 +238,7 @@ class StudyRun:
 
     def _infeasible(self, suggestion: Suggestion, error: InfeasiblePlanError) -> None:
         facts = {"outcome": "infeasible", "message": str(error), **_searched_only(self.spec, suggestion)}
-        self._finish(
-            suggestion.number, {"state": "PRUNED", "values": None, "constraint": error.violation, "facts": facts}
-        )
+        self._finish(suggestion.number, {"state": "PRUNED", "values": None, "constraint": error.violation, "facts": facts})
 
     def _finish(self, number: int, result: Mapping[str, Any]) -> None:
         self._suggester.tell(number, result)
@@ -270,7 +268,7 @@ def trial_setup(
     Raises:
         InfeasiblePlanError: no plan, or a rule that is undefined there.
     """
-    values = dict(suggestion.parameters)
+    values: dict[str, Any] = dict(suggestion.parameters)
     training_set = profile.training_set or 1
     effective_batch, epochs = int(values.pop("effective_batch")), values.pop("epochs")
     samples_budget = max(1, round(float(epochs) * training_set))
@@ -355,7 +353,9 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile) -> list[Fault]:
     faults = []
     if profile.training_set is None:
         faults.append(
-            Fault("training.samples", "expected the size of the training set, since a bare generator does not tell it; got none")
+            Fault(
+                "training.samples", "expected the size of the training set, since a bare generator does not tell it; got none"
+            )
         )
     else:
         _, largest = bounds(spec.space.effective_batch)
@@ -372,7 +372,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile) -> list[Fault]:
         faults.append(
             Fault(
                 "space.rule",
-                f"expected a rule for {profile.optimizer}, which has no betas; got {adam_rules[0]!r}, which scales Adam's betas. "
+                f"expected a rule for {profile.optimizer}, which has no betas; got {adam_rules[0]!r}, which scales them. "
                 "Use linear or sqrt, or an Adam optimizer.",
             )
         )

@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+
 def fault(message: str) -> PydanticCustomError:
     """An error whose message is already in our words; the reader adds file, line, key and value."""
     return PydanticCustomError("bsearch", "{message}", {"message": message})
@@ -200,4 +201,3 @@ def real(domain: Domain) -> Domain:
     if isinstance(domain, Range):
         return domain.model_copy(update={"low": float(domain.low), "high": float(domain.high)})
     return domain
-

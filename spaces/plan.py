@@ -56,8 +56,7 @@ class BatchPlan:
                 raise InfeasiblePlanError(f"{name}: expected an integer >= 1, got {value!r}")
         if self.effective_batch < self.devices:
             raise InfeasiblePlanError(
-                f"effective_batch: expected at least one sample for each of {self.devices} devices, "
-                f"got {self.effective_batch}",
+                f"effective_batch: expected at least one sample for each of {self.devices} devices, got {self.effective_batch}",
                 violation=(self.devices - self.effective_batch) / self.devices,
             )
 

@@ -7,7 +7,17 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 
 from .domain import (
     AnyDomain,
@@ -32,7 +42,7 @@ from .schedule import SCHEDULES
 
 
 def near_miss(word: Any, known: Any) -> str:
-    """" Did you mean 'x'?" where one of the known words is near, else nothing.
+    """ " Did you mean 'x'?" where one of the known words is near, else nothing.
 
     >>> near_miss("sqr", ["linear", "sqrt"])
     " Did you mean 'sqrt'?"
@@ -253,7 +263,7 @@ class StudySpec(Section):
     )
     cluster: Cluster = Cluster()
 
-    _folder: Path = PrivateAttr(Path("."))
+    _folder: Path = PrivateAttr(Path())
 
     # What must stay as it was for old and new trials to be one experiment.
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")

@@ -71,6 +71,7 @@ def located(error: StudyFileError, path: Path) -> StudyFileError:
         node = yaml.compose(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return error
+    assert node is not None  # it was read before
     faults = [
         fault if fault.file or not fault.key else replace(fault, file=str(path), line=_line(node, tuple(fault.key.split("."))))
         for fault in error.faults
@@ -104,7 +105,9 @@ def parse_study(text: str, file: str = "study.yaml") -> StudySpec:
         raise StudyFileError(_yaml_fault(error, file)) from None
     if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
         raise StudyFileError(Fault("", "expected keys such as study, task and space; got no mapping", file, 1))
-    faults = [Fault(_dotted(key), f"the key is written twice; first in line {first}", file, line) for key, line, first in _twice(node)]
+    faults = [
+        Fault(_dotted(key), f"the key is written twice; first in line {first}", file, line) for key, line, first in _twice(node)
+    ]
     try:
         study = StudySpec.model_validate(data)
     except ValidationError as error:
@@ -209,9 +212,9 @@ _EXPECTED = {
 }
 _BOUNDS = {
     "greater_than_equal": (">=", "ge"),
-    "greater_than": "> gt".split(),
+    "greater_than": [">", "gt"],
     "less_than_equal": ("<=", "le"),
-    "less_than": "< lt".split(),
+    "less_than": ["<", "lt"],
 }
 
 

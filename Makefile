@@ -1,0 +1,43 @@
+# make run    install, then the example study        make test   the tests (under 10 minutes on two cores)
+# make check  format, lint, types, layers, wheel     make test-all  the heavy ones too
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Tests and studies keep to their own threads; Ray does not report usage.
+export RAY_USAGE_STATS_ENABLED := 0
+export OMP_NUM_THREADS := 1
+
+.PHONY: install run test test-all check clean
+install: $(STAMP)
+
+# The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable ".[dev,dashboard,postgres]"
+	touch $@
+
+run: install
+	$(BIN)/bsearch run examples/digits.yaml
+
+test: install
+	$(BIN)/pytest -n 2 -m "not ray and not packaging and not slow"
+	$(BIN)/pytest -m "ray and not slow"
+
+test-all: install
+	$(BIN)/pytest -m "not packaging"
+
+check: install .cache/typing/bsearch
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest -m packaging
+
+# mypy looks for the package by its installed name, which the root folder does not bear.
+.cache/typing/bsearch:
+	mkdir -p .cache/typing
+	ln -sfn ../.. $@
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info results examples/results

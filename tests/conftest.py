@@ -1,0 +1,88 @@
+"""Fixtures: study files, the tasks they name, and where the real data lies."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tarfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+TASKS = Path(__file__).parent / "tasks_for_tests.py"
+BSEARCH = Path(sys.executable).parent / "bsearch"
+
+
+def small_study(**changes: Any) -> dict[str, Any]:
+    """A study on digits that trains in seconds; top-level keys may be replaced or, with None, left out."""
+    study: dict[str, Any] = {
+        "study": "small",
+        "task": "bsearch.objectives.digits:Digits",
+        "space": {
+            "effective_batch": {"low": 16, "high": 600},
+            "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+            "rule": ["linear", "sqrt"],
+            "epochs": 2,
+        },
+        "training": {"evaluations": 2},
+        "budget": {"trials": 4},
+        "cluster": {"trials_at_once": 2},
+    }
+    study.update(changes)
+    return {key: value for key, value in study.items() if value is not None}
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a study file: `study_file(budget={"trials": 2})` changes keys of a small one."""
+
+    def write(**changes: Any) -> Path:
+        path = tmp_path / "study.yaml"
+        path.write_text(yaml.safe_dump(small_study(**changes), sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def cifar_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CIFAR-10 as folders of images: 2,000 to train on and 500 to test, unpacked from the real data."""
+    folder = os.environ.get("BSEARCH_DATA")
+    archive = Path(folder or "") / "cifar10-images.tar.xz"
+    if not folder or not archive.is_file():
+        pytest.skip("BSEARCH_DATA names no folder with cifar10-images.tar.xz")
+    target = tmp_path_factory.mktemp("cifar")
+    limits = {"train": 200, "test": 50}
+    with tarfile.open(archive) as tar:
+        taken: dict[str, int] = {}
+        for member in tar:
+            parts = Path(member.name).parts
+            if not member.isfile() or len(parts) < 3:
+                continue
+            split, label = parts[-3:-1]
+            if taken.get(f"{split}/{label}", 0) < limits.get(split, 0):
+                taken[f"{split}/{label}"] = taken.get(f"{split}/{label}", 0) + 1
+                member.name = str(Path(split, label, parts[-1]))
+                tar.extract(member, target, filter="data")
+    return target
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray of two CPUs that all tests of this session join; gone when they end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        try:
+            yield cluster.address
+        finally:
+            cluster.shutdown()

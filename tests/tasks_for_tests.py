@@ -1,0 +1,176 @@
+"""Real training code that behaves, and some that breaks its contract in one way each."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from bsearch.objectives import Data, Loss, Measurement, Score, Task, TrialSetup
+from bsearch.objectives.digits import Digits
+
+
+def points(samples: int, seed: int) -> TensorDataset:
+    """Two-dimensional points, labelled by the side of a line they lie on."""
+    inputs = torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+
+class Points(Task):
+    """A line through points: a trial in milliseconds."""
+
+    def data(self, setup: TrialSetup) -> Data:
+        return Data(points(400, 0), points(101, 1))
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return nn.Linear(2, 2)
+
+
+class Explodes(Points):
+    """Learns with a rate so large that the loss overflows after some steps."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        inputs, labels = batch
+        outputs = model(inputs)
+        return Loss((outputs[:, 0] ** 4).sum() + outputs.sum() * 1e18, len(labels))
+
+
+class NanAtOnce(Points):
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        return Loss(model(batch[0]).sum() * float("nan"), len(batch[1]))
+
+
+class Raises(Points):
+    """Fails in the same line in every trial, after its first evaluation."""
+
+    def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Score:
+        if setup.samples_budget > 1:
+            raise ValueError("the score is not ready")
+        return Score(0, 1)
+
+
+class RaisesForSome(Points):
+    """Fails for small batches only, each time with another message."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if setup.samples_budget > 1 and setup.effective_batch < 40:
+            raise RuntimeError(f"batch {setup.effective_batch} in trial {setup.number}")
+        return super().loss(model, batch, setup)
+
+
+class SmallMemory(Points):
+    """Memory for 50 samples in a pass, as a device of that size would have."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if len(batch[1]) > 50:
+            raise torch.OutOfMemoryError(f"tried to allocate {len(batch[1])} samples")
+        return super().loss(model, batch, setup)
+
+
+class KillsItsWorker(Points):
+    """The worker of trial 1 dies by SIGKILL in its first attempt."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if setup.number == 1 and setup.attempt == 0 and setup.samples_budget > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch, setup)
+
+
+class AlwaysKillsItsWorker(Points):
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if setup.number == 1 and setup.samples_budget > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch, setup)
+
+
+class Slow(Points):
+    """A second a trial, so that there is time to interrupt it."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if setup.samples_budget > 1:
+            time.sleep(len(batch[1]) / setup.samples_budget)
+        return super().loss(model, batch, setup)
+
+
+class NeedsTwo(Points):
+    """BatchNorm over points: one sample in a pass does not work."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+
+
+class NoSamples(Points):
+    def data(self, setup: TrialSetup) -> Data:
+        return Data(points(0, 0), points(10, 1))
+
+
+class PerSampleLoss(Points):
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        inputs, labels = batch
+        return Loss(nn.functional.cross_entropy(model(inputs), labels, reduction="none"), len(labels))
+
+
+class TensorLoss(Points):
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> torch.Tensor:  # type: ignore[override]
+        inputs, labels = batch
+        return nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+
+
+class IgnoresTheRate(Points):
+    def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
+        return torch.optim.SGD(parameters, lr=0.123)
+
+
+class AdamDigits(Digits):
+    def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
+        return torch.optim.Adam(parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps)
+
+
+class CountsSamples(Points):
+    """Writes down which samples every optimizer step saw."""
+
+    def data(self, setup: TrialSetup) -> Data:
+        inputs = torch.arange(60, dtype=torch.float32).reshape(30, 2) / 60
+        return Data(TensorDataset(inputs, torch.arange(30) % 2, torch.arange(30)), points(10, 1))
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        inputs, labels, names = batch
+        with Path(str(setup.parameters["log"])).open("a") as file:
+            file.write(" ".join(map(str, names.tolist())) + "\n")
+        return super().loss(model, [inputs, labels], setup)
+
+
+def own_loop(setup: TrialSetup) -> Iterator[Measurement]:
+    """A loop of one's own: it knows its plan, its rate and its budget, and tells what it measures."""
+    task = Points()
+    data, model = task.data(setup), task.model(setup)
+    optimizer = task.optimizer(model.parameters(), setup)
+    seen, begun = 0, time.perf_counter()
+    while seen < setup.samples_budget:
+        index = torch.arange(seen, seen + setup.effective_batch) % len(data.train)
+        loss = task.loss(model, data.train[index], setup)
+        (loss.total / loss.denominator).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += setup.effective_batch
+    score = task.score(model, data.evaluation[torch.arange(101)], setup)["accuracy"]
+    yield Measurement(samples_seen=seen, elapsed_s=time.perf_counter() - begun, accuracy=float(score.total) / 101)
+
+
+def stops_short(setup: TrialSetup) -> Iterator[Measurement]:
+    yield Measurement(samples_seen=1, elapsed_s=0.1, accuracy=0.5)
+
+
+def yields_dicts(setup: TrialSetup) -> Iterator[Measurement]:
+    yield {"accuracy": 0.5}  # type: ignore[misc]
+
+
+def not_a_generator(setup: TrialSetup) -> None:
+    return None
+
+
+a_number = 3

@@ -1,0 +1,112 @@
+"""Laws of the sample stream: each epoch's samples once each, exactly the budget, the same whoever fetches them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, TensorDataset
+
+from bsearch.objectives.batches import Fetcher, SampleKeys, SampleStream, batches, epoch_order, in_order, mixed, to_device
+
+
+@given(st.integers(1, 200), st.integers(0, 2**40), st.integers(1, 900), st.integers(1, 300))
+def test_each_epoch_holds_every_sample_once(samples: int, seed: int, budget: int, step: int) -> None:
+    stream = SampleStream(samples, seed)
+    seen: list[tuple[int, int]] = []
+    for start in range(0, budget, step):
+        keys = stream.take(start, min(step, budget - start))
+        seen += zip(keys.epoch.tolist(), keys.index.tolist(), strict=True)
+    assert len(seen) == budget
+    whole, rest = divmod(budget, samples)
+    for epoch in range(whole):
+        assert sorted(index for e, index in seen if e == epoch) == list(range(samples))
+    assert max(Counter(seen).values()) == 1
+    assert sum(e == whole for e, _ in seen) == rest
+
+
+@given(st.integers(2, 100), st.integers(0, 100), st.lists(st.integers(1, 50), min_size=1, max_size=8))
+def test_the_stream_is_the_same_however_it_is_cut(samples: int, seed: int, sizes: list[int]) -> None:
+    whole = SampleStream(samples, seed).take(0, sum(sizes))
+    stream, start, parts = SampleStream(samples, seed), 0, []
+    for size in sizes:
+        parts.append(stream.take(start, size))
+        start += size
+    assert np.array_equal(np.concatenate([part.index for part in parts]), whole.index)
+    assert np.array_equal(np.concatenate([part.epoch for part in parts]), whole.epoch)
+
+
+def test_epochs_and_seeds_shuffle_differently() -> None:
+    orders = [tuple(epoch_order(100, seed, epoch)) for seed in range(3) for epoch in range(3)]
+    assert len(set(orders)) == 9
+    assert tuple(epoch_order(100, 1, 1)) == orders[4]
+
+
+def test_a_samples_random_numbers_are_its_own_and_even() -> None:
+    def keys(index: list[int], epoch: int, seed: int = 7) -> SampleKeys:
+        return SampleKeys(np.array(index), np.full(len(index), epoch), seed)
+
+    together, alone = keys([3, 5, 8], 2).uniform(4), keys([5], 2).uniform(4)
+    assert torch.equal(together[1:2], alone)
+    assert not torch.equal(alone, keys([5], 3).uniform(4))
+    assert not torch.equal(alone, keys([5], 2, seed=8).uniform(4))
+    numbers = SampleKeys(np.arange(20000), np.zeros(20000, dtype=np.int64), 0).uniform(3).numpy()
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    assert np.abs(numbers.mean(0) - 0.5).max() < 0.01
+    assert np.abs(np.corrcoef(numbers.T) - np.eye(3)).max() < 0.03
+
+
+def test_mixing_has_no_collisions_among_neighbours() -> None:
+    bits = mixed(0, np.arange(200)[:, None], np.arange(500)[None, :])
+    assert len(np.unique(bits)) == 200 * 500
+
+
+class Noisy(Dataset[Any]):
+    """Data with randomness of its own from all three generators, as augmentation has."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, torch.Tensor]:
+        return index, random.random(), float(np.random.rand()), torch.rand(2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_loader_workers_change_no_bit(workers: int) -> None:
+    stream = SampleStream(23, seed=5)
+    passes = [stream.take(start, size) for start, size in [(0, 7), (7, 1), (8, 30)]]
+    here = list(batches(Fetcher(Noisy()), passes, workers=0))
+    before = torch.get_rng_state(), random.getstate()
+    there = list(batches(Fetcher(Noisy()), passes, workers=workers))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    for ours, theirs in zip(here, there, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_samples_own_randomness_hangs_not_on_its_pass() -> None:
+    stream = SampleStream(23, seed=5)
+    whole = Fetcher(Noisy()).fetch(stream.take(0, 20))
+    parts = [Fetcher(Noisy()).fetch(stream.take(start, 5)) for start in (0, 5, 10, 15)]
+    for column, tensor in enumerate(whole):
+        assert torch.equal(tensor, torch.cat([part[column] for part in parts]))
+
+
+def test_data_is_read_in_order_once_for_evaluation() -> None:
+    data = TensorDataset(torch.arange(10))
+    fetched = [batch[0].tolist() for batch in batches(Fetcher(data), in_order(10, 4, 0), 0)]
+    assert fetched == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_batches_of_any_shape_move_to_the_device() -> None:
+    batch = {"a": torch.ones(2), "b": [torch.zeros(1), ("text", None, 3)]}
+    moved = to_device(batch, torch.device("meta"))
+    assert moved["a"].device.type == moved["b"][0].device.type == "meta"
+    assert moved["b"][1] == ("text", None, 3)

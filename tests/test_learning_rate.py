@@ -1,0 +1,91 @@
+"""Learning-rate rules against the numbers of their sources."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bsearch.spaces.errors import BsearchError, InfeasiblePlanError
+from bsearch.spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
+from bsearch.spaces.schedule import SCHEDULES, evaluation_points, rate_factor
+
+HALF = RuleConstants(exponent=0.5)
+
+
+@pytest.mark.parametrize("rule", RATE_RULES)
+@given(st.floats(1e-6, 10), st.integers(1, 10**6))
+def test_every_rule_gives_the_reference_back_at_the_reference_batch(rule: str, rate: float, batch: int) -> None:
+    reference = OptimizerSettings(rate, betas=(0.9, 0.95), eps=1e-7, weight_decay=0.1)
+    scaled = scaled_settings(rule, reference, reference_batch=batch, effective_batch=batch, constants=HALF)
+    assert scaled.learning_rate == pytest.approx(rate)
+    assert scaled.betas == pytest.approx(reference.betas)
+    assert (scaled.eps, scaled.weight_decay) == pytest.approx((1e-7, 0.1))
+
+
+def test_linear_gives_the_rates_of_goyal() -> None:
+    # "Accurate, large minibatch SGD", section 2.1 and 5: 0.1 at 256 images, 3.2 at 8k.
+    for batch, rate in [(256, 0.1), (512, 0.2), (1024, 0.4), (8192, 3.2)]:
+        scaled = scaled_settings("linear", OptimizerSettings(0.1), reference_batch=256, effective_batch=batch)
+        assert scaled.learning_rate == pytest.approx(rate)
+
+
+def test_sqrt_gives_the_rates_of_you() -> None:
+    # "Large batch optimization for deep learning", BERT with square-root scaling: 5 / (2^3 x 10^3) at 512, ... 5 / 10^3 at 32k.
+    for batch, power in [(512, 3), (1024, 2.5), (2048, 2), (4096, 1.5), (8192, 1), (16384, 0.5), (32768, 0)]:
+        scaled = scaled_settings("sqrt", OptimizerSettings(5 / (2**3 * 10**3)), reference_batch=512, effective_batch=batch)
+        assert scaled.learning_rate == pytest.approx(5 / (2**power * 10**3))
+
+
+def test_power_holds_the_other_rules() -> None:
+    for rule, exponent in [("constant", 0.0), ("sqrt", 0.5), ("linear", 1.0)]:
+        ours = scaled_settings(
+            "power", OptimizerSettings(0.1), reference_batch=64, effective_batch=1000, constants=RuleConstants(exponent)
+        )
+        same = scaled_settings(rule, OptimizerSettings(0.1), reference_batch=64, effective_batch=1000)
+        assert ours.learning_rate == pytest.approx(same.learning_rate)
+    with pytest.raises(BsearchError, match="expected an exponent"):
+        scaled_settings("power", OptimizerSettings(0.1), reference_batch=64, effective_batch=1000)
+
+
+@given(st.floats(1.0, 9.9))
+def test_adam_sde_keeps_the_averages_long_in_samples(kappa: float) -> None:
+    # Malladi 2022: kappa-fold batches average over kappa-fold fewer steps, so over as many samples.
+    reference = OptimizerSettings(1e-3)
+    scaled = RATE_RULES["adam_sde"](reference, kappa, HALF)
+    for before, after in zip(reference.betas, scaled.betas, strict=True):
+        assert (1 - after) == pytest.approx(kappa * (1 - before), rel=1e-6)
+    assert scaled.learning_rate**2 / kappa == pytest.approx(reference.learning_rate**2)
+    assert scaled.eps * kappa**0.5 == pytest.approx(reference.eps)
+
+
+def test_adam_sde_is_undefined_where_an_average_would_hold_less_than_a_step() -> None:
+    with pytest.raises(InfeasiblePlanError, match=r"below 1 .* at kappa 16"):
+        scaled_settings("adam_sde", OptimizerSettings(1e-3), reference_batch=64, effective_batch=1024)
+
+
+@pytest.mark.parametrize("rule", RATE_RULES)
+def test_every_rule_tells_its_formula_and_its_source(rule: str) -> None:
+    assert "rate = " in rule_fact(rule, "Formula")
+    assert "arXiv" in rule_fact(rule, "Source")
+    assert rule_fact(rule, "Summary").endswith(".")
+
+
+@given(st.sampled_from(sorted(SCHEDULES)), st.floats(0, 0.9), st.floats(0, 1))
+def test_the_schedule_stays_between_nothing_and_the_peak(schedule: str, warmup: float, fraction: float) -> None:
+    assert -1e-12 <= rate_factor(schedule, warmup, fraction) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10, 1000])
+def test_the_sum_of_rate_times_samples_does_not_hang_on_the_batch(steps: int) -> None:
+    # A straight line integrates exactly at the steps' middles, so large batches get no less training.
+    total = sum(rate_factor("linear", 0.0, (step + 0.5) / steps) / steps for step in range(steps))
+    assert total == pytest.approx(0.5)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 50))
+def test_evaluations_end_at_the_budget_and_never_repeat(budget: int, evaluations: int) -> None:
+    points = evaluation_points(budget, evaluations)
+    assert points[-1] == budget
+    assert list(points) == sorted(set(points))
+    assert len(points) == min(evaluations, len(points))

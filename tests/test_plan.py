@@ -1,0 +1,105 @@
+"""Laws of the plan: every integer batch, in shares and passes that lose no sample."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bsearch.spaces.errors import InfeasiblePlanError
+from bsearch.spaces.plan import BatchPlan, even_parts, plan_batch, step_sizes
+
+
+def passes_of(plan: BatchPlan) -> list[tuple[int, ...]]:
+    return [plan.passes(device) for device in range(plan.devices)]
+
+
+def assert_laws(plan: BatchPlan) -> None:
+    batch, devices, accumulation = plan.effective_batch, plan.devices, plan.accumulation
+    passes = passes_of(plan)
+    assert sum(map(sum, passes)) == batch
+    assert tuple(map(sum, passes)) == plan.shares
+    assert max(plan.shares) - min(plan.shares) <= 1
+    sizes = {size for device in passes for size in device}
+    assert len(sizes) <= 2
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) == plan.largest_micro_batch == math.ceil(math.ceil(batch / devices) / accumulation)
+    assert min(size for size in sizes if size) == plan.smallest_micro_batch
+    # Only a step's last pass synchronises: no device may miss it.
+    assert all(device[-1] > 0 for device in passes)
+    assert sorted(plan.all_passes()) == sorted(size for device in passes for size in device if size)
+
+
+def test_every_small_plan_keeps_the_laws() -> None:
+    for batch in range(1, 301):
+        for devices in range(1, 9):
+            if batch < devices:
+                with pytest.raises(InfeasiblePlanError):
+                    BatchPlan(batch, 1, devices)
+                continue
+            for accumulation in range(1, 9):
+                assert_laws(BatchPlan(batch, accumulation, devices))
+
+
+@given(st.integers(1, 2**40), st.integers(1, 2000), st.integers(1, 64))
+def test_every_large_plan_keeps_the_laws(batch: int, accumulation: int, devices: int) -> None:
+    if batch >= devices:
+        assert_laws(BatchPlan(batch, accumulation, devices))
+
+
+def test_without_a_wish_accumulation_is_the_fewest_that_fits() -> None:
+    for batch in range(1, 301):
+        for devices in (1, 2, 3, 8):
+            for cap in (1, 2, 3, 7, 16, 33, 100, 300):
+                if batch < devices:
+                    continue
+                plan = plan_batch(batch, devices=devices, largest_micro_batch=cap)
+                assert plan.largest_micro_batch <= cap
+                if plan.accumulation > 1:
+                    assert BatchPlan(batch, plan.accumulation - 1, devices).largest_micro_batch > cap
+
+
+@given(st.integers(1, 10**6), st.integers(1, 64), st.integers(1, 10**4), st.integers(1, 50))
+def test_a_wish_below_the_minimum_is_raised_and_above_it_kept(batch: int, devices: int, cap: int, wish: int) -> None:
+    if batch < devices:
+        return
+    fewest = plan_batch(batch, devices=devices, largest_micro_batch=cap).accumulation
+    assert plan_batch(batch, devices=devices, largest_micro_batch=cap, accumulation=wish).accumulation == max(wish, fewest)
+
+
+def test_what_cannot_be_planned_says_by_how_much() -> None:
+    with pytest.raises(InfeasiblePlanError, match="at most 4 passes") as near:
+        plan_batch(500, largest_micro_batch=100, accumulation_high=4)
+    with pytest.raises(InfeasiblePlanError) as far:
+        plan_batch(5000, largest_micro_batch=100, accumulation_high=4)
+    assert 0 < near.value.violation < far.value.violation
+    with pytest.raises(InfeasiblePlanError, match="at least 2 samples in a pass"):
+        plan_batch(5, accumulation=3, smallest_micro_batch=2)
+    with pytest.raises(InfeasiblePlanError, match="expected an integer >= 1, got 0"):
+        plan_batch(0)
+    with pytest.raises(InfeasiblePlanError, match="largest micro-batch: expected an integer >= 1"):
+        plan_batch(5, largest_micro_batch=0)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 1000))
+def test_parts_differ_by_at_most_one(total: int, parts: int) -> None:
+    shares = even_parts(total, parts)
+    assert sum(shares) == total
+    assert len(shares) == parts
+    assert max(shares) - min(shares) <= 1
+
+
+@given(st.integers(1, 5000), st.integers(1, 700), st.integers(1, 4), st.integers(1, 3), st.integers(2, 64))
+def test_steps_spend_the_budget_exactly(budget: int, batch: int, devices: int, smallest: int, cap: int) -> None:
+    limits = {"devices": devices, "smallest_micro_batch": smallest, "largest_micro_batch": cap}
+    try:
+        sizes = list(step_sizes(budget, batch, **limits))
+    except InfeasiblePlanError:
+        assert budget < batch
+        return
+    assert sum(sizes) == budget
+    if budget >= batch:
+        assert sizes[:-1] == [batch] * (len(sizes) - 1)
+        assert sizes[-1] < 2 * batch

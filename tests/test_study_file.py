@@ -1,0 +1,179 @@
+"""Study files: what they may say, and what a person reads when they say it wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import small_study
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.study import StudySpec
+from bsearch.spaces.study_file import parse_study, read_study
+
+EVERYTHING = """
+study: cifar-resnet
+task: tasks.py:Cifar
+space:
+  effective_batch: {low: 16, high: 4096}
+  reference_rate: {low: 1e-3, high: 1.0, at_batch: 128}
+  rule: [linear, power]
+  exponent: {low: 0, high: 1}
+  epochs: {low: 2, high: 20}
+  accumulation: {low: 1, high: 8}
+  weight_decay: {low: 1e-6, high: 1e-2, log: true}
+  width: {choices: [32, 64], changes_cost: true}
+  dataset: cifar10
+training: {precision: bf16, schedule: cosine, warmup: 5%, clip_norm: null, evaluations: 10, seed: 0, workers: 2}
+memory: {largest_micro_batch: 256}
+devices: {per_trial: 1, kind: cpu, cpus: 2}
+budget: {trials: 60, hours: 8}
+objectives: {speed: train_s, accuracy: {metric: val_loss, direction: minimize}}
+start:
+  - {effective_batch: 256, reference_rate: 0.1, rule: linear, exponent: 0.5, epochs: 10, accumulation: 1,
+     weight_decay: 1e-4, width: 32}
+storage: sqlite:///cifar.db
+cluster: {address: auto, trials_at_once: 4}
+"""
+
+
+def messages(text: str) -> list[str]:
+    with pytest.raises(StudyFileError) as error:
+        parse_study(text)
+    return str(error.value).splitlines()
+
+
+def test_a_whole_study_is_read_as_it_is_written() -> None:
+    spec = parse_study(EVERYTHING)
+    assert spec.space.reference_batch == 128
+    assert spec.space.effective_batch.log
+    assert spec.training.warmup == 0.05
+    assert list(spec.space.searched()) == [
+        "effective_batch",
+        "reference_rate",
+        "rule",
+        "exponent",
+        "epochs",
+        "accumulation",
+        "weight_decay",
+        "width",
+    ]
+    assert spec.space.fixed() == {"dataset": "cifar10"}
+    assert spec.objectives.accuracy.direction == "minimize"
+
+
+def test_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "study.yaml"
+    path.parent.mkdir()
+    path.write_text(EVERYTHING)
+    spec = read_study(path)
+    assert spec.task == f"{tmp_path}/deep/tasks.py:Cifar"
+    assert spec.storage == f"sqlite:///{tmp_path}/deep/cifar.db"
+    assert spec.folder == tmp_path / "deep"
+    assert read_study(path, storage="postgresql+psycopg://u@h/d").storage == "postgresql+psycopg://u@h/d"
+
+
+def test_every_fault_is_told_at_once_with_its_line() -> None:
+    text = EVERYTHING.replace("low: 16", "low: 0").replace("[linear, power]", "[linear, sqr]").replace("warmup: 5%", "warmup: 5")
+    text = text.replace("precision: bf16", "precison: bf16").replace("trials: 60", "trials: many")
+    assert messages(text) == [
+        "study.yaml:5: space.effective_batch: expected an integer >= 1, got 0",
+        "study.yaml:7: space.rule: expected one of constant, linear, sqrt, power, adam_sde; got 'sqr'. Did you mean 'sqrt'?",
+        "study.yaml:14: training.warmup: expected a share from 0 up to 1, got 5. Write 5% or 0.05.",
+        "study.yaml:14: training.precison: unknown key. Did you mean 'precision'? Known here: precision, schedule, warmup, "
+        "clip_norm, evaluations, seed, workers, cudnn_benchmark, betas, eps, samples",
+        "study.yaml:17: budget.trials: expected an integer, got 'many'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("study: cifar-resnet", "study: a b", "study.yaml:2: study: expected a name of letters"),
+        ("task: tasks.py:Cifar", "task: tasks.py", "task: expected module:name or path/file.py:name, got 'tasks.py'"),
+        ("task: tasks.py:Cifar\n", "", "study.yaml:2: task: expected this key, got none"),
+        ("low: 16, high: 4096", "low: 16.5, high: 4096", "space.effective_batch: expected an integer >= 1, got 16.5"),
+        ("low: 16, high: 4096", "low: 4096, high: 16", "space.effective_batch: expected low <= high, got low 4096 and high 16"),
+        ("low: 16, high: 4096", "lo: 16, high: 4096", "space.effective_batch.lo: unknown key. Did you mean 'low'?"),
+        ("low: 1e-3, high: 1.0", "low: -1, high: 1.0", "space.reference_rate: expected a number above 0, got -1"),
+        ("low: 1e-3, high: 1.0", "low: .nan, high: 1.0", "space.reference_rate.low: expected a finite number, got nan"),
+        ("at_batch: 128", "at_batch: 1.5", "space.reference_rate.at_batch: expected an integer, got 1.5"),
+        ("  exponent: {low: 0, high: 1}\n", "", "rule power: expected space.exponent with it, got none"),
+        ("weight_decay: {low: 1e-6", "weight_decay: {low: 0", "expected low above 0 on a logarithmic scale, got low 0"),
+        ("weight_decay: {", "weight_decy: {", "space.weight_decy: 'weight_decy' would be a new parameter of the task"),
+        ("choices: [32, 64]", "choices: [32, [64]]", "space.width.choices[1]: expected a number, text, or true or false, got [64]"),
+        ("choices: [32, 64]", "choices: []", "space.width.choices: expected at least one value, got []"),
+        ("seed: 0", "seed: -1", "training.seed: expected a number >= 0, got -1"),
+        ("largest_micro_batch: 256", "largest_micro_batch: 0", "expected a number >= 1, got 0"),
+        ("per_trial: 1", "per_trial: 2", "devices.per_trial: expected 1; got 2"),
+        ("kind: cpu", "kind: cuda", "devices.kind: expected one of auto, cpu, gpu; got 'cuda'."),
+        ("speed: train_s", "speed: time", "objectives.speed: expected train_s; got 'time'"),
+        ("effective_batch: 256, r", "effective_batch: 9000, r", "start[0].effective_batch: expected 16 to 4096 (log)"),
+        ("width: 32}", "wdth: 32}", "start[0].wdth: expected a parameter of space, got 'wdth'. Did you mean 'width'?"),
+        (", width: 32}", "}", "start[0]: expected a value for every searched parameter, got none for width"),
+        ("budget: {", "budget: {}\nbudget: {", "budget: the key is written twice; first in line 17"),
+        ("hours: 8}", "hours: 8", "expected YAML, but expected ',' or '}'"),
+    ],
+)
+def test_a_slip_is_told_in_words_that_help(before: str, after: str, message: str) -> None:
+    assert before in EVERYTHING
+    told = "\n".join(messages(EVERYTHING.replace(before, after)))
+    assert message in told
+
+
+def test_numbers_are_those_of_yaml_1_2() -> None:
+    study = yaml.safe_dump(small_study()).replace("0.02", "2e-2")
+    assert parse_study(study).space.reference_rate.low == 0.02
+    assert parse_study(study + "\nstorage: no").storage == "no"
+
+
+def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
+    for content, message in [
+        (b"", "got no mapping"),
+        (b"- a", "got no mapping"),
+        (b"\xff\xfe", "expected UTF-8 text"),
+        (b"a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
+        (b"x" * (1 << 21), "at most 1048576 bytes"),
+    ]:
+        path = tmp_path / "study.yaml"
+        path.write_bytes(content)
+        with pytest.raises(StudyFileError, match=message):
+            read_study(path)
+    with pytest.raises(StudyFileError, match="cannot be read: No such file"):
+        read_study(tmp_path / "missing.yaml")
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(StudySpec.model_fields)), _json)
+def test_no_value_of_any_key_ends_in_a_traceback(key: str, value: object) -> None:
+    text = yaml.safe_dump({**small_study(), key: value}, allow_unicode=True)
+    try:
+        parse_study(text)
+    except StudyFileError as error:
+        assert str(error)
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=60))
+def test_no_text_ends_in_a_traceback(text: str) -> None:
+    with pytest.raises(StudyFileError):
+        parse_study(text)
+
+
+def test_the_identity_holds_what_may_not_change(study_file: Callable[..., Path]) -> None:
+    spec = read_study(study_file())
+    assert spec.identity() == read_study(study_file(budget={"trials": 99}, cluster={"trials_at_once": 1})).identity()
+    assert spec.identity() != read_study(study_file(training={"evaluations": 3})).identity()
+    assert json.loads(json.dumps(spec.identity())) == spec.identity()
