@@ -64,7 +64,7 @@ class _Commands(click.Group):
             ctx.exit(FAILED)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("bsearch", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="bsearch")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(debug: bool) -> None:
@@ -739,4 +739,4 @@ def init(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="bsearch")

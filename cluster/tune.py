@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,7 @@ class TuneRunner:
                 with contextlib.suppress(ConnectionError):
                     ray.init(address="auto", **quiet)
             elif address != "local":
+                _knock(address)
                 ray.init(address=address, **quiet)
             if not ray.is_initialized():
                 # Ray counts the machine's cores; a study that wants more at once than that says so itself.
@@ -219,6 +221,17 @@ class TuneRunner:
                 tuner.fit()
         if study.crashed is not None:
             raise study.crashed
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nobody listens: Ray itself would wait for minutes.
+
+    Raises:
+        OSError: nothing answers there.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ def rate_factor(schedule: str, warmup: float, fraction: float) -> float:
     Args:
         warmup: share of the budget spent rising in a straight line from 0, in [0, 1).
 
-    >>> [rate_factor("cosine", 0.1, fraction) for fraction in (0.05, 0.1, 0.55, 1.0)]
+    >>> [round(rate_factor("cosine", 0.1, fraction), 9) for fraction in (0.05, 0.1, 0.55, 1.0)]
     [0.5, 1.0, 0.5, 0.0]
     """
     if fraction < warmup:

@@ -6,7 +6,6 @@ package to understand the driver, whatever either runs on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
@@ -45,7 +44,7 @@ class TrialSetup:
     training: Training
     epochs: float
     rule: str = "constant"
-    reference_rate: float = math.nan
+    reference_rate: float | None = None
     reference_batch: int = 1
     largest_micro_batch: int | None = None
     smallest_micro_batch: int = 1

@@ -26,7 +26,7 @@ def small_study(**changes: Any) -> dict[str, Any]:
         "study": "small",
         "task": "bsearch.objectives.digits:Digits",
         "space": {
-            "effective_batch": {"low": 16, "high": 600},
+            "effective_batch": {"low": 16, "high": 400},
             "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
             "rule": ["linear", "sqrt"],
             "epochs": 2,

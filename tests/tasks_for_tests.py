@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-
 from bsearch.objectives import Data, Loss, Measurement, Score, Task, TrialSetup
 from bsearch.objectives.digits import Digits
+from torch import nn
+from torch.utils.data import TensorDataset
 
 
 def points(samples: int, seed: int) -> TensorDataset:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bsearch.objectives.batches import Fetcher, SampleKeys, SampleStream, batches, epoch_order, in_order, mixed, to_device
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
-
-from bsearch.objectives.batches import Fetcher, SampleKeys, SampleStream, batches, epoch_order, in_order, mixed, to_device
 
 
 @given(st.integers(1, 200), st.integers(0, 2**40), st.integers(1, 900), st.integers(1, 300))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from bsearch.spaces.errors import BsearchError, InfeasiblePlanError
 from bsearch.spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from bsearch.spaces.schedule import SCHEDULES, evaluation_points, rate_factor
+from hypothesis import given
+from hypothesis import strategies as st
 
 HALF = RuleConstants(exponent=0.5)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from bsearch.spaces.errors import InfeasiblePlanError
 from bsearch.spaces.plan import BatchPlan, even_parts, plan_batch, step_sizes
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def passes_of(plan: BatchPlan) -> list[tuple[int, ...]]:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import small_study
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import StudySpec
 from bsearch.spaces.study_file import parse_study, read_study
+from conftest import small_study
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 EVERYTHING = """
 study: cifar-resnet
@@ -79,7 +78,9 @@ def test_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
 
 
 def test_every_fault_is_told_at_once_with_its_line() -> None:
-    text = EVERYTHING.replace("low: 16", "low: 0").replace("[linear, power]", "[linear, sqr]").replace("warmup: 5%", "warmup: 5")
+    text = (
+        EVERYTHING.replace("low: 16", "low: 0").replace("[linear, power]", "[linear, sqr]").replace("warmup: 5%", "warmup: 5")
+    )
     text = text.replace("precision: bf16", "precison: bf16").replace("trials: 60", "trials: many")
     assert messages(text) == [
         "study.yaml:5: space.effective_batch: expected an integer >= 1, got 0",
@@ -106,7 +107,11 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ("  exponent: {low: 0, high: 1}\n", "", "rule power: expected space.exponent with it, got none"),
         ("weight_decay: {low: 1e-6", "weight_decay: {low: 0", "expected low above 0 on a logarithmic scale, got low 0"),
         ("weight_decay: {", "weight_decy: {", "space.weight_decy: 'weight_decy' would be a new parameter of the task"),
-        ("choices: [32, 64]", "choices: [32, [64]]", "space.width.choices[1]: expected a number, text, or true or false, got [64]"),
+        (
+            "choices: [32, 64]",
+            "choices: [32, [64]]",
+            "space.width.choices[1]: expected a number, text, or true or false, got [64]",
+        ),
         ("choices: [32, 64]", "choices: []", "space.width.choices: expected at least one value, got []"),
         ("seed: 0", "seed: -1", "training.seed: expected a number >= 0, got -1"),
         ("largest_micro_batch: 256", "largest_micro_batch: 0", "expected a number >= 1, got 0"),

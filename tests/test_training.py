@@ -10,11 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TASKS
-from tasks_for_tests import CountsSamples, NeedsTwo, Points
-from torch import nn
-from torch.utils.data import TensorDataset
-
 from bsearch.objectives import Data, Loss, Task, TrialSetup
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.live_bytes import LiveBytes
@@ -25,6 +20,10 @@ from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan, plan_batch
 from bsearch.spaces.study import Training
 from bsearch.spaces.trial import Measurement
+from conftest import TASKS
+from tasks_for_tests import CountsSamples, NeedsTwo, Points
+from torch import nn
+from torch.utils.data import TensorDataset
 
 
 def setup(batch: int = 32, accumulation: int = 1, budget: int = 400, rate: float = 0.1, **changes: Any) -> TrialSetup:
@@ -250,9 +249,7 @@ def test_the_profile_finds_the_smallest_workable_micro_batch() -> None:
 
 
 def test_more_accumulation_needs_less_memory() -> None:
-    peaks = [
-        list(train_task(Digits(), setup(600, k, 1197 * 6)))[-1].facts["peak_bytes"] for k in (1, 2, 4)
-    ]  # 12 steps each
+    peaks = [list(train_task(Digits(), setup(600, k, 1197 * 6)))[-1].facts["peak_bytes"] for k in (1, 2, 4)]  # 12 steps each
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] > 1.5 * peaks[2]
 

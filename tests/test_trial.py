@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import TASKS
-from test_training import setup
-
 from bsearch.objectives.loading import load_objective, objective_hash
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import ObjectiveError
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
+from conftest import TASKS
+from test_training import setup
 
 
 def ending(name: str, **changes: object) -> Outcome:
@@ -51,7 +50,10 @@ def test_torchs_memory_error_names_the_micro_batch() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("stops_short", "expected to train on setup.samples_budget = 400 samples, give or take less than one step of 32; got 1"),
+        (
+            "stops_short",
+            "expected to train on setup.samples_budget = 400 samples, give or take less than one step of 32; got 1",
+        ),
         ("yields_dicts", "expected to yield Measurement, got dict"),
         ("not_a_generator", "got a function that yields nothing"),
         ("a_number", "got a int"),
@@ -90,7 +92,10 @@ def test_closing_an_attempt_closes_the_users_generator(tmp_path: Path) -> None:
         ("def train(:\n", r"mine.py:1: syntax error"),
         ("import no_such_package\n", "it imports 'no_such_package', which is not installed"),
         ("raise RuntimeError('no GPU')\n", r"importing it failed at .*mine.py:1: RuntimeError: no GPU"),
-        ("from bsearch.objectives import Task\nclass train(Task): pass\n", "expected the methods data and model, got no data, model"),
+        (
+            "from bsearch.objectives import Task\nclass train(Task): pass\n",
+            "expected the methods data and model, got no data, model",
+        ),
     ],
 )
 def test_a_task_file_that_cannot_be_loaded_says_why(tmp_path: Path, content: str, message: str) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from test_training import setup
-
 from bsearch.objectives.batches import Fetcher, SampleStream
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.objectives.vision import Vision, augmented
 from bsearch.spaces.errors import ObjectiveError
+from PIL import Image
+from test_training import setup
 
 
 @pytest.fixture
@@ -71,7 +70,8 @@ def test_augmentation_belongs_to_the_sample(folder: Path) -> None:
     whole = Fetcher(data).fetch(stream.take(0, 8))
     parts = [Fetcher(data).fetch(stream.take(start, 2)) for start in (0, 2, 4, 6)]
     assert torch.equal(
-        augmented(whole[0], whole[2], crop=True), torch.cat([augmented(pixels, uniform, crop=True) for pixels, _, uniform in parts])
+        augmented(whole[0], whole[2], crop=True),
+        torch.cat([augmented(pixels, uniform, crop=True) for pixels, _, uniform in parts]),
     )
 
 

@@ -1,0 +1,196 @@
+"""What every Runner keeps: each outcome of a trial ends as the table of outcomes says, and the storage shows it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from bsearch.objectives.loading import objective_hash
+from bsearch.search.pareto import front_of
+from bsearch.search.records import Records
+from bsearch.search.study_run import Event, Runner, StudyResult, run_study
+from bsearch.spaces.study_file import read_study
+from conftest import TASKS
+
+Run = Callable[..., StudyResult]
+
+
+class RunnerContract:
+    """Subclasses give a `runner` fixture; `study_file` writes studies into a folder of the test's own."""
+
+    @pytest.fixture
+    def go(self, runner: Callable[[Any], Any], study_file: Callable[..., Path]) -> Run:
+        def run(name: str | None = None, notify: Callable[[Event], None] = lambda event: None, **changes: Any) -> StudyResult:
+            if name is not None:
+                changes["task"] = f"{TASKS}:{name}"
+            spec = read_study(study_file(**changes))
+            with runner(spec) as place:
+                opened: Runner = place
+                return run_study(spec, opened, objective_hash(spec.task), notify=notify)
+
+        return run
+
+    @pytest.fixture
+    def kept(self, tmp_path: Path) -> Callable[[], optuna.Study]:
+        def load() -> optuna.Study:
+            return optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db")
+
+        return load
+
+    def test_a_study_meets_its_budget_exactly(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        result = go("Points", budget={"trials": 6})
+        trials = kept().trials
+        assert [trial.state.name for trial in trials] == ["COMPLETE"] * 6
+        assert kept().directions == [optuna.study.StudyDirection.MINIMIZE, optuna.study.StudyDirection.MAXIMIZE]
+        assert kept().metric_names == ["train_s", "accuracy"]
+        assert set(trials[0].params) == {"effective_batch", "reference_rate", "rule"}
+        assert {"micro_batch", "learning_rate", "samples_per_s", "accumulation", "peak_bytes", "epochs"} <= set(
+            max(trials, key=lambda trial: trial.user_attrs["steps"]).user_attrs
+        )
+        assert (result.stopped, result.failure) == ("", "")
+        assert all(trial.user_attrs["samples_budget"] == 800 for trial in trials)
+
+    def test_the_same_study_again_goes_on_where_it_stood(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        go("Points", budget={"trials": 3})
+        first = [trial.params for trial in kept().trials]
+        go("Points", budget={"trials": 5})
+        assert [trial.params for trial in kept().trials[:3]] == first
+        assert len(kept().trials) == 5
+        assert len({json.dumps(trial.params) for trial in kept().trials}) == 5
+        assert go("Points", budget={"trials": 5}).elapsed_s < 5
+        assert len(kept().trials) == 5
+
+    def test_the_users_setting_comes_first(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        setting = {"effective_batch": 77, "reference_rate": 0.1, "rule": "linear"}
+        go("Points", start=[setting], budget={"trials": 2})
+        assert kept().trials[0].params == setting
+        assert kept().trials[0].user_attrs["start"] == 0
+        assert kept().trials[0].user_attrs["learning_rate"] == pytest.approx(0.1 * 77 / 64)
+
+    def test_the_storage_holds_the_same_front_as_ours(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        result = go(budget={"trials": 8})
+        optunas = {trial.number for trial in kept().best_trials}
+        assert optunas == {trial.number for trial in result.front.trials}
+
+    def test_a_diverged_trial_counts_and_is_not_on_the_front(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {"effective_batch": 40, "reference_rate": {"low": 1e5, "high": 1e6}, "epochs": 5}
+        result = go("Explodes", space=space, budget={"trials": 2})
+        trials = kept().trials
+        assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
+        assert [trial.user_attrs["outcome"] for trial in trials] == ["diverged", "diverged"]
+        assert all(0 <= trial.values[1] <= 1 for trial in trials)
+        assert all(constraint <= 0 for trial in trials for constraint in trial.system_attrs["constraints"])
+        assert result.front.trials == ()
+
+    def test_the_same_error_three_times_stops_the_study_and_says_so(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        result = go("Raises", budget={"trials": 20})
+        assert result.failure.startswith("3 trials in a row failed alike: Raises: ValueError: the score is not ready")
+        # Trials that ran beside the third may have failed, or been cut off, by then.
+        states = [trial.state.name for trial in kept().trials]
+        assert set(states) <= {"FAIL", "WAITING"}
+        errors = [trial for trial in kept().trials if trial.user_attrs.get("outcome") == "error"]
+        assert 3 <= len(errors) <= 5
+        rows = [row for row in Records(f"sqlite:///{kept_path(kept())}").attempts("small") if row["outcome"] == "error"]
+        assert "Traceback" in rows[0]["traceback"]
+
+    def test_different_errors_do_not_count_and_do_not_stop_it(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {"effective_batch": {"low": 30, "high": 60}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+        start = [{"effective_batch": batch, "reference_rate": 0.1} for batch in (35, 36, 37)]
+        result = go("RaisesForSome", space=space, start=start, budget={"trials": 5})
+        outcomes = [trial.user_attrs["outcome"] for trial in kept().trials]
+        assert result.failure == ""
+        assert outcomes.count("complete") == 5
+        assert outcomes.count("error") >= 3
+
+    def test_out_of_memory_keeps_the_experiment_and_accumulates_more(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {"effective_batch": {"low": 150, "high": 400}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+        go("SmallMemory", space=space, budget={"trials": 3})
+        trials = kept().trials
+        assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
+        assert all(trial.user_attrs["micro_batch"] <= 50 for trial in trials)
+        assert all(trial.user_attrs["attempts"] >= 3 for trial in trials)
+        rows = Records(f"sqlite:///{kept_path(kept())}").attempts("small", 0)
+        assert [row["outcome"] for row in rows] == ["out_of_memory"] * (len(rows) - 1) + ["complete"]
+        assert len({row["setup"]["plan"]["effective_batch"] for row in rows}) == 1
+        assert len({row["setup"]["optimizer"]["learning_rate"] for row in rows}) == 1
+
+    def test_an_infeasible_plan_is_recorded_with_its_distance(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {
+            "effective_batch": {"low": 16, "high": 400},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+            "accumulation": {"low": 1, "high": 2},
+        }
+        start = [{"effective_batch": batch, "reference_rate": 0.1, "accumulation": 1} for batch in (200, 400, 100)]
+        go("Points", space=space, memory={"largest_micro_batch": 64}, start=start, budget={"trials": 5})
+        near, far, fits = kept().trials[:3]
+        assert (near.state.name, far.state.name, fits.state.name) == ("PRUNED", "PRUNED", "COMPLETE")
+        assert 0 < near.system_attrs["constraints"][0] < far.system_attrs["constraints"][0]
+        assert fits.user_attrs["accumulation"] == 2
+        assert sum(trial.state.name == "COMPLETE" for trial in kept().trials) == 5
+
+    def test_a_loop_of_ones_own_runs_the_same_way(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        go("own_loop", training={"samples": 400}, budget={"trials": 2})
+        assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 2
+
+    def test_another_metric_and_direction(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        objectives = {"accuracy": {"metric": "val_loss", "direction": "minimize"}}
+        result = go("Points", objectives=objectives, budget={"trials": 4})
+        assert kept().metric_names == ["train_s", "val_loss"]
+        assert kept().directions[1] == optuna.study.StudyDirection.MINIMIZE
+        assert {t.number for t in kept().best_trials} == {t.number for t in result.front.trials}
+        losses = [trial.accuracy for trial in result.front.trials]
+        assert losses == sorted(losses, reverse=True)
+
+    def test_an_interrupt_leaves_nothing_running_and_loses_nothing(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        ended: list[int] = []
+
+        def interrupt_after_two(event: Event) -> None:
+            if event.kind == "ended" and event.record is not None:
+                ended.append(event.record.number)
+                if len(ended) == 2:
+                    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+
+        space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+        result = go("Slow", space=space, notify=interrupt_after_two, budget={"trials": 5})
+        assert result.interrupted
+        before = kept().trials
+        assert "RUNNING" not in {trial.state.name for trial in before}
+        cut = [trial for trial in before if trial.user_attrs.get("outcome") == "interrupted"]
+        assert cut
+        for trial in cut:
+            assert before[trial.user_attrs["continued_by"]].user_attrs["continues"] == trial.number
+        go("Slow", space=space, budget={"trials": 5})
+        after = kept().trials
+        assert sum(trial.state.name == "COMPLETE" for trial in after) == 5
+        for trial in cut:
+            assert after[trial.user_attrs["continued_by"]].params == trial.params
+        assert {trial.state.name for trial in after} == {"COMPLETE", "FAIL"}
+
+    def test_hours_end_the_study_and_are_summed_over_runs(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+        budget = {"trials": 50, "hours": 3 / 3600}
+        begun = time.monotonic()
+        result = go("Slow", space=space, budget=budget)
+        assert time.monotonic() - begun < 60
+        assert "budget.hours" in result.stopped
+        assert "RUNNING" not in {trial.state.name for trial in kept().trials}
+        done = sum(trial.state.name == "COMPLETE" for trial in kept().trials)
+        again = go("Slow", space=space, budget=budget)
+        assert "budget.hours" in again.stopped
+        assert sum(trial.state.name == "COMPLETE" for trial in kept().trials) - done <= 1
+
+
+def kept_path(study: optuna.Study) -> str:
+    url = study._storage._backend.url  # type: ignore[attr-defined]
+    return str(url).removeprefix("sqlite:///")
+
+
+__all__ = ["RunnerContract", "front_of"]

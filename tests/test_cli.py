@@ -1,0 +1,284 @@
+"""The command line as a user meets it: help, documents, messages, exit codes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from bsearch.cli import main
+from click.testing import CliRunner, Result
+from conftest import BSEARCH, TASKS
+
+GOLDEN = Path(__file__).parent / "golden"
+COMMANDS = ["run", "check", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
+
+
+def bsearch(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_as_it_was_agreed(command: str) -> None:
+    # To agree on a new text: BSEARCH_WRITE_GOLDEN=1 pytest tests/test_cli.py, and read the diff.
+    result = bsearch(*([command] if command else []), "--help")
+    assert result.exit_code == 0
+    golden = GOLDEN / f"help-{command or 'bsearch'}.txt"
+    if os.environ.get("BSEARCH_WRITE_GOLDEN"):
+        golden.write_text(result.output)
+    assert result.output == golden.read_text()
+    if command:
+        assert "Example:" in result.output
+
+
+def test_every_command_is_known_here_and_told_in_the_readme() -> None:
+    assert sorted(main.commands) == sorted(COMMANDS)
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    for command in COMMANDS:
+        assert f"| `bsearch {command}" in readme, f"README.md's table of commands lacks {command}"
+
+
+def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None:
+    path = study_file(budget={"trials": 5}, start=[{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}])
+    run = bsearch("run", path, "--serial")
+    assert run.exit_code == 0, run.output
+    assert "Front of small: " in run.output
+    assert "Your setting today (trial 0" in run.output
+    assert "[5/5] trial 4 complete: accuracy" in run.output
+    folder = path.parent / "results" / "small"
+    assert sorted(file.name for file in folder.iterdir()) == ["front.csv", "front.json", "front.png"]
+    document = json.loads((folder / "front.json").read_text())
+    shown = json.loads(bsearch("show", path, "--json").output)
+    assert shown["front"] == document["front"]
+    rows = list(csv.DictReader(bsearch("export", path).output.splitlines()))
+    assert [int(row["trial"]) for row in rows] == [row["trial"] for row in document["front"]]
+    assert len(list(csv.DictReader(bsearch("export", path, "--what", "trials").output.splitlines()))) == 5
+    assert len(json.loads(bsearch("export", path, "--what", "trials", "--format", "json").output)["all"]) == 5
+    url = f"sqlite:///{path.parent}/small.db"
+    assert bsearch("show", url).output == bsearch("show", path).output
+    assert "complete" in bsearch("show", path, "--all").output
+    one = json.loads(bsearch("show", path, "--trial", 2, "--json").output)
+    assert [point["samples_seen"] for point in one["curve"]] == [1197, 2394] or len(one["curve"]) == 2
+    assert "samples_per_s" in bsearch("show", path, "--trial", 2).output
+    missing = bsearch("show", path, "--trial", 99)
+    assert (missing.exit_code, "has no trial 99; its trials are 0 to 4" in missing.output) == (2, True)
+
+
+def test_json_is_the_only_thing_on_stdout(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
+    for arguments in (["run", path, "--serial", "--json"], ["check", path, "--json"], ["show", path, "--json"]):
+        done = subprocess.run([BSEARCH, *arguments], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["study"] == "small"
+    for arguments in (["plan", "7", "--json"], ["rules", "--json"], ["schema"]):
+        assert json.loads(bsearch(*arguments).output)
+
+
+def test_a_task_runs_without_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [
+        "--batch",
+        "16:300",
+        "--rate",
+        "1e-2:1@64",
+        "--epochs",
+        "1:3",
+        "--rule",
+        "linear,sqrt",
+        "--trials",
+        3,
+        "--serial",
+    ]
+    result = bsearch("run", f"{TASKS}:Points", *options)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "points.db").exists()
+    assert (tmp_path / "results" / "points" / "front.csv").exists()
+    again = bsearch("run", f"{TASKS}:Points", *options)
+    assert "going on: 3 of 3 trials are done" in again.output
+    for wrong, message in [
+        (["--batch", "16:300"], "a task needs --batch LOW:HIGH and --rate LOW:HIGH"),
+        (["--batch", "a:b", "--rate", "1:2"], "--batch: expected LOW:HIGH such as 16:4096, got 'a'"),
+        (["--batch", "9:3", "--rate", "1:2"], "space.effective_batch: expected low <= high, got low 9 and high 3"),
+    ]:
+        refused = bsearch("run", f"{TASKS}:Points", *wrong)
+        assert refused.exit_code == 2
+        assert message in refused.output
+
+
+def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callable[..., Path]) -> None:
+    path = study_file()
+    text = path.read_text().replace("low: 16", "low: 0").replace("- sqrt", "- sqr").replace("epochs: 2", "epochs: -2")
+    path.write_text(text.replace("trials: 4", "trials: no").replace("evaluations: 2", "evalutions: 2"))
+    result = bsearch("run", path)
+    assert result.exit_code == 2
+    lines = result.output.splitlines()
+    assert [line.split(": ")[1] for line in lines] == [
+        "space.effective_batch",
+        "space.rule",
+        "space.epochs",
+        "training.evalutions",
+        "budget.trials",
+    ]
+    assert all(line.startswith(f"{path}:") for line in lines)
+    assert os.listdir(path.parent) == ["study.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"space": {"effective_batch": {"low": 1, "high": 5000}, "reference_rate": 0.1}},
+            ":4: space.effective_batch: expected at most the training set's 1197 samples, got 5000",
+        ),
+        (
+            {"space": {"effective_batch": 64, "reference_rate": 0.1, "rule": "adam_sde"}},
+            "space.rule: expected a rule for SGD, which has no betas; got 'adam_sde'",
+        ),
+        (
+            {"space": {"effective_batch": 64, "reference_rate": 0.1, "depth": 3}},
+            "space.depth: expected a parameter that the task reads; it never asked for this one",
+        ),
+        ({"task": f"{TASKS}:NoSamples"}, "train: expected at least one sample, got an empty data set"),
+        ({"task": f"{TASKS}:PerSampleLoss"}, "expected a scalar sum over 1 samples, got shape (1,)"),
+        ({"task": f"{TASKS}:NanAtOnce"}, "expected a finite loss from the new model's first batch, got nan"),
+        ({"task": f"{TASKS}:own_loop"}, "training.samples: expected the size of the training set"),
+        ({"task": f"{TASKS}:Missing"}, "expected 'Missing' in"),
+        ({"task": "nowhere.py:Mine"}, "nowhere.py: no such file"),
+        ({"storage": "mysql+pymysql://h/d"}, "the database's driver 'pymysql' is not installed"),
+        ({"storage": "sqlite:////sys/study/s.db"}, "expected a folder that can be written, but /sys/study"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_bad_input_is_told_without_a_traceback(
+    study_file: Callable[..., Path], command: str, changes: dict[str, object], message: str
+) -> None:
+    path = study_file(**changes)
+    result = bsearch(command, path, *(["--serial"] if command == "run" else []))
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_task_file_with_a_syntax_error_is_told(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text("class Mine(:\n")
+    result = bsearch("run", study_file(task="tasks.py:Mine"), "--serial")
+    assert result.exit_code == 2
+    assert "tasks.py:1: syntax error: " in result.output
+
+
+def test_a_folder_for_results_that_cannot_be_written_is_told(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 1})
+    result = bsearch("run", path, "--serial", "--out", "/sys/nowhere")
+    assert result.exit_code == 1
+    assert "/sys/nowhere/front.csv: cannot be written: " in result.output
+    assert json.loads(bsearch("show", path, "--json").output)["trials"] == {"complete": 1}
+
+
+def test_a_failing_study_ends_with_one(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Raises")
+    result = bsearch("run", path, "--serial")
+    assert result.exit_code == 1
+    assert "The study stopped: 3 trials in a row failed alike: Raises: ValueError: the score is not ready" in result.output
+    assert "Traceback" in bsearch("show", path, "--trial", 2).output
+
+
+def test_check_forecasts_the_study(study_file: Callable[..., Path]) -> None:
+    path = study_file(space={"effective_batch": {"low": 100, "high": 400}, "reference_rate": 0.1, "epochs": 3})
+    result = bsearch("check", path)
+    assert result.exit_code == 0
+    assert "1,197 training samples, 300 to evaluate, 17,258 parameters, SGD, on " in result.output
+    assert "A trial trains for " in result.output
+    document = json.loads(bsearch("check", path, "--json").output)
+    batches = [plan["effective_batch"] for plan in document["forecast"]["plans"]]
+    assert batches == [100, 141, 200, 283, 400]
+    assert document["forecast"]["slowest_trial_s"] >= document["forecast"]["fastest_trial_s"] > 0
+    assert any("search `epochs` as well" in advice for advice in document["forecast"]["advice"]) == (
+        document["forecast"]["span"] < 2.5
+    )
+    assert os.listdir(path.parent) == ["study.yaml"]
+
+
+def test_a_plan_is_told_with_its_weights() -> None:
+    result = bsearch("plan", 257, "--devices", 4, "--cap", 40, "--rate", 0.1, "--rule", "linear")
+    assert "257 samples per step = 4 devices x 2 passes of at most 33 samples" in result.output
+    document = json.loads(bsearch("plan", 257, "--devices", 4, "--cap", 40, "--json").output)
+    assert sum(weight for device in document["devices"] for weight in device["weights"]) == pytest.approx(1)
+    infeasible = bsearch("plan", 3, "--devices", 4)
+    assert (infeasible.exit_code, "at least one sample for each of 4 devices, got 3" in infeasible.output) == (2, True)
+
+
+def test_rules_are_told_with_formula_and_source() -> None:
+    result = bsearch("rules")
+    assert "rate = kappa**0.5 * reference_rate" in result.output
+    assert "arXiv 2205.10287" in result.output
+
+
+def test_the_schema_knows_every_key() -> None:
+    schema = json.loads(bsearch("schema").output)
+    assert {"study", "task", "space", "training", "memory", "devices", "budget", "objectives", "start"} <= set(
+        schema["properties"]
+    )
+
+
+def test_init_writes_what_runs_unchanged(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    result = bsearch("init", folder)
+    assert result.exit_code == 0
+    assert yaml.safe_load((folder / "study.yaml").read_text())["task"] == "tasks.py:MyTask"
+    run = bsearch("run", folder / "study.yaml", "--serial", "--trials", 3)
+    assert run.exit_code == 0, run.output
+    assert "Your setting today" in run.output
+    again = bsearch("init", folder)
+    assert (again.exit_code, "has study.yaml and tasks.py already; nothing was written" in again.output) == (2, True)
+
+
+def test_our_own_bugs_show_no_traceback_without_debug(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr("bsearch.search.study_run.run_study", broken)
+    path = study_file(task=f"{TASKS}:Points")
+    result = bsearch("run", path, "--serial")
+    assert result.exit_code == 1
+    assert "bsearch failed in a way it should not: RuntimeError: a bug of ours" in result.output
+    assert "Traceback" not in result.output
+    assert "Traceback" in CliRunner().invoke(main, ["--debug", "run", str(path), "--serial"]).output
+
+
+def test_the_dashboard_serves_the_study_on_this_machine_only(study_file: Callable[..., Path]) -> None:
+    pytest.importorskip("optuna_dashboard")
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
+    assert bsearch("run", path, "--serial").exit_code == 0
+    port = 18431
+    with subprocess.Popen([BSEARCH, "dashboard", path, "--port", str(port)], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert f"http://127.0.0.1:{port}/dashboard" in server.stdout.readline()
+            for _ in range(100):
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies/1") as answer:
+                        study = json.load(answer)
+                    break
+                except OSError:
+                    time.sleep(0.2)
+            assert [trial["state"] for trial in study["trials"]] == ["Complete", "Complete"]
+            assert study["objective_names"] == ["train_s", "accuracy"], sorted(study)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {BSEARCH} schema | head -1"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "{\n"
+    assert "Traceback" not in done.stderr
+    assert sys.version_info >= (3, 11)

@@ -1,0 +1,110 @@
+"""The driver is killed in mid-study, for real; the same command again finishes the study and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from conftest import BSEARCH, TASKS
+
+pytestmark = [pytest.mark.ray]
+SPACE = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+
+
+def finished(path: Path) -> dict[int, tuple[float, ...]]:
+    """Complete trials and their values, read by plain SQL beside the running driver."""
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+            rows = connection.execute(
+                "SELECT t.number, v.value FROM trials t JOIN trial_values v USING (trial_id) "
+                "WHERE t.state = 'COMPLETE' ORDER BY t.number, v.objective"
+            ).fetchall()
+    except sqlite3.OperationalError:
+        return {}
+    values: dict[int, tuple[float, ...]] = {}
+    for number, value in rows:
+        values[number] = (*values.get(number, ()), value)
+    return values
+
+
+def rays_of(group: int) -> list[int]:
+    """Processes of a session that are still there."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue
+        if int(session) == group and state != "Z":
+            found.append(int(process.name))
+    return found
+
+
+def start(path: Path, address: str) -> subprocess.Popen[bytes]:
+    command = [BSEARCH, "run", path]
+    environment = {**os.environ, "RAY_ADDRESS": address}
+    return subprocess.Popen(
+        command, start_new_session=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path], tmp_path: Path, ray_address: str) -> None:
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 8})
+    database = tmp_path / "small.db"
+    before: dict[int, tuple[float, ...]] = {}
+    for kills, enough in [(0, 2), (1, 4)]:
+        driver = start(path, ray_address)
+        try:
+            limit = time.monotonic() + 100
+            while len(finished(database)) < enough:
+                assert driver.poll() is None, f"the driver ended before kill {kills}"
+                assert time.monotonic() < limit
+                time.sleep(0.05)
+            time.sleep(random.uniform(0, 0.8))
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+        now = finished(database)
+        assert before.items() <= now.items()
+        before = now
+    driver = start(path, ray_address)
+    assert driver.wait(timeout=150) == 0
+    assert before.items() <= finished(database).items()
+    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{database}").trials
+    states = [trial.state.name for trial in trials]
+    assert states.count("COMPLETE") == 8
+    assert set(states) <= {"COMPLETE", "FAIL"}
+    for trial in trials:
+        if trial.state.name == "FAIL":
+            assert trials[trial.user_attrs["continued_by"]].params == trial.params
+
+
+def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 30})
+    with (tmp_path / "out").open("wb") as out:
+        driver = subprocess.Popen([BSEARCH, "run", path], start_new_session=True, stdout=out, stderr=out)
+        limit = time.monotonic() + 100
+        while not finished(tmp_path / "small.db"):
+            assert driver.poll() is None, (tmp_path / "out").read_text()
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
+        assert driver.wait(timeout=60) == 130
+    told = (tmp_path / "out").read_text()
+    assert "interrupted (SIGINT). To go on: bsearch run" in told
+    assert "Traceback" not in told
+    for _ in range(100):
+        if not rays_of(driver.pid):
+            break
+        time.sleep(0.2)
+    assert rays_of(driver.pid) == []
+    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
+    assert "RUNNING" not in {trial.state.name for trial in trials}

@@ -1,0 +1,208 @@
+"""The storage: one driver at a time, nothing lost between our tables and Optuna's, changes told."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from bsearch.objectives.loading import objective_hash
+from bsearch.search.records import LOCK_EXPIRES_S, Records, masked
+from bsearch.search.serial import SerialRunner
+from bsearch.search.study_run import Event, StudyRun, differences, run_study
+from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.study_file import read_study
+from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
+from conftest import TASKS
+from test_training import setup
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/small.db"
+
+
+@pytest.fixture
+def records(url: str) -> Records:
+    kept = Records(url)
+    kept.keep_study("law", "law", {"a": 1}, {"b": 2})
+    return kept
+
+
+def test_what_was_written_is_read_back(records: Records) -> None:
+    made = setup(37, 2)
+    records.begin(made)
+    records.measured(made, Measurement(100, 0.5, 0.25, {"accuracy": 0.25, "val_loss": float("nan")}, train_loss=float("inf")))
+    records.end(made, Outcome("complete", "fine"), {"values": [1.0, 2.0]})
+    (row,) = records.attempts("law")
+    assert (row["outcome"], row["message"], row["result"]) == ("complete", "fine", {"values": [1.0, 2.0]})
+    assert TrialSetup.from_dict(row["setup"]) == made
+    (point,) = records.curve("law", 0)
+    assert (point["samples_seen"], point["accuracy"], point["train_loss"]) == (100, 0.25, None)
+
+
+def test_the_database_is_set_up_for_one_writer_and_many_readers(records: Records, url: str) -> None:
+    with records.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1
+
+
+def test_one_driver_holds_a_study(records: Records, url: str) -> None:
+    records.take("law")
+    records.take("law")  # it is ours already
+    other = Records(url)
+    with pytest.raises(LauncherError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} is running it"):
+        other.take("law")
+    assert records.beat("law", 2.5)
+    assert not other.beat("law", 1.0)
+    records.release("law")
+    other.take("law")
+    assert not records.beat("law", 1.0)
+    assert records.studies()[0].driver_s == 2.5
+
+
+def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsewhere(records: Records, url: str) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    other = Records(url)
+
+    def held_by(holder: str, age_s: float) -> None:
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+            connection.execute("UPDATE bsearch_study SET holder = ?, heartbeat_at = ?", (holder, time.time() - age_s))
+
+    held_by(f"{socket.gethostname()}:{gone.pid}:x", 1.0)
+    other.take("law")
+    held_by("elsewhere:1:x", 1.0)
+    with pytest.raises(LauncherError, match="process 1 on elsewhere"):
+        other.take("law")
+    held_by("elsewhere:1:x", LOCK_EXPIRES_S + 1)
+    other.take("law")
+
+
+def test_a_newer_schema_is_refused(records: Records, url: str) -> None:
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        connection.execute("UPDATE bsearch_alembic_version SET version_num = '9999'")
+    with pytest.raises(LauncherError, match="a newer bsearch has written it"):
+        Records(url)
+
+
+def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url: str) -> None:
+    run(study_file(task=f"{TASKS}:Points", budget={"trials": 1}))
+    assert len(optuna.load_study(study_name="small", storage=url).trials) == 1
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert {name for name in tables if name.startswith("bsearch_")} == {
+        "bsearch_study",
+        "bsearch_attempt",
+        "bsearch_measurement",
+        "bsearch_alembic_version",
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nonsense", "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql.*; got 'nonsense'"),
+        ("oracel://u:secret@h/d", r"no such kind of database.*got 'oracel://u:\*\*\*@h/d'"),
+        ("mysql+pymysql://u:secret@h/d", r"driver 'pymysql' is not installed. Install it: pip install pymysql; got .*\*\*\*"),
+        ("sqlite:////sys/study/study.db", "expected a folder that can be written, but /sys/study: "),
+    ],
+)
+def test_a_storage_that_cannot_be_is_told(url: str, message: str) -> None:
+    with pytest.raises(StudyFileError, match=message) as error:
+        Records(url)
+    assert "secret" not in str(error.value)
+
+
+def test_a_database_that_refuses_is_told(tmp_path: Path) -> None:
+    (tmp_path / "no.db").write_text("this is no database, and long enough to be looked at by SQLite as one " * 20)
+    with pytest.raises(LauncherError, match=r"no.db: the database refused: file is not a database"):
+        Records(f"sqlite:///{tmp_path}/no.db")
+    with pytest.raises(LauncherError, match="no such database yet"):
+        Records(f"sqlite:///{tmp_path}/missing.db", create=False)
+
+
+def test_passwords_are_masked() -> None:
+    assert masked("postgresql+psycopg://u:secret@h/d") == "postgresql+psycopg://u:***@h/d"
+
+
+def run(path: Path, **options: object):  # type: ignore[no-untyped-def]
+    spec = read_study(path)
+    return run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task), **options)  # type: ignore[arg-type]
+
+
+def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., Path]) -> None:
+    run(study_file(task=f"{TASKS}:Points", budget={"trials": 1}))
+    changed = study_file(task=f"{TASKS}:NeedsTwo", budget={"trials": 1}, training={"evaluations": 3})
+    with pytest.raises(StudyFileError) as error:
+        run(changed)
+    told = str(error.value).splitlines()
+    assert "task.name: was Points, now NeedsTwo" in told
+    assert "training.evaluations: was 2, now 3" in told
+    assert "begin afresh with --new" in told[-1]
+    assert run(changed, fresh=True).name == "small-2"
+    # Each file goes on with its own study.
+    assert run(changed).name == "small-2"
+    assert run(study_file(task=f"{TASKS}:Points", budget={"trials": 1})).name == "small"
+
+
+def test_differences_name_the_keys() -> None:
+    assert list(differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4})) == [("a.c", 2, 3), ("d", None, 4)]
+
+
+def test_a_driver_that_died_between_the_two_writes_loses_nothing(
+    study_file: Callable[..., Path], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 3})
+
+    class Died(BaseException):
+        """As SIGKILL would: nothing of ours may run after it."""
+
+    def die(self: StudyRun, number: int, result: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(StudyRun, "_finish", die)  # our table has the end, Optuna has not been told
+        patch.setattr(StudyRun, "sweep", lambda self: None)
+        run(path)
+    study = optuna.load_study(study_name="small", storage=url)
+    assert [trial.state.name for trial in study.trials] == ["RUNNING"]
+    events: list[Event] = []
+    run(path, notify=events.append)
+    trials = optuna.load_study(study_name="small", storage=url).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
+    assert events[0].record is not None
+    assert events[0].record.number == 0
+
+
+def test_a_driver_that_died_in_a_trial_has_it_tried_again_once(
+    study_file: Callable[..., Path], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
+
+    class Died(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(StudyRun, "measured", die)
+        patch.setattr(StudyRun, "sweep", lambda self: None)
+        run(path)
+    # A second driver dies as well, between queueing the trial again and closing the old one.
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr("bsearch.search.suggest.Suggester.tell", die)
+        run(path)
+    run(path)
+    trials = optuna.load_study(study_name="small", storage=url).trials
+    assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert trials[0].params == trials[1].params
+    assert (trials[0].user_attrs["continued_by"], trials[1].user_attrs["continues"]) == (1, 0)
