@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import optuna
@@ -61,7 +62,7 @@ def ours(folder: Path, trials: int, over_ray: bool) -> list[float]:
     place = TuneRunner(spec.cluster, spec.devices, folder / "ray.log") if over_ray else nullcontext(SerialRunner(spec.devices))
     with place as runner:
         run_study(spec, runner, objective_hash(spec.task), notify=notify)
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in pairwise(ends)]
 
 
 def plain_optuna(folder: Path, trials: int) -> list[float]:
@@ -79,7 +80,7 @@ def plain_optuna(folder: Path, trials: int) -> list[float]:
     storage = f"sqlite:///{folder}/plain.db"
     study = optuna.create_study(storage=storage, directions=["minimize", "maximize"], sampler=sampler)
     study.optimize(objective, n_trials=trials, callbacks=[lambda *_: ends.append(time.perf_counter())])
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in pairwise(ends)]
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ def test_a_task_file_that_cannot_be_loaded_says_why(tmp_path: Path, content: str
 def test_a_missing_task_says_where_it_was_looked_for() -> None:
     with pytest.raises(ObjectiveError, match=r"task file /nowhere/tasks.py: no such file"):
         load_objective("/nowhere/tasks.py:Mine")
-    with pytest.raises(ObjectiveError, match="no module named 'nowhere'. Name a file as path/file.py:name"):
+    with pytest.raises(ObjectiveError, match=r"no module named 'nowhere'. Name a file as path/file.py:name"):
         load_objective("nowhere.tasks:Mine")
 
 

@@ -56,7 +56,7 @@ def test_some_of_the_samples_are_spread_over_the_classes(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vgg11_bn"])
 def test_torchvisions_models_fit_small_images(folder: Path, name: str) -> None:
     run = TrainingRun(Vision(), vision_setup(folder, model=name, image_size=32))
-    pixels, labels, uniform = run.train_fetcher.fetch(run.stream.take(0, 4))
+    pixels, _, uniform = run.train_fetcher.fetch(run.stream.take(0, 4))
     assert run.model(pixels).shape == (4, 2)
     assert uniform.shape == (4, 3)
     if name == "resnet18":
