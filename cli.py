@@ -383,7 +383,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     from .search.forecast import as_document, forecast, timing_plans
     from .search.records import storage_engine
     from .search.serial import SerialRunner
-    from .search.study_run import profile_faults, profiling_setup
+    from .search.study_run import legal_batches, legal_words, profile_faults, profile_request
     from .spaces.step_time import fit_step_time
 
     console = _terminal(as_json)
@@ -392,16 +392,17 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
         assert spec.storage is not None
         storage_engine(spec.storage).dispose()
         objective_hash(spec.task)
-        setup = profiling_setup(spec, runner.device)
-        profile = runner.profile(spec.task, setup)
-        if faults := profile_faults(spec, profile):
+        request = profile_request(spec, runner.device)
+        profile = runner.profile(spec.task, request)
+        legal = legal_batches(spec, [profile])
+        if faults := profile_faults(spec, profile, legal):
             raise StudyFileError(faults)
     if not isinstance(load_objective(spec.task), Task):
         console.print(f"{study}: valid. {spec.task} is a generator: its steps cannot be timed beforehand.", markup=False)
         if as_json:
             click.echo(json.dumps(as_document(spec.study, profile, None), indent=2))
         return
-    timed, evaluate_s = timed_steps(spec.task, setup, timing_plans(spec, profile), limit_s=10.0)
+    timed, evaluate_s = timed_steps(spec.task, request.setup, timing_plans(spec, profile), limit_s=10.0)
     slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // spec.devices.cpus, 1)
     told = forecast(spec, profile, fit_step_time(timed), evaluate_s, slots if runner.device == "cpu" else 1)
     if as_json:
@@ -429,6 +430,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
             number(plan.effective_batch / plan.step_s),
         )
     console.print(table)
+    console.print(legal_words(spec, legal, [profile]))
     console.print(
         f"A trial trains for {seconds(told.fastest_trial_s)} to {seconds(told.slowest_trial_s)}; the front will span up to "
         f"x{told.span:.3g} in time.\n{spec.budget.trials} trials take about {seconds(told.study_s)}, {slots} at once, "
@@ -437,6 +439,47 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     for advice in told.advice:
         console.print(f"- {advice}", markup=False)
     console.print(f"Next: bsearch run {study}", markup=False)
+
+
+# ---------------------------------------------------------------- profile
+
+
+@main.command(epilog=_epilog("bsearch profile study.yaml --png memory.png"))
+@click.argument("study", type=click.Path(path_type=Path))
+@click.option("--png", type=click.Path(path_type=Path), help="Draw the memory curve into this file.")
+@click.option("--seconds", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Time for real steps.")
+@storage_option
+@json_option
+def profile(study: Path, png: Path | None, seconds: float, storage: str | None, as_json: bool) -> None:
+    """Predict the memory of the study in STUDY, and measure what the time allows.
+
+    Prints peak bytes against the micro-batch (a trace of the very size, nothing extrapolated), where the bytes go, the
+    largest micro-batch under memory.limit, and the largest effective batch for each accumulation.
+    """
+    spec = read_study(study, storage=storage)
+    from .objectives.probe import memory_rows
+    from .search.export import json_text, memory_picture, write_file
+    from .search.report import memory_document, memory_plot, memory_tables
+    from .search.serial import SerialRunner
+    from .search.study_run import profile_request
+
+    console = _terminal(as_json)
+    runner = SerialRunner(spec.devices)
+    with _located(study):
+        request = profile_request(spec, runner.device, traces=True)
+        made = runner.profile(spec.task, request)
+        rows = memory_rows(spec.task, request, made, seconds)
+    document = memory_document(spec, made, rows)
+    if png is not None:
+        write_file(png, memory_picture(document))
+    if as_json:
+        click.echo(json_text(document), nl=False)
+        return
+    for part in memory_tables(document):
+        console.print(part)
+    console.print(memory_plot(document, console.width), markup=False)
+    if png is not None:
+        console.print(f"wrote {png}", style="dim")
 
 
 # ---------------------------------------------------------------- plan and rules

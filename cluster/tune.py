@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import platform
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -31,10 +32,10 @@ from ray.exceptions import RayError
 from ray.tune.search import Searcher
 
 from ..search.study_run import StudyRun
-from ..spaces.device import DeviceProfile
-from ..spaces.errors import LauncherError, ObjectiveError
+from ..spaces.device import DeviceProfile, ProfileRequest
+from ..spaces.errors import Fault, LauncherError, ObjectiveError, StudyFileError
 from ..spaces.study import Cluster, Devices
-from ..spaces.trial import Measurement, Outcome, TrialSetup
+from ..spaces.trial import Measurement, Outcome
 from .worker import AttemptTrainable, profile_here
 
 # What a worker's process needs before torch is imported. Large blocks come from the heap: malloc's mmap and trim
@@ -180,18 +181,26 @@ class TuneRunner:
         fit = min(int(have.get(name, 0) // amount) for name, amount in self._resources.items())
         return min(fit, self._cluster.trials_at_once or fit)
 
-    def profile(self, reference: str, setup: TrialSetup) -> DeviceProfile:
+    @property
+    def device_id(self) -> str:
+        kinds = sorted(name for name in ray.cluster_resources() if name.startswith("accelerator_type:"))
+        return f"{self.device} {platform.machine()} {' '.join(kinds) or platform.processor()}"
+
+    def profile(self, reference: str, request: ProfileRequest) -> DeviceProfile:
         profile = ray.remote(profile_here).options(
             num_cpus=self._devices.cpus,
             num_gpus=1 if self.device == "gpu" else 0,
             max_retries=0,
+            max_calls=1,  # whatever runs out of memory there leaves nothing behind for the trials
         )
         try:
-            answer = ray.get(profile.remote(reference, setup.to_dict()))
+            answer = ray.get(profile.remote(reference, request.to_dict()))
         except RayError as error:
             raise LauncherError(
                 f"the worker that tried the training code died: {str(error).splitlines()[0]} (details in {self._log_file})"
             ) from error
+        if "faults" in answer:
+            raise StudyFileError([Fault(key, message) for key, message in answer["faults"]])
         if "error" in answer:
             raise ObjectiveError(answer["error"])
         return DeviceProfile.from_dict(answer)

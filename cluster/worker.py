@@ -10,7 +10,8 @@ from ray import tune
 
 from ..objectives.probe import profile_objective
 from ..objectives.trial import start_attempt
-from ..spaces.errors import BsearchError
+from ..spaces.device import ProfileRequest
+from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 
 
@@ -47,9 +48,11 @@ class AttemptTrainable(tune.Trainable):
         """Tune asks for one when it stops a trial; what a study needs is in its storage."""
 
 
-def profile_here(reference: str, setup: dict[str, Any]) -> dict[str, Any]:
+def profile_here(reference: str, request: dict[str, Any]) -> dict[str, Any]:
     """The profile of this worker's device, or the user's error as words (exceptions of a task's own do not travel well)."""
     try:
-        return profile_objective(reference, TrialSetup.from_dict(setup)).to_dict()
+        return profile_objective(reference, ProfileRequest.from_dict(request)).to_dict()
+    except StudyFileError as error:
+        return {"faults": [(fault.key, fault.message) for fault in error.faults]}
     except BsearchError as error:
         return {"error": str(error)}

@@ -1,16 +1,20 @@
-"""Counting the bytes of living tensors, on any device: what a step needs at its peak.
+"""Counting the bytes of living tensors, on any device: what a step needs at its peak, and of what.
 
 Process memory says little on a CPU (allocators keep and round); storages that are alive say it exactly. Every
-storage an operation gives out is counted once, and uncounted when it dies.
+storage an operation gives out is counted once, and uncounted when it dies. Fake tensors have storages as well, so the
+same counter predicts what has never run.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -18,35 +22,78 @@ _BLOCK = 512  # bytes; what CUDA's caching allocator rounds to
 
 
 class LiveBytes(TorchDispatchMode):
-    """Inside the `with`, `peak_bytes` is the most that lived at once, what was registered before included."""
+    """Inside the `with`, `peak_bytes` is the most that lived at once, what was registered before included.
 
-    def __init__(self, already: Iterable[Any] = ()) -> None:
+    Args:
+        limit_bytes: a virtual device of that size: the operation that passes it raises `torch.OutOfMemoryError`, as a
+            real device's allocator would.
+    """
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
         super().__init__()
+        self.limit_bytes = limit_bytes
         self.live_bytes = 0
         self.peak_bytes = 0
-        self._known: set[int] = set()
-        for value in already:
-            self._register(value)
+        self.live_parts: Counter[str] = Counter()
+        self.peak_parts: Counter[str] = Counter()
+        self._known: dict[int, tuple[int, str]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in tree_iter(result):
-            self._register(value)
+        # What a forward pass makes lives on for the backward pass; what backward and the optimizer make is scratch,
+        # until a hook or `register` knows it as something better.
+        backward = torch._C._current_graph_task_id() != -1 or not torch.is_grad_enabled()
+        self.register(tree_iter(result), "workspace" if backward else "activations")
+        if self.limit_bytes is not None and self.live_bytes > self.limit_bytes:
+            raise torch.OutOfMemoryError(
+                f"virtual device: {self.live_bytes} bytes live, {self.live_bytes - self.limit_bytes} over the limit of "
+                f"{self.limit_bytes}"
+            )
         return result
 
-    def _register(self, value: Any) -> None:
-        if not isinstance(value, torch.Tensor):
-            return
-        storage = value.untyped_storage()
-        identity = storage._cdata
-        if identity in self._known:
-            return
-        size = -(-storage.nbytes() // _BLOCK) * _BLOCK
-        self._known.add(identity)
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        weakref.finalize(storage, self._forget, identity, size).atexit = False
+    def register(self, values: Iterable[Any], part: str) -> None:
+        """Count the tensors among `values`, or count them as another part than before."""
+        for value in values:
+            if not isinstance(value, torch.Tensor):
+                continue
+            storage = value.untyped_storage()
+            identity = storage._cdata
+            known = self._known.get(identity)
+            if known is not None:
+                if part not in ("activations", "workspace", known[1]):
+                    self.live_parts[known[1]] -= known[0]
+                    self.live_parts[part] += known[0]
+                    self._known[identity] = (known[0], part)
+                continue
+            size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+            self._known[identity] = (size, part)
+            self.live_bytes += size
+            self.live_parts[part] += size
+            if self.live_bytes > self.peak_bytes:
+                self.peak_bytes = self.live_bytes
+                self.peak_parts = self.live_parts.copy()
+            weakref.finalize(storage, self._forget, identity).atexit = False
 
-    def _forget(self, identity: int, size: int) -> None:
-        self._known.discard(identity)
+    def _forget(self, identity: int) -> None:
+        size, part = self._known.pop(identity)
         self.live_bytes -= size
+        self.live_parts[part] -= size
+
+    @contextmanager
+    def counting(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[LiveBytes]:
+        """Count what runs inside, knowing the model's parameters, their gradients and the optimizer's states by name."""
+        self.register(model.parameters(), "parameters")
+        self.register(model.buffers(), "parameters")
+        self.register((value for state in optimizer.state.values() for value in state.values()), "optimizer state")
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda owner: self.register([owner.grad], "gradients"))
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        try:
+            with self:
+                yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self.register((value for state in optimizer.state.values() for value in state.values()), "optimizer state")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ..spaces.device import DeviceProfile
-from ..spaces.errors import BsearchError, ObjectiveError
+from ..spaces.device import DeviceProfile, ProfileRequest
+from ..spaces.errors import BsearchError, Fault, ObjectiveError, StudyFileError
+from ..spaces.memory import MemoryLaw
 from ..spaces.plan import BatchPlan
 from ..spaces.step_time import TimedStep
 from ..spaces.trial import Parameter, TrialSetup
 from .batches import in_order
 from .loading import load_objective
+from .memory import MemoryProbe, calibrated, does_not_fit, evaluation_batch, memory_law
 from .task import Task
 from .training import TrainingRun, batch_norms
 
@@ -41,18 +44,17 @@ class _ReadParameters(dict[str, Parameter]):
         return super().__iter__()
 
 
-def profile_objective(reference: str, setup: TrialSetup) -> DeviceProfile:
-    """Try the training code on its smallest micro-batch: a step and an evaluation of a few samples.
-
-    Args:
-        setup: any setup of the study; its plan and budget are not used.
+def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
+    """Try the training code on its smallest micro-batch, and look into its memory where something limits it.
 
     Raises:
         ObjectiveError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
+        StudyFileError: not even the smallest pass fits the memory limit.
     """
     objective = load_objective(reference)
+    setup = request.setup
     kind = setup.device
-    name = torch.cuda.get_device_name() if kind == "gpu" else _cpu_name()
+    name = device_name(kind)
     if not isinstance(objective, Task):
         return DeviceProfile(kind, name, training_set=setup.training.samples)
     parameters = _ReadParameters(setup.parameters)
@@ -69,9 +71,10 @@ def profile_objective(reference: str, setup: TrialSetup) -> DeviceProfile:
             f"objectives.accuracy: expected a metric that {type(objective).__name__}.score gives "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
-    return DeviceProfile(
+    profile = DeviceProfile(
         kind=kind,
         device=name,
+        device_bytes=_device_bytes(kind),
         training_set=len(run.data.train),  # type: ignore[arg-type]
         evaluation_set=len(run.data.evaluation),  # type: ignore[arg-type]
         smallest_micro_batch=smallest,
@@ -81,6 +84,97 @@ def profile_objective(reference: str, setup: TrialSetup) -> DeviceProfile:
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
         unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
     )
+    return with_memory(objective, profile, request)
+
+
+def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
+    """The profile with its memory law and what follows from it, where the study or the device sets a limit.
+
+    Raises:
+        StudyFileError: not even the smallest pass fits.
+    """
+    limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
+    if limit is None and not request.traces:
+        return profile
+    usable = math.inf if limit is None else limit * (1 - request.memory.headroom)
+    smallest = profile.smallest_micro_batch
+    highest = max(min(request.highest, profile.training_set or request.highest), smallest)
+    setup = replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
+    probe = MemoryProbe(task, setup)
+    law = memory_law(probe, usable, smallest, highest)
+    largest = law.largest_micro_batch(usable)
+    if largest is None:
+        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest)))
+    if limit is not None:
+        law, largest = confirmed(law, probe, limit, usable, largest)
+    evaluation, looks = evaluation_batch(probe, usable, law.scale, largest)
+    law = replace(law, evaluation_points=tuple(sorted(looks.items())), source=probe.source, note=law.note or probe.note)
+    return replace(profile, limit_bytes=limit, largest_micro_batch=largest, evaluation_batch=evaluation, memory=law)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """Peak bytes of a training step at one micro-batch; `measured` is None where the time did not reach."""
+
+    micro_batch: int
+    predicted: int
+    measured: int | None
+
+
+def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile, patience_s: float) -> list[MemoryRow]:
+    """Predicted and measured peaks at a few sizes up to the largest that fits, small ones first.
+
+    Raises:
+        ObjectiveError: a bare generator, whose steps are its own.
+    """
+    task = load_objective(reference)
+    if not isinstance(task, Task) or profile.memory is None:
+        raise ObjectiveError(f"task {reference}: is a generator: its memory can be measured while it runs, not beforehand")
+    smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
+    probe = MemoryProbe(task, replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest))
+    sizes = sorted({round(smallest * (largest / smallest) ** (part / 6)) for part in range(7)})
+    rows = []
+    last_s, begun = 0.0, time.perf_counter()
+    for before, size in zip([smallest, *sizes], sizes, strict=False):
+        predicted, measured = probe.train_peak(size).total, None
+        # The next size takes as much longer as it is larger; what would not end in time is not begun.
+        if time.perf_counter() - begun + last_s * size / before <= patience_s:
+            started = time.perf_counter()
+            measured = probe.counted("train", size).total
+            last_s = time.perf_counter() - started
+        rows.append(MemoryRow(size, predicted, measured))
+    return rows
+
+
+def confirmed(
+    law: MemoryLaw, probe: MemoryProbe, limit: int, usable: float, largest: int, patience_s: float = 10.0
+) -> tuple[MemoryLaw, int]:
+    """Run the answer for real, and let the law learn from it: on a GPU always, on a CPU where it takes seconds.
+
+    Returns:
+        The law and the largest micro-batch, which has run without running out of memory.
+
+    Raises:
+        StudyFileError: no size fits after all.
+    """
+    smallest = law.points[0][0]
+    begun = time.perf_counter()
+    law, _ = calibrated(law, probe, [smallest])
+    if probe.setup.device == "cpu" and (time.perf_counter() - begun) * largest / smallest > patience_s:
+        return replace(law, note=law.note or f"not confirmed on real tensors: that would take over {patience_s:.0f} s"), largest
+    while True:
+        try:
+            peak = probe.counted("train", largest, limit).total
+        except torch.OutOfMemoryError:
+            law = law.raised_by(largest, usable)
+        else:
+            law = replace(law, scale=max(law.scale, peak / law.predicted_bytes(largest)))
+            if law.peak_bytes(largest) <= usable:
+                return law, largest
+        fits = law.largest_micro_batch(usable)
+        if fits is None:
+            raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest)))
+        largest = min(fits, largest - 1) if largest > 1 else fits
 
 
 def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
@@ -146,7 +240,16 @@ def _step_s(run: TrainingRun, plan: BatchPlan) -> float:
     return time.perf_counter() - begun
 
 
-def _cpu_name() -> str:
+def _device_bytes(kind: str) -> int:
+    if kind == "gpu":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def device_name(kind: str) -> str:
+    """The device by its maker's name, with the torch that drives it."""
+    if kind == "gpu":
+        return str(torch.cuda.get_device_name())
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

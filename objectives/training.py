@@ -6,10 +6,13 @@ Each pass back-propagates its summed loss over the step's samples; where the los
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,31 +49,49 @@ class TrainingRun:
         if torch.get_num_threads() != setup.cpus:
             torch.set_num_threads(setup.cpus)
         torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
+        if self.device.type == "cuda" and setup.memory_limit_bytes is not None:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(setup.memory_limit_bytes / total, 1.0), self.device)
         _seed_everything(setup.seed)
         self.data = _checked_data(task.data(setup))
         self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
         self.train_fetcher = Fetcher(self.data.train)
+        self.evaluation_fetcher = Fetcher(self.data.evaluation)
         # The model's first weights hang on the seed alone, not on what reading the data drew before.
         _seed_everything(setup.seed)
         model = task.model(setup)
         if not isinstance(model, nn.Module):
             raise ObjectiveError(f"{_name(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
-        self.model = model.to(self.device)
+        _correct_batch_norm(model, len([size for size in setup.plan.passes() if size]))
+        self._train_on(model.to(self.device))
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
+
+    def _train_on(self, model: nn.Module) -> None:
+        self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
-            raise ObjectiveError(f"{_name(task)}.model: expected parameters to train, got none")
-        self.optimizer = task.optimizer(iter(self.parameters), setup)
-        _check_optimizer(task, self.optimizer, setup)
+            raise ObjectiveError(f"{_name(self.task)}.model: expected parameters to train, got none")
+        self.optimizer = self.task.optimizer(iter(self.parameters), self.setup)
+        _check_optimizer(self.task, self.optimizer, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
-        _correct_batch_norm(self.model, len([size for size in setup.plan.passes() if size]))
+
+    def on(self, model: nn.Module, device: torch.device) -> TrainingRun:
+        """The same run with another copy of the model and an optimizer of its own, to look at memory with.
+
+        Its scaler is off: a fake tensor has no value to look for overflows in.
+        """
+        other = copy.copy(self)
+        other.device = device
+        other._train_on(model)
+        other.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        return other
 
     def autocast(self) -> torch.autocast:
         precision = self.setup.training.precision
         return torch.autocast(self.device.type, _DTYPES[precision], enabled=precision != "fp32")
 
-    def step(self, passes: Iterator[tuple[int, Any]] | list[tuple[int, Any]], size: int) -> Tensor:
-        """One optimizer step over `size` samples in passes of (samples, batch).
+    def step(self, passes: Iterable[tuple[int, Any]], size: int) -> Tensor:
+        """One optimizer step over `size` samples in passes of (samples, batch); a batch may be a function that makes it.
 
         Returns:
             The step's mean loss, a detached scalar on the device.
@@ -78,8 +99,10 @@ class TrainingRun:
         total = torch.zeros((), device=self.device)
         denominator: Tensor | float = 0.0
         for samples, batch in passes:
+            made = to_device(batch() if callable(batch) else batch, self.device)
             with self.autocast():
-                loss = self.task.loss(self.model, to_device(batch, self.device), self.setup)
+                loss = self.task.loss(self.model, made, self.setup)
+            del made
             _check_loss(self.task, loss, samples)
             self.scaler.scale(loss.total / size).backward()
             total += loss.total.detach()
@@ -116,10 +139,10 @@ class TrainingRun:
         """Every metric of the task over the evaluation data, or over some of it, each sample once."""
         self.model.eval()
         sums: dict[str, list[Any]] = {}
-        size = max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
+        size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
         keys = some or in_order(len(self.data.evaluation), size, self.setup.seed)  # type: ignore[arg-type]
         with torch.no_grad():
-            for batch in batches(Fetcher(self.data.evaluation), keys, 0):
+            for batch in batches(self.evaluation_fetcher, keys, 0):
                 with self.autocast():
                     scores = self.task.score(self.model, to_device(batch, self.device), self.setup)
                 for name, score in _named(self.task, scores).items():
@@ -139,13 +162,13 @@ class TrainingRun:
         plans = {size: setup.plan if size == setup.effective_batch else plan_batch(size, **limits) for size in {*sizes}}
         loader = batches(self.train_fetcher, self._passes(sizes, plans), setup.training.workers, self.device.type == "cuda")
         points = iter(evaluation_points(setup.samples_budget, setup.training.evaluations))
-        clock = StepClock(self.device, counts_memory=len(sizes) >= 4 * _COUNTED_STEPS)
+        clock = StepClock(self, counts_memory=len(sizes) >= 4 * _COUNTED_STEPS)
         facts: dict[str, Parameter] = self._facts(len(sizes))
 
         self.model.train()
         due, seen, summed, since = next(points), 0, torch.zeros((), device=self.device), 0
         for number, size in enumerate(sizes, start=1):
-            with clock.step(self):
+            with clock.step(size):
                 self.set_rate((seen + size / 2) / setup.samples_budget)
                 passes = ((samples, next(loader)) for samples in plans[size].passes() if samples)
                 summed += self.step(passes, size)
@@ -198,51 +221,58 @@ class TrainingRun:
 class StepClock:
     """Seconds of training, evaluation left out; on a CPU the first steps' living tensors are counted as well.
 
-    Counting slows a step down, so counted steps are priced as the others: the mean step's time.
+    Counting slows a step down, so counted steps are priced as the others: the mean step's time. Under a memory limit
+    the first steps of every size are counted, since memory repeats after them, and the limit is a virtual device's.
     """
 
-    def __init__(self, device: torch.device, counts_memory: bool) -> None:
-        self.device = device
+    def __init__(self, run: TrainingRun, counts_memory: bool) -> None:
+        self.run, self.device = run, run.device
         self.peak_bytes = 0
-        self._uncounted = _COUNTED_STEPS if device.type == "cpu" and counts_memory else 0
-        self._counted = self._steps = 0
-        self._running_s = self._begun = 0.0
-        self._counter: LiveBytes | None = None
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        self._limit_bytes = run.setup.memory_limit_bytes if self.device.type == "cpu" else None
+        self._counts = self.device.type == "cpu" and (counts_memory or self._limit_bytes is not None)
+        self._counted_of: Counter[int] = Counter()
+        self._counted = self._samples = self._counted_samples = 0
+        self._running_s = self._counted_s = self._begun = 0.0
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.restart()
 
-    def step(self, run: TrainingRun) -> StepClock:
-        self._steps += 1
-        if self._counted < self._uncounted:
-            self._counter = LiveBytes(_tensors_of(run))
-        return self
-
-    def __enter__(self) -> None:
-        if self._counter is not None:
-            self._counter.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self._counter is None:
+    @contextmanager
+    def step(self, size: int) -> Iterator[None]:
+        """Around one step of so many samples."""
+        self._samples += size
+        enough = self._counted_of[size] if self._limit_bytes is not None else self._counted
+        if not self._counts or enough >= _COUNTED_STEPS:
+            yield
             return
-        self._counter.__exit__(*error)
-        self.peak_bytes = max(self.peak_bytes, self._counter.peak_bytes)
-        self._counter = None
+        self._keep()
+        begun = time.perf_counter()
+        with LiveBytes(self._limit_bytes).counting(self.run.model, self.run.optimizer) as counter:
+            yield
+        self.peak_bytes = max(self.peak_bytes, counter.peak_bytes)
         self._counted += 1
+        self._counted_of[size] += 1
+        self._counted_samples += size
+        self._counted_s += time.perf_counter() - begun
         self.restart()
 
     def restart(self) -> None:
         self._wait()
         self._begun = time.perf_counter()
 
-    def elapsed_s(self) -> float:
+    def _keep(self) -> None:
+        """Add what has run since the last restart."""
         self._wait()
         self._running_s += time.perf_counter() - self._begun
+
+    def elapsed_s(self) -> float:
+        self._keep()
         self.restart()
         if self.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
-        timed = self._steps - self._counted
-        return self._running_s * self._steps / timed if timed else self._running_s
+        timed = self._samples - self._counted_samples
+        # Where every step was counted, its slow time is all there is.
+        return self._running_s * self._samples / timed if timed else self._running_s + self._counted_s
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -269,13 +299,6 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(int(mixed(seed)) & 0xFFFFFFFF)
     torch.manual_seed(seed)
-
-
-def _tensors_of(run: TrainingRun) -> Iterator[Any]:
-    yield from run.model.parameters()
-    yield from run.model.buffers()
-    for state in run.optimizer.state.values():
-        yield from state.values()
 
 
 def _name(task: Task) -> str:

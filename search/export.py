@@ -114,6 +114,35 @@ def write_front(folder: Path, document: Mapping[str, Any], records: Iterable[Tri
     ]
 
 
+def memory_picture(document: Mapping[str, Any]) -> bytes:
+    """Peak bytes against the micro-batch as PNG, with the limit."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    rows = document["curve"]
+    scale = 1 << 20
+    axes.plot(
+        [row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows], marker="o", label="predicted"
+    )
+    known = [row for row in rows if row["measured_bytes"] is not None]
+    axes.scatter(
+        [row["micro_batch"] for row in known],
+        [row["measured_bytes"] / scale for row in known],
+        marker="x",
+        color="C3",
+        label="measured",
+    )
+    if document["limit_bytes"] is not None:
+        axes.axhline(document["limit_bytes"] / scale, color="0.4", linestyle="--", label="limit")
+    axes.set(xlabel="micro_batch (samples)", ylabel="peak (MiB)", title=f"Memory of a training step: {document['study']}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
 def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str) -> bytes:
     """The front as PNG: accuracy over seconds, other trials faint, the user's own setting and the knee marked."""
     from matplotlib.figure import Figure  # 0.5 s, and only pictures need it

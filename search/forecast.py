@@ -13,6 +13,7 @@ from ..spaces.errors import InfeasiblePlanError
 from ..spaces.plan import BatchPlan, plan_batch
 from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
+from .study_run import micro_batch_cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def sample_batches(spec: StudySpec, count: int = 5) -> list[int]:
 
 def timing_plans(spec: StudySpec, profile: DeviceProfile) -> list[BatchPlan]:
     """Plans to time: every sampled batch as one pass where it fits, and one of them in two passes."""
-    cap = spec.memory.largest_micro_batch
+    cap = micro_batch_cap(spec, profile)
     sizes = sorted({max(min(batch, cap or batch), profile.smallest_micro_batch) for batch in sample_batches(spec)})
     plans = [BatchPlan(size) for size in sizes]
     middle = sizes[len(sizes) // 2]
@@ -70,7 +71,7 @@ def forecast(spec: StudySpec, profile: DeviceProfile, law: StepTime, evaluate_sa
             plan = plan_batch(
                 batch,
                 devices=spec.devices.per_trial,
-                largest_micro_batch=spec.memory.largest_micro_batch,
+                largest_micro_batch=micro_batch_cap(spec, profile),
                 smallest_micro_batch=profile.smallest_micro_batch,
             )
         except InfeasiblePlanError:
@@ -116,7 +117,7 @@ def _advice(
         advice.append(
             f"{spec.budget.trials} trials are few for {searched} searched parameters; {10 * searched} are a good number"
         )
-    if profile.batch_statistics and (spec.memory.largest_micro_batch or spec.space.accumulation is not None):
+    if profile.batch_statistics and (micro_batch_cap(spec, profile) or spec.space.accumulation is not None):
         advice.append(
             "the model has BatchNorm, which sees the micro-batch and not the whole batch: accumulation changes what is learned"
         )

@@ -6,6 +6,7 @@ two loses nothing: the next one tells Optuna what stands here.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -43,11 +44,18 @@ _studies = sa.Table(
     sa.Column("base_name", sa.String(120), nullable=False),  # as in the study file; `--new` adds -2, -3, ...
     sa.Column("identity", sa.Text, nullable=False),  # JSON of what may not change between runs
     sa.Column("spec", sa.Text, nullable=False),  # JSON of the study as it was last run
-    sa.Column("profile", sa.Text),  # JSON of the DeviceProfile
     sa.Column("created_at", sa.String(40), nullable=False),
     sa.Column("driver_s", sa.Float, nullable=False),  # seconds of driving, summed over restarts
     sa.Column("holder", sa.String(200)),
     sa.Column("heartbeat_at", sa.Float),  # seconds since 1970, by the holder's clock
+)
+_profiles = sa.Table(
+    "bsearch_profile",
+    metadata,
+    sa.Column("key", sa.String(64), primary_key=True),  # hash of `about`
+    sa.Column("about", sa.Text, nullable=False),  # JSON of task, parameters, precision, limits and device
+    sa.Column("profile", sa.Text, nullable=False),  # JSON of the DeviceProfile
+    sa.Column("measured_at", sa.String(40), nullable=False),
 )
 _attempts = sa.Table(
     "bsearch_attempt",
@@ -97,7 +105,6 @@ class KeptStudy:
     base_name: str
     identity: Mapping[str, Any]
     spec: Mapping[str, Any]
-    profile: Mapping[str, Any] | None
     created_at: str
     driver_s: float
 
@@ -211,7 +218,6 @@ class Records:
                 base_name=row["base_name"],
                 identity=json.loads(row["identity"]),
                 spec=json.loads(row["spec"]),
-                profile=json.loads(row["profile"]) if row["profile"] else None,
                 created_at=row["created_at"],
                 driver_s=row["driver_s"],
             )
@@ -236,9 +242,17 @@ class Records:
                     )
                 )
 
-    def keep_profile(self, study: str, profile: Mapping[str, Any]) -> None:
+    def profile(self, about: str) -> Mapping[str, Any] | None:
+        """A device profile that an earlier run kept, by everything it hangs on; None where there is none."""
         with self._transaction() as connection:
-            connection.execute(sa.update(_studies).where(_studies.c.name == study).values(profile=json.dumps(profile)))
+            kept = connection.execute(sa.select(_profiles.c.profile).where(_profiles.c.key == _digest(about))).scalar()
+        return json.loads(kept) if kept else None
+
+    def keep_profile(self, about: str, profile: Mapping[str, Any]) -> None:
+        values = {"about": about, "profile": json.dumps(profile), "measured_at": now()}
+        with self._transaction() as connection:
+            connection.execute(sa.delete(_profiles).where(_profiles.c.key == _digest(about)))
+            connection.execute(sa.insert(_profiles).values(key=_digest(about), **values))
 
     def take(self, study: str) -> None:
         """Become the one driver of the study.
@@ -352,6 +366,10 @@ class Records:
         )
         with self._transaction() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _digest(about: str) -> str:
+    return hashlib.sha256(about.encode()).hexdigest()
 
 
 def _finite(value: float | None) -> float | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from rich.table import Table
 
+from ..objectives.probe import MemoryRow
+from ..spaces.device import DeviceProfile
+from ..spaces.memory import readable_bytes
+from ..spaces.study import StudySpec
 from ..spaces.trial import ParetoFront, TrialRecord
 from .pareto import no_slower, no_worse
 
@@ -110,6 +114,91 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     plotext.xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     plotext.xlabel("train_s (o front, * yours)")
     plotext.ylabel(front.metric)
+    text: str = plotext.uncolorize(plotext.build())
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[MemoryRow]) -> dict[str, Any]:
+    """The JSON document of `bsearch profile --json`."""
+    law = profile.memory
+    assert law is not None
+    largest = profile.largest_micro_batch
+    return {
+        "study": spec.study,
+        "device": profile.device,
+        "source": law.source,
+        "note": law.note,
+        "limit_bytes": profile.limit_bytes,
+        "headroom": spec.memory.headroom,
+        "scale": law.scale,
+        "largest_micro_batch": largest,
+        "evaluation_batch": profile.evaluation_batch,
+        "smallest_micro_batch": profile.smallest_micro_batch,
+        "breakdown": dict(law.breakdown),
+        "curve": [
+            {
+                "micro_batch": row.micro_batch,
+                "predicted_bytes": row.predicted,
+                "measured_bytes": row.measured,
+                "difference": None if row.measured is None else row.predicted / row.measured - 1,
+            }
+            for row in rows
+        ],
+        "largest_effective_batch": None
+        if profile.limit_bytes is None or largest is None
+        else {str(passes): passes * largest * spec.devices.per_trial for passes in (1, 2, 4, 8, 16, 32)},
+    }
+
+
+def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
+    """The words and tables of `bsearch profile`."""
+    how = "traced on fake tensors" if document["source"] == "traced" else f"counted on real tensors ({document['note']})"
+    yield f"Memory of {document['study']} on {document['device']}, {how}"
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("micro_batch", "predicted", "measured", "difference"):
+        _column(table, name, "right")
+    for row in document["curve"]:
+        measured, difference = row["measured_bytes"], row["difference"]
+        table.add_row(
+            str(row["micro_batch"]),
+            readable_bytes(row["predicted_bytes"]),
+            "-" if measured is None else readable_bytes(measured),
+            "-" if difference is None else f"{difference:+.1%}",
+        )
+    yield table
+    parts = ", ".join(f"{part} {readable_bytes(value)}" for part, value in document["breakdown"].items() if value)
+    yield f"At the largest size looked at that fits: {parts}"
+    largest = document["largest_micro_batch"]
+    if document["limit_bytes"] is None:
+        yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
+        return
+    yield (
+        f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
+        f"{largest}, an evaluation pass takes {document['evaluation_batch']}"
+    )
+    reach = ", ".join(f"{batch} in {passes}" for passes, batch in document["largest_effective_batch"].items())
+    yield f"Largest effective batch by passes per step: {reach}"
+    if document["note"] and document["source"] == "traced":
+        yield f"Note: {document['note']}"
+
+
+def memory_plot(document: Mapping[str, Any], width: int) -> str:
+    """Peak bytes against the micro-batch as text: o predicted, x measured."""
+    import plotext
+
+    rows = document["curve"]
+    if len(rows) < 2:
+        return ""
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(max(min(width, 100), 40), 14)
+    scale = 1 << 20
+    plotext.scatter([row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows], marker="o")
+    known = [row for row in rows if row["measured_bytes"] is not None]
+    if known:
+        plotext.scatter([row["micro_batch"] for row in known], [row["measured_bytes"] / scale for row in known], marker="x")
+    plotext.xlabel("micro_batch (o predicted, x measured)")
+    plotext.ylabel("peak MiB")
     text: str = plotext.uncolorize(plotext.build())
     return "\n".join(line.rstrip() for line in text.splitlines())
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from multiprocessing import get_context
 from typing import Literal
 
 import torch
 
-from ..objectives.probe import profile_objective
+from ..objectives.probe import device_name, profile_objective
 from ..objectives.trial import start_attempt
-from ..spaces.device import DeviceProfile
+from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Devices
-from ..spaces.trial import Measurement, TrialSetup
+from ..spaces.trial import Measurement
 from .study_run import StudyRun
 
 
@@ -23,8 +25,16 @@ class SerialRunner:
     def __init__(self, devices: Devices) -> None:
         self.device: Literal["cpu", "gpu"] = devices.kind_with(torch.cuda.device_count())
 
-    def profile(self, reference: str, setup: TrialSetup) -> DeviceProfile:
-        return profile_objective(reference, setup)
+    @property
+    def device_id(self) -> str:
+        return device_name(self.device)
+
+    def profile(self, reference: str, request: ProfileRequest) -> DeviceProfile:
+        if self.device == "cpu":
+            return profile_objective(reference, request)
+        # A process of its own: whatever runs out of memory there leaves nothing behind here.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            return process.submit(profile_objective, reference, request).result()
 
     def run(self, study: StudyRun) -> None:
         while True:

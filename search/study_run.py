@@ -7,21 +7,24 @@ run again reads there what is left to do.
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from types import FrameType
 from typing import Any, Literal, Protocol
 
-from ..spaces.device import DeviceProfile
-from ..spaces.domain import bounds, values_of
+from ..spaces.device import DeviceProfile, ProfileRequest
+from ..spaces.domain import Range, bounds, values_of
 from ..spaces.errors import Fault, InfeasiblePlanError, LauncherError, ObjectiveError, StudyFileError
 from ..spaces.learning_rate import RULES_FOR_ADAM, OptimizerSettings, RuleConstants, scaled_settings
+from ..spaces.memory import readable_bytes
 from ..spaces.plan import BatchPlan, plan_batch, step_sizes
 from ..spaces.study import StudySpec
 from ..spaces.trial import Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
@@ -33,6 +36,8 @@ from .suggest import Suggester, trial_record
 SAME_ERRORS = 3
 # A trial whose worker dies this often dies of the trial.
 LOST_ATTEMPTS = 3
+# Combinations of parameters that change cost; each is looked at on the device before the first trial.
+MOST_PROFILES = 16
 # Infeasible plans in a row after which the space is to be blamed.
 INFEASIBLE_IN_A_ROW = 100
 
@@ -50,7 +55,11 @@ class Runner(Protocol):
     def slots(self) -> int:
         """Trials that run side by side."""
 
-    def profile(self, reference: str, setup: TrialSetup) -> DeviceProfile:
+    @property
+    def device_id(self) -> str:
+        """What makes profiles of one device useless for another; known without asking a worker."""
+
+    def profile(self, reference: str, request: ProfileRequest) -> DeviceProfile:
         """Try the training code on a worker's device."""
 
     def run(self, study: StudyRun) -> None:
@@ -77,18 +86,18 @@ class StudyRun:
         name: str,
         suggester: Suggester,
         records: Records,
-        profile: DeviceProfile,
+        profiles: Mapping[CostKey, DeviceProfile],
         device: Literal["cpu", "gpu"],
         notify: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        self.spec, self.name, self.profile, self.device = spec, name, profile, device
+        self.spec, self.name, self.device = spec, name, device
+        self.profiles = dict(profiles)
         self.notify = notify
         self._suggester, self._records = suggester, records
         self._running: dict[int, tuple[TrialSetup, list[Measurement]]] = {}
         self._again: deque[TrialSetup] = deque()  # next attempts of trials that ran out of memory or lost their worker
         self._lost: dict[int, int] = {}
         self._same_errors: tuple[str, int] = ("", 0)
-        self._caps: dict[int, int] = {}
         self.done = [record for record in map(trial_record, suggester.trials()) if record.outcome not in ("running", "waiting")]
         self.counted = self.counted_before = sum(record.counts for record in self.done)
         self.failed = sum(record.outcome == "error" for record in self.done)
@@ -177,8 +186,8 @@ class StudyRun:
         Raises:
             InfeasiblePlanError: no plan, or a rule that is undefined there.
         """
-        assert self.profile.training_set is not None
-        return trial_setup(self.spec, self.name, suggestion, self.profile, self.device)
+        profile = self.profiles[cost_key(self.spec, suggestion.parameters)]
+        return trial_setup(self.spec, self.name, suggestion, profile, self.device)
 
     def recover(self) -> None:
         """Settle what an earlier driver left RUNNING: tell what it had written down, queue the rest anew."""
@@ -224,7 +233,13 @@ class StudyRun:
             return replace(setup, attempt=setup.attempt + 1)
         if outcome.kind != "out_of_memory" or setup.plan.largest_micro_batch == 1:
             return None
-        cap = max(setup.plan.largest_micro_batch // 2, 1)
+        # The same experiment: batch and rate stay, only the passes get smaller. And no later trial asks for so much.
+        key = cost_key(self.spec, {**self.spec.space.fixed(), **setup.parameters})
+        profile = self.profiles[key].after_out_of_memory(setup.plan.largest_micro_batch, self.spec.memory.headroom)
+        known = self.profiles[key].largest_micro_batch
+        if known is None or profile.largest_micro_batch is None or profile.largest_micro_batch < known:
+            self.profiles[key] = profile
+        cap = min(self.profiles[key].largest_micro_batch or 1, setup.plan.largest_micro_batch - 1)
         try:
             plan = plan_batch(
                 setup.effective_batch,
@@ -269,12 +284,13 @@ def trial_setup(
         InfeasiblePlanError: no plan, or a rule that is undefined there.
     """
     values: dict[str, Any] = dict(suggestion.parameters)
-    training_set = profile.training_set or 1
+    assert profile.training_set is not None
+    training_set = profile.training_set
     effective_batch, epochs = int(values.pop("effective_batch")), values.pop("epochs")
     samples_budget = max(1, round(float(epochs) * training_set))
     accumulation_domain = spec.space.accumulation
     limits: dict[str, Any] = {
-        "largest_micro_batch": spec.memory.largest_micro_batch,
+        "largest_micro_batch": micro_batch_cap(spec, profile),
         "smallest_micro_batch": profile.smallest_micro_batch,
     }
     plan = plan_batch(
@@ -322,13 +338,78 @@ def trial_setup(
         cpus=spec.devices.cpus,
         folder=str(spec.folder),
         parameters=values,
+        evaluation_batch=profile.evaluation_batch,
+        memory_limit_bytes=profile.limit_bytes,
         **limits,
     )
 
 
-def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"]) -> TrialSetup:
+def micro_batch_cap(spec: StudySpec, profile: DeviceProfile) -> int | None:
+    """The most samples a pass may hold: the study's own word and the memory law's, whichever is less."""
+    caps = [cap for cap in (spec.memory.largest_micro_batch, profile.largest_micro_batch) if cap is not None]
+    return min(caps) if caps else None
+
+
+# The values of the parameters that change what a step costs; each combination has a profile of its own.
+CostKey = tuple[tuple[str, Any], ...]
+
+
+def cost_key(spec: StudySpec, parameters: Mapping[str, Any]) -> CostKey:
+    names = [name for name, domain in spec.space.domains().items() if getattr(domain, "changes_cost", False)]
+    return tuple((name, parameters[name]) for name in names)
+
+
+def cost_keys(spec: StudySpec) -> list[CostKey]:
+    """Every combination of the values that change cost.
+
+    Raises:
+        StudyFileError: one of them is a range, or there are too many to look at each.
+    """
+    domains = {name: domain for name, domain in spec.space.domains().items() if getattr(domain, "changes_cost", False)}
+    ranges = [name for name, domain in domains.items() if isinstance(domain, Range)]
+    keys = [tuple(zip(domains, values, strict=True)) for values in product(*(values_of(domain) for domain in domains.values()))]
+    faults = [Fault(f"space.{name}", "expected choices where changes_cost is true, got a range") for name in ranges]
+    if len(keys) > MOST_PROFILES:
+        faults.append(
+            Fault("space", f"expected at most {MOST_PROFILES} combinations of parameters that change cost, got {len(keys)}")
+        )
+    if faults:
+        raise StudyFileError(faults)
+    return keys
+
+
+def legal_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[int, int]:
+    """The effective batches that some profile has a plan for: smallest and largest of the searched range.
+
+    Raises:
+        StudyFileError: none of the searched range is legal.
+    """
+    low, high = (int(bound) for bound in bounds(spec.space.effective_batch))
+    devices = spec.devices.per_trial
+    most_passes = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[1])
+    lows, highs = [], []
+    for profile in profiles:
+        cap = micro_batch_cap(spec, profile)
+        lows.append(max(low, devices * profile.smallest_micro_batch))
+        reach = [high, profile.training_set or high]
+        if cap is not None and most_passes is not None:
+            reach.append(cap * most_passes * devices)
+        highs.append(min(reach))
+    legal = min(lows), max(highs)
+    if legal[0] > legal[1]:
+        raise StudyFileError(
+            Fault(
+                "space.effective_batch",
+                f"expected batches that can be planned ({legal[0]} to {legal[1]} samples), but searched are {low} to {high}. "
+                "Look at memory and at space.accumulation.",
+            )
+        )
+    return legal
+
+
+def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
     """A setup from the first value of every domain, to try the training code with before anything is known."""
-    first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()}
+    first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()} | dict(key)
     parameters = {name: first[name] for name in spec.space.task_parameters()}
     reference = OptimizerSettings(float(first["reference_rate"]), spec.training.betas, spec.training.eps, first["weight_decay"])
     return TrialSetup(
@@ -348,9 +429,22 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"]) -> TrialSetu
     )
 
 
-def profile_faults(spec: StudySpec, profile: DeviceProfile) -> list[Fault]:
-    """What the study asks for that its task or its data cannot give."""
+def profile_request(
+    spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = (), *, traces: bool = False
+) -> ProfileRequest:
+    """What to ask a device about a study's task."""
+    highest = spec.memory.largest_micro_batch or int(bounds(spec.space.effective_batch)[1])
+    return ProfileRequest(profiling_setup(spec, device, key), spec.memory, highest, traces)
+
+
+def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, int] | None = None) -> list[Fault]:
+    """What the study asks for that its task, its data or its memory cannot give."""
     faults = []
+    for index, settings in enumerate(spec.start):
+        batch = settings.get("effective_batch")
+        if legal is not None and isinstance(batch, int) and not legal[0] <= batch <= legal[1]:
+            message = f"expected a batch that can be planned, from {legal[0]} to {legal[1]}, got {batch}"
+            faults.append(Fault(f"start.{index}.effective_batch", message))
     if profile.training_set is None:
         faults.append(
             Fault(
@@ -505,15 +599,16 @@ def run_study(
     records = Records(spec.storage)
     identity = {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
     name = study_name(records, spec, identity, fresh=fresh)
-    profile = runner.profile(spec.task, profiling_setup(spec, runner.device))
-    if faults := profile_faults(spec, profile):
-        raise StudyFileError(faults)
+    profiles = study_profiles(spec, runner, task_hash, records)
+    legal = legal_batches(spec, profiles.values())
+    if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, legal)]:
+        raise StudyFileError(dict.fromkeys(faults))
     records.keep_study(name, spec.study, identity, spec.model_dump(mode="json"))
     records.take(name)
     try:
-        records.keep_profile(name, profile.to_dict())
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
-        run = StudyRun(spec, name, Suggester(spec.storage, name, spec), records, profile, runner.device, notify)
+        run = StudyRun(spec, name, Suggester(spec.storage, name, spec, legal), records, profiles, runner.device, notify)
+        notify(Event("message", text=legal_words(spec, legal, profiles.values())))
         run.queue_start()
         run.recover()
         watch(run)
@@ -533,6 +628,51 @@ def run_study(
         )
     finally:
         records.release(name)
+
+
+def study_profiles(spec: StudySpec, runner: Runner, task_hash: str, records: Records) -> dict[CostKey, DeviceProfile]:
+    """A profile for every combination of parameters that change cost; from the database where it was made before."""
+    profiles = {}
+    for key in cost_keys(spec):
+        request = profile_request(spec, runner.device, key)
+        about = json.dumps(
+            {
+                "task": [spec.task.rpartition(":")[2], task_hash],
+                "request": request.to_dict() | {"setup": _cost_of(request.setup)},
+                "device": runner.device_id,
+            },
+            sort_keys=True,
+        )
+        known = records.profile(about)
+        profile = DeviceProfile.from_dict(known) if known else runner.profile(spec.task, request)
+        if not known:
+            records.keep_profile(about, profile.to_dict())
+        profiles[key] = profile
+    return profiles
+
+
+def _cost_of(setup: TrialSetup) -> dict[str, Any]:
+    """What of a setup a profile hangs on."""
+    training = setup.training
+    return {
+        "parameters": dict(setup.parameters),
+        "metric": setup.metric,
+        "folder": setup.folder,
+        "cpus": setup.cpus,
+        "training": training.model_dump(mode="json", include={"precision", "clip_norm", "cudnn_benchmark", "samples"}),
+    }
+
+
+def legal_words(spec: StudySpec, legal: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
+    """What may be tried, in a line."""
+    caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
+    limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
+    words = f"legal batches: {legal[0]} to {legal[1]}"
+    if caps:
+        words += f", in passes of at most {' or '.join(map(str, caps))} samples"
+    if limits:
+        words += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} kept free)"
+    return words
 
 
 @contextmanager

@@ -67,12 +67,16 @@ def distribution(domain: Domain) -> BaseDistribution:
 
 
 class Suggester:
-    """One Optuna study under our rules. `name` is the full name of the study in the storage."""
+    """One Optuna study under our rules. `name` is its full name in the storage; `legal` the batches that can be planned."""
 
-    def __init__(self, url: str, name: str, spec: StudySpec) -> None:
+    def __init__(self, url: str, name: str, spec: StudySpec, legal: tuple[int, int] | None = None) -> None:
         self.url, self.spec = url, spec
         self.storage = open_storage(url)
         self.searched = {key: distribution(domain) for key, domain in spec.space.searched().items()}
+        batches = self.searched.get("effective_batch")
+        if legal is not None and isinstance(batches, IntDistribution):
+            # No suggestion is made that memory, data or the wished passes forbid.
+            self.searched["effective_batch"] = IntDistribution(*legal, log=batches.log)
         metric = spec.objectives.accuracy
         with _door(url):
             self.study = optuna.create_study(

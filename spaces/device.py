@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
+
+from .memory import MemoryLaw
+from .study import Memory
+from .trial import TrialSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,11 @@ class DeviceProfile:
         adaptive: the optimizer takes betas, as Adam does.
         batch_statistics: the model holds BatchNorm layers, which see the micro-batch and not the whole batch.
         unused_parameters: further parameters of the study that the task never read.
+        device_bytes: memory of the device.
+        limit_bytes: what of it a trial may hold; None where there is no limit.
+        largest_micro_batch: the most samples in a training pass that fit the limit less its headroom.
+        evaluation_batch: samples of an evaluation pass, which keeps no activations and so takes more.
+        memory: the law behind these; None where nothing limits them.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -31,10 +40,65 @@ class DeviceProfile:
     batch_statistics: bool = False
     model_parameters: int | None = None
     unused_parameters: tuple[str, ...] = ()
+    device_bytes: int = 0
+    limit_bytes: int | None = None
+    largest_micro_batch: int | None = None
+    evaluation_batch: int | None = None
+    memory: MemoryLaw | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**{**values, "unused_parameters": tuple(values["unused_parameters"])})
+        memory = values.get("memory")
+        return cls(
+            **{
+                **values,
+                "unused_parameters": tuple(values["unused_parameters"]),
+                "memory": MemoryLaw.from_dict(memory) if memory else None,
+            }
+        )
+
+    def after_out_of_memory(self, micro_batch: int, headroom: float) -> Self:
+        """The profile after a micro-batch it allowed did not fit: the law is raised, and the cap follows it.
+
+        Where nothing fits any more, or there is no law, the cap is half of what failed.
+        """
+        cap = max(micro_batch // 2, 1)
+        law = self.memory
+        if law is not None and self.limit_bytes is not None:
+            law = law.raised_by(micro_batch, self.limit_bytes * (1 - headroom))
+            cap = min(law.largest_micro_batch(self.limit_bytes * (1 - headroom)) or cap, micro_batch - 1)
+        return replace(self, memory=law, largest_micro_batch=max(cap, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """What to find out about a task on a device.
+
+    Args:
+        setup: any setup of the study with the parameters that change cost; its plan and budget are not used.
+        memory: the study's limits.
+        highest: the largest micro-batch that could ever be asked for.
+        traces: look into memory even where the study sets no limit.
+    """
+
+    setup: TrialSetup
+    memory: Memory
+    highest: int
+    traces: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "setup": self.setup.to_dict(),
+            "memory": self.memory.model_dump(mode="json"),
+            "highest": self.highest,
+            "traces": self.traces,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        return cls(
+            TrialSetup.from_dict(values["setup"]), Memory.model_validate(values["memory"]), values["highest"], values["traces"]
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     StrictBool,
+    StrictFloat,
     StrictInt,
     StrictStr,
     model_validator,
@@ -38,6 +40,7 @@ from .domain import (
     whole_numbers,
 )
 from .learning_rate import RATE_RULES
+from .memory import bytes_of
 from .schedule import SCHEDULES
 
 
@@ -182,12 +185,48 @@ class Training(Section):
         return self
 
 
+def _memory_limit(value: Any) -> Any:
+    """Bytes as an integer, a share as a float, or `device`; written 10GiB, 90% or device."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if value is None or value == "device" or whole or (isinstance(value, float) and 0 < value <= 1):
+        return value
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            percent = value.strip().removesuffix("%")
+            number = float(percent) / 100 if percent != value.strip() else bytes_of(value)
+            if 0 < number <= 1 or (isinstance(number, int) and number > 0):
+                return number
+    return _no_limit(value)
+
+
+def _no_limit(value: Any) -> Any:
+    raise fault(f"expected bytes such as 10GiB, a share of the device such as 90%, or device; got {value!r}")
+
+
 class Memory(Section):
     """What one device may hold."""
 
+    limit: Annotated[StrictInt | StrictFloat | StrictStr | None, BeforeValidator(_memory_limit)] = Field(
+        None,
+        description="Memory one device may use: 10GiB, 90% of the device, or device. Default: all of a GPU; no limit on a CPU.",
+    )
+    headroom: Share = Field(0.05, description="Share of the limit that plans keep free.")
     largest_micro_batch: StrictInt | None = Field(
         None, ge=1, description="Samples in one pass on one device at most; larger batches take more passes."
     )
+
+    def limit_bytes(self, device_bytes: int, kind: str) -> int | None:
+        """The limit on a device of so many bytes; None where there is none."""
+        match self.limit:
+            case None:
+                return device_bytes if kind == "gpu" else None
+            case "device":
+                return device_bytes
+            case float():
+                return int(self.limit * device_bytes)
+            case int():
+                return self.limit
+        raise AssertionError(self.limit)
 
 
 class Devices(Section):

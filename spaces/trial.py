@@ -48,6 +48,8 @@ class TrialSetup:
     reference_batch: int = 1
     largest_micro_batch: int | None = None
     smallest_micro_batch: int = 1
+    evaluation_batch: int | None = None  # samples of an evaluation pass; None lets the loop choose
+    memory_limit_bytes: int | None = None  # what the device may hold; more is out of memory
     metric: str = "accuracy"
     device: Literal["cpu", "gpu"] = "cpu"
     cpus: int = 1

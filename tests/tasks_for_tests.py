@@ -124,6 +124,11 @@ class IgnoresTheRate(Points):
         return torch.optim.SGD(parameters, lr=0.123)
 
 
+class AdamPoints(Points):
+    def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
+        return torch.optim.Adam(parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps)
+
+
 class AdamDigits(Digits):
     def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
         return torch.optim.Adam(parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps)

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
 
 GOLDEN = Path(__file__).parent / "golden"
-COMMANDS = ["run", "check", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
+COMMANDS = ["run", "check", "profile", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
 
 
 def bsearch(*arguments: object) -> Result:

@@ -102,6 +102,7 @@ def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url
         "bsearch_study",
         "bsearch_attempt",
         "bsearch_measurement",
+        "bsearch_profile",
         "bsearch_alembic_version",
     }
 
@@ -178,8 +179,7 @@ def test_a_driver_that_died_between_the_two_writes_loses_nothing(
     run(path, notify=events.append)
     trials = optuna.load_study(study_name="small", storage=url).trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
-    assert events[0].record is not None
-    assert events[0].record.number == 0
+    assert [event.record.number for event in events if event.record is not None] == [0, 1, 2]
 
 
 def test_a_driver_that_died_in_a_trial_has_it_tried_again_once(

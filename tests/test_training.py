@@ -15,10 +15,11 @@ from bsearch.objectives.digits import Digits
 from bsearch.objectives.live_bytes import LiveBytes
 from bsearch.objectives.probe import profile_objective
 from bsearch.objectives.training import TrainingRun, train_task
+from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.errors import ObjectiveError
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan, plan_batch
-from bsearch.spaces.study import Training
+from bsearch.spaces.study import Memory, Training
 from bsearch.spaces.trial import Measurement
 from conftest import TASKS
 from tasks_for_tests import CountsSamples, NeedsTwo, Points
@@ -221,6 +222,10 @@ def test_the_schedule_reaches_every_group_at_its_own_share() -> None:
     assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.005, 0.05])
 
 
+def profile_of(name: str, made: TrialSetup) -> DeviceProfile:
+    return profile_objective(f"{TASKS}:{name}", ProfileRequest(made, Memory(), highest=100))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -233,19 +238,19 @@ def test_the_schedule_reaches_every_group_at_its_own_share() -> None:
 )
 def test_a_broken_contract_is_told_before_the_first_trial(name: str, message: str) -> None:
     with pytest.raises(ObjectiveError, match=message):
-        profile_objective(f"{TASKS}:{name}", setup())
+        profile_of(name, setup())
 
 
 def test_the_profile_finds_the_smallest_workable_micro_batch() -> None:
-    assert profile_objective(f"{TASKS}:Points", setup()).smallest_micro_batch == 1
-    profile = profile_objective(f"{TASKS}:NeedsTwo", setup(parameters={"unread": 1}))
+    assert profile_of("Points", setup()).smallest_micro_batch == 1
+    profile = profile_of("NeedsTwo", setup(parameters={"unread": 1}))
     assert profile.smallest_micro_batch == 2
     assert profile.batch_statistics
     assert profile.unused_parameters == ("unread",)
     assert (profile.training_set, profile.evaluation_set, profile.optimizer) == (400, 101, "SGD")
     assert not profile.adaptive
     with pytest.raises(ObjectiveError, match=r"expected a metric that Points.score gives \(accuracy, val_loss\), got 'f1'"):
-        profile_objective(f"{TASKS}:Points", setup(metric="f1"))
+        profile_of("Points", setup(metric="f1"))
 
 
 def test_more_accumulation_needs_less_memory() -> None:
@@ -256,7 +261,9 @@ def test_more_accumulation_needs_less_memory() -> None:
 
 def test_living_bytes_are_counted_once_and_forgotten() -> None:
     kept = torch.zeros(1000)
-    with LiveBytes([kept]) as counter:
+    counter = LiveBytes()
+    counter.register([kept], "parameters")
+    with counter:
         assert counter.live_bytes == 4096
         made = kept + 1
         view = made[10:].view(-1)
@@ -268,6 +275,7 @@ def test_living_bytes_are_counted_once_and_forgotten() -> None:
         for _ in range(5):
             torch.zeros(2000)
     assert counter.peak_bytes == 4096 + 8192
+    assert counter.live_parts["parameters"] == 4096
 
 
 def test_counted_steps_are_priced_as_the_others() -> None:
@@ -275,5 +283,9 @@ def test_counted_steps_are_priced_as_the_others() -> None:
     assert slow.facts["peak_bytes"]
     few = list(train_task(Digits(), setup(1000, 1, 2000)))[-1]
     assert "peak_bytes" not in few.facts
+    # Under a limit the first steps of each size are counted however few there are, and still have a time.
+    limited = list(train_task(Digits(), setup(1000, 1, 2000, memory_limit_bytes=10**9)))[-1]
+    assert limited.facts["peak_bytes"]
+    assert limited.elapsed_s > 0
     assert math.isfinite(slow.elapsed_s)
     assert plan_batch(1000).accumulation == 1

@@ -16,11 +16,17 @@ def upgrade() -> None:
         sa.Column("base_name", sa.String(120), nullable=False),
         sa.Column("identity", sa.Text, nullable=False),
         sa.Column("spec", sa.Text, nullable=False),
-        sa.Column("profile", sa.Text),
         sa.Column("created_at", sa.String(40), nullable=False),
         sa.Column("driver_s", sa.Float, nullable=False),
         sa.Column("holder", sa.String(200)),
         sa.Column("heartbeat_at", sa.Float),
+    )
+    op.create_table(
+        "bsearch_profile",
+        sa.Column("key", sa.String(64), primary_key=True),
+        sa.Column("about", sa.Text, nullable=False),
+        sa.Column("profile", sa.Text, nullable=False),
+        sa.Column("measured_at", sa.String(40), nullable=False),
     )
     op.create_table(
         "bsearch_attempt",
@@ -49,5 +55,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for table in ("bsearch_measurement", "bsearch_attempt", "bsearch_study"):
+    for table in ("bsearch_measurement", "bsearch_attempt", "bsearch_profile", "bsearch_study"):
         op.drop_table(table)
