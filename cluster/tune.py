@@ -50,6 +50,7 @@ class StudySearcher(Searcher):
         super().__init__(metric=None, mode=None)
         self._study, self._task, self._slots = study, task, slots
         self._numbers: dict[str, int] = {}
+        self._told: dict[str, str] = {}  # outcomes that came before their trial's end
 
     def suggest(self, trial_id: str) -> Any:
         """A Tune config, `FINISHED`, or None for "ask again later"."""
@@ -66,7 +67,9 @@ class StudySearcher(Searcher):
         return {"task": self._task, "setup": json.dumps(setup.to_dict())}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        if "measurement" in result and trial_id in self._numbers:
+        if "outcome" in result:
+            self._told[trial_id] = result["outcome"]
+        elif "measurement" in result and trial_id in self._numbers:
             measurement = Measurement.from_dict(json.loads(result["measurement"]))
             self._guarded(lambda: self._study.measured(self._numbers[trial_id], measurement))
 
@@ -74,8 +77,9 @@ class StudySearcher(Searcher):
         number = self._numbers.pop(trial_id, None)
         if number is None:
             return
-        if result and "outcome" in result:
-            outcome = Outcome.from_dict(json.loads(result["outcome"]))
+        told = self._told.pop(trial_id, None) or (result or {}).get("outcome")
+        if told:
+            outcome = Outcome.from_dict(json.loads(told))
             self._guarded(lambda: self._study.ended(number, outcome))
         elif error and not self._study.stopping:
             self._guarded(lambda: self._study.ended(number, Outcome("interrupted", "its worker died")))
@@ -187,12 +191,9 @@ class TuneRunner:
         return f"{self.device} {platform.machine()} {' '.join(kinds) or platform.processor()}"
 
     def profile(self, reference: str, request: ProfileRequest) -> DeviceProfile:
-        profile = ray.remote(profile_here).options(
-            num_cpus=self._devices.cpus,
-            num_gpus=1 if self.device == "gpu" else 0,
-            max_retries=0,
-            max_calls=1,  # whatever runs out of memory there leaves nothing behind for the trials
-        )
+        # One call a process: whatever runs out of memory there leaves nothing behind for the trials.
+        gpus = 1 if self.device == "gpu" else 0
+        profile = ray.remote(num_cpus=self._devices.cpus, num_gpus=gpus, max_retries=0, max_calls=1)(profile_here)
         try:
             answer = ray.get(profile.remote(reference, request.to_dict()))
         except RayError as error:

@@ -27,17 +27,23 @@ class AttemptTrainable(tune.Trainable):
         return True
 
     def _begin(self, config: dict[str, Any]) -> None:
+        self._spoiled = False
         self._attempt: Iterator[Measurement | Outcome] | None = start_attempt(
             config["task"], TrialSetup.from_dict(json.loads(config["setup"]))
         )
 
     def step(self) -> dict[str, Any]:
         assert self._attempt is not None
+        if self._spoiled:
+            raise RuntimeError("this process ran out of memory: the next attempt gets a fresh one")
         report = next(self._attempt)
         # As text: Tune would flatten dicts, and lose the empty ones.
         if isinstance(report, Measurement):
             return {"measurement": json.dumps(report.to_dict())}
-        return {"outcome": json.dumps(report.to_dict()), "done": True}
+        # After running out of memory a process keeps fragments and half-freed graphs. Its outcome is told first; failing at
+        # the next step then makes Tune replace the process instead of reusing it.
+        self._spoiled = report.kind == "out_of_memory"
+        return {"outcome": json.dumps(report.to_dict()), "done": not self._spoiled}
 
     def cleanup(self) -> None:
         if self._attempt is not None:

@@ -18,7 +18,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,14 @@ class Vision(Task):
         root = (Path(setup.folder) / Path(str(options.get("root", "data"))).expanduser()).resolve()
         size = int(options.get("image_size", 0))
         download = bool(options.get("download", False))
-        train, evaluation, test = (_images(dataset, root, part, size, download) for part in ("train", "evaluation", "test"))
+        some = {
+            "train": int(options.get("train_samples", 0)),
+            "evaluation": int(options.get("evaluation_samples", 0)),
+            "test": 0,
+        }
+        train, evaluation, test = (_images(dataset, root, part, size, download, some[part]) for part in some)
         assert train is not None and evaluation is not None
-        return Data(
-            _some(train, int(options.get("train_samples", 0)), augment != "none"),
-            _some(evaluation, int(options.get("evaluation_samples", 0)), False),
-            test,
-        )
+        return Data(replace(train, augmented=augment != "none"), evaluation, test)
 
     def model(self, setup: TrialSetup) -> nn.Module:
         data = self.data(setup).train
@@ -204,29 +205,26 @@ def _fit_stem(model: nn.Module) -> None:
         first.stride = (1, 1)
 
 
-@lru_cache(maxsize=8)
 def _statistics(images: Images) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel, in bytes, over the first 5,000 images."""
-    some = np.asarray(images.pixels[:5000], dtype=np.float32)
+    """Mean and deviation of each channel, in bytes, over the first 1,000 images."""
+    some = np.asarray(images.pixels[:1000], dtype=np.float32)
     deviation = some.std(axis=(0, 2, 3)).clip(1.0)
     return torch.from_numpy(some.mean(axis=(0, 2, 3))), torch.from_numpy(deviation)
 
 
-@lru_cache(maxsize=8)
-def _some(images: Images, samples: int, augmented: bool) -> Images:
-    """The first `samples` of a fixed shuffle, the same number from each class as far as it goes; 0 means all."""
-    if samples == 0 or samples >= len(images):
-        return Images(images.pixels, images.labels, images.classes, augmented)
-    rank = np.empty(len(images), dtype=np.int64)
-    for label in range(images.classes):
-        members = np.flatnonzero(images.labels == label)
-        rank[members[np.argsort(mixed(label, members))]] = np.arange(len(members))
-    chosen = np.sort(np.lexsort((images.labels, rank))[:samples])
-    return Images(np.ascontiguousarray(images.pixels[chosen]), images.labels[chosen], images.classes, augmented)
+def _chosen(labels: np.ndarray, samples: int) -> np.ndarray:
+    """Indices of so many samples of a fixed shuffle, the same number from each class as far as it goes; 0 means all."""
+    if samples == 0 or samples >= len(labels):
+        return np.arange(len(labels))
+    rank = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        rank[members[np.argsort(mixed(int(label), members))]] = np.arange(len(members))
+    return np.sort(np.lexsort((labels, rank))[:samples])
 
 
 @lru_cache(maxsize=8)
-def _images(dataset: str, root: Path, part: str, size: int, download: bool) -> Images | None:
+def _images(dataset: str, root: Path, part: str, size: int, download: bool, samples: int) -> Images | None:
     if dataset == "folder":
         folder = _folder_of(root, part)
         if folder is None:
@@ -256,8 +254,10 @@ def _images(dataset: str, root: Path, part: str, size: int, download: bool) -> I
     if not labels:
         raise ObjectiveError(f"space.root: expected images in {root}, got none for {part}")
     size = size or (min(image(0).size) if min(image(0).size) <= _SMALL else 224)
-    pixels = _kept_pixels(stamp, image, len(labels), size)
-    return Images(pixels, np.asarray(labels, dtype=np.int64), classes)
+    known = np.asarray(labels, dtype=np.int64)
+    chosen = _chosen(known, samples)
+    pixels = _kept_pixels(f"{stamp} {samples}", lambda place: image(int(chosen[place])), len(chosen), size)
+    return Images(pixels, known[chosen], classes)
 
 
 def _folder_of(root: Path, part: str) -> Path | None:

@@ -111,14 +111,14 @@ class RunnerContract:
         assert outcomes.count("error") >= 3
 
     def test_out_of_memory_keeps_the_experiment_and_accumulates_more(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        space = {"effective_batch": {"low": 150, "high": 400}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
-        go("SmallMemory", space=space, budget={"trials": 3})
+        space = {"effective_batch": {"low": 60, "high": 100}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+        go("SmallMemory", space=space, budget={"trials": 5})
         trials = kept().trials
-        assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
+        assert [trial.state.name for trial in trials] == ["COMPLETE"] * 5
         assert all(trial.user_attrs["micro_batch"] <= 50 for trial in trials)
         # No law is known for a device that only the task knows of: passes are halved until they fit, and stay so.
-        assert trials[0].user_attrs["attempts"] >= 3
-        assert trials[2].user_attrs["attempts"] < trials[0].user_attrs["attempts"]
+        assert trials[0].user_attrs["attempts"] == 2
+        assert trials[4].user_attrs["attempts"] == 1
         rows = Records(f"sqlite:///{kept_path(kept())}").attempts("small", 0)
         assert [row["outcome"] for row in rows] == ["out_of_memory"] * (len(rows) - 1) + ["complete"]
         assert len({row["setup"]["plan"]["effective_batch"] for row in rows}) == 1

@@ -16,7 +16,7 @@ from bsearch.cli import main
 from bsearch.objectives import Data, Loss, Score, Task, TrialSetup
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.memory import MemoryProbe, calibrated, evaluation_batch, memory_law
-from bsearch.objectives.probe import confirmed, profile_objective
+from bsearch.objectives.probe import confirmed, fastest_evaluation_batch, profile_objective
 from bsearch.objectives.training import train_task
 from bsearch.search.records import Records
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
@@ -254,6 +254,13 @@ def test_evaluation_takes_more_at_once_than_training() -> None:
     assert probe.evaluation_peak(batch).total <= limit < probe.evaluation_peak(batch + 1).total
     assert looks[batch] <= limit
     assert evaluation_batch(probe, 1.0, 1.0, 64)[0] == 64
+
+
+def test_the_evaluation_batch_is_one_that_fits_and_is_tried() -> None:
+    probe = MemoryProbe(Digits(), setup())
+    assert 8 <= fastest_evaluation_batch(probe, 300, 8) <= 300
+    assert fastest_evaluation_batch(probe, 300, 8, patience_s=-1.0) == 8
+    assert fastest_evaluation_batch(probe, 64, 64) == 64
 
 
 def test_a_measurement_calibrates_the_law_and_confirms_the_answer() -> None:
