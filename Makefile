@@ -1,5 +1,6 @@
-# make run    install, then the example study        make test   the tests (under 10 minutes on two cores)
-# make check  format, lint, types, layers, wheel     make test-all  the heavy ones too
+# make run    install, then the example study
+# make test   the tests (under 10 minutes on two cores)
+# make check  format, lint, types, layers, wheel
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +9,7 @@ STAMP := $(VENV)/.installed
 export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 
-.PHONY: install run test test-all check clean
+.PHONY: install run test check clean
 install: $(STAMP)
 
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
@@ -21,11 +22,8 @@ run: install
 	$(BIN)/bsearch run examples/digits.yaml
 
 test: install
-	$(BIN)/pytest -n 2 -m "not ray and not packaging and not slow"
-	$(BIN)/pytest -m "ray and not slow"
-
-test-all: install
-	$(BIN)/pytest -m "not packaging"
+	$(BIN)/pytest -n 2 -m "not ray and not packaging"
+	$(BIN)/pytest -m ray
 
 check: install .cache/typing/bsearch
 	$(BIN)/ruff format --check .
