@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from . import __version__
 from .spaces.errors import BsearchError, LauncherError, StudyFileError
@@ -28,7 +25,7 @@ from .spaces.study_file import located, read_study, settled, study_from_dict
 from .spaces.trial import ParetoFront, TrialRecord
 
 if TYPE_CHECKING:
-    from .search.study_run import Event, Runner, StudyResult, StudyRun
+    from .search.study_run import Runner, StudyResult
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted.
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -202,11 +199,12 @@ def _located(file: Path | None) -> Any:
 
 def _run(spec: StudySpec, out: Path, console: Console, *, fresh: bool, serial: bool) -> StudyResult:
     from .objectives.loading import objective_hash
+    from .search.live import LiveView
     from .search.study_run import run_study
 
     code = objective_hash(spec.task)
     with _runner(spec, out, serial, console) as runner:
-        view = _View(console)
+        view = LiveView(console)
         with view:
             return run_study(spec, runner, code, fresh=fresh, notify=view.notify, watch=view.watch)
 
@@ -228,86 +226,6 @@ def _near(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-class _View:
-    """What is seen while a study runs: a live table on a terminal, a line per trial elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._run: StudyRun | None = None
-        self._messages: list[str] = []
-        self._live: Live | None = None
-
-    def __enter__(self) -> _View:
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, get_renderable=self._picture, refresh_per_second=4, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def watch(self, run: StudyRun) -> None:
-        self._run = run
-        if run.done:
-            self._console.print(f"going on: {run.counted} of {run.spec.budget.trials} trials are done")
-
-    def notify(self, event: Event) -> None:
-        from .search.report import number, seconds
-
-        if event.kind == "message":
-            self._console.print(event.text)
-        elif event.kind == "ended" and event.record is not None and self._run is not None:
-            record, run = event.record, self._run
-            if self._live is not None and record.outcome != "error":
-                return
-            values = {**record.facts, **record.parameters}
-            metric = run.spec.objectives.accuracy.metric
-            came = (
-                f"{metric} {number(record.accuracy)} in {seconds(record.train_s)}"
-                if record.accuracy is not None
-                else record.message.splitlines()[0]
-                if record.message
-                else ""
-            )
-            settings = (
-                f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
-            )
-            self._console.print(
-                f"[{run.counted}/{run.spec.budget.trials}] trial {record.number} {record.outcome}: {came} · "
-                f"{settings} · epochs {values.get('epochs')}",
-                markup=False,
-            )
-
-    def _picture(self) -> Any:
-        from .search.report import front_table, number, seconds
-
-        run = self._run
-        if run is None:
-            return Text("trying the training code on a worker ...", style="dim")
-        total, elapsed = run.spec.budget.trials, run.elapsed_s()
-        here = run.counted - run.counted_before
-        remaining = f", about {seconds(elapsed / here * (total - run.counted))} left" if here else ""
-        head = Table.grid(padding=(0, 2))
-        head.add_row(
-            Text(run.name, style="bold"),
-            ProgressBar(total=total, completed=run.counted, width=24),
-            Text(f"{run.counted}/{total} trials, {seconds(elapsed)} so far{remaining}"),
-        )
-        running = Table.grid(padding=(0, 2))
-        for setup, measurement in run.running()[:8]:
-            share = measurement.samples_seen / setup.samples_budget if measurement else 0.0
-            score = number(measurement.score(setup.metric)) if measurement else ""
-            running.add_row(
-                f"trial {setup.number}",
-                ProgressBar(total=1.0, completed=share, width=12),
-                f"B {setup.effective_batch}",
-                f"rate {setup.learning_rate:.3g}",
-                score,
-            )
-        return Group(head, running, front_table(run.front(), most=12))
 
 
 def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
@@ -383,7 +301,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     from .search.forecast import as_document, forecast, timing_plans
     from .search.records import storage_engine
     from .search.serial import SerialRunner
-    from .search.study_run import legal_batches, legal_words, profile_faults, profile_request
+    from .search.setups import legal_batches, legal_words, profile_faults, profile_request
     from .spaces.step_time import fit_step_time
 
     console = _terminal(as_json)
@@ -461,7 +379,7 @@ def profile(study: Path, png: Path | None, seconds: float, storage: str | None, 
     from .search.export import json_text, memory_picture, write_file
     from .search.report import memory_document, memory_plot, memory_tables
     from .search.serial import SerialRunner
-    from .search.study_run import profile_request
+    from .search.setups import profile_request
 
     console = _terminal(as_json)
     runner = SerialRunner(spec.devices)

@@ -13,7 +13,7 @@ from ..spaces.errors import InfeasiblePlanError
 from ..spaces.plan import BatchPlan, plan_batch
 from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
-from .study_run import micro_batch_cap
+from .setups import micro_batch_cap
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,231 @@
+"""What a suggestion means on a device: the plan, the optimizer's settings, and what of a study can be planned at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Any, Literal
+
+from ..spaces.device import DeviceProfile, ProfileRequest
+from ..spaces.domain import Range, bounds, values_of
+from ..spaces.errors import Fault, InfeasiblePlanError, StudyFileError
+from ..spaces.learning_rate import RULES_FOR_ADAM, OptimizerSettings, RuleConstants, scaled_settings
+from ..spaces.memory import readable_bytes
+from ..spaces.plan import BatchPlan, plan_batch, step_sizes
+from ..spaces.study import StudySpec
+from ..spaces.trial import Suggestion, TrialSetup
+
+# Combinations of parameters that change cost; each is looked at on the device before the first trial.
+MOST_PROFILES = 16
+
+
+def trial_setup(
+    spec: StudySpec, name: str, suggestion: Suggestion, profile: DeviceProfile, device: Literal["cpu", "gpu"]
+) -> TrialSetup:
+    """A suggestion as a plan, optimizer settings and a budget of samples.
+
+    Raises:
+        InfeasiblePlanError: no plan, or a rule that is undefined there.
+    """
+    values: dict[str, Any] = dict(suggestion.parameters)
+    assert profile.training_set is not None
+    training_set = profile.training_set
+    effective_batch, epochs = int(values.pop("effective_batch")), values.pop("epochs")
+    samples_budget = max(1, round(float(epochs) * training_set))
+    accumulation_domain = spec.space.accumulation
+    limits: dict[str, Any] = {
+        "largest_micro_batch": micro_batch_cap(spec, profile),
+        "smallest_micro_batch": profile.smallest_micro_batch,
+    }
+    plan = plan_batch(
+        effective_batch,
+        devices=spec.devices.per_trial,
+        accumulation=values.pop("accumulation", None),
+        accumulation_high=None if accumulation_domain is None else int(bounds(accumulation_domain)[1]),
+        **limits,
+    )
+    if effective_batch > samples_budget:
+        raise InfeasiblePlanError(
+            f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
+            violation=effective_batch / samples_budget - 1,
+        )
+    for size in set(step_sizes(samples_budget, effective_batch, devices=plan.devices, **limits)):
+        plan_batch(size, devices=plan.devices, **limits)
+    reference = OptimizerSettings(
+        learning_rate=float(values.pop("reference_rate")),
+        betas=spec.training.betas,
+        eps=spec.training.eps,
+        weight_decay=float(values.pop("weight_decay")),
+    )
+    rule = str(values.pop("rule"))
+    optimizer = scaled_settings(
+        rule,
+        reference,
+        reference_batch=spec.space.reference_batch,
+        effective_batch=effective_batch,
+        constants=RuleConstants(exponent=values.pop("exponent", None)),
+    )
+    return TrialSetup(
+        study=name,
+        number=suggestion.number,
+        attempt=0,
+        plan=plan,
+        optimizer=optimizer,
+        samples_budget=samples_budget,
+        training=spec.training,
+        epochs=epochs,
+        rule=rule,
+        reference_rate=reference.learning_rate,
+        reference_batch=spec.space.reference_batch,
+        metric=spec.objectives.accuracy.metric,
+        device=device,
+        cpus=spec.devices.cpus,
+        folder=str(spec.folder),
+        parameters=values,
+        evaluation_batch=profile.evaluation_batch,
+        memory_limit_bytes=profile.limit_bytes,
+        **limits,
+    )
+
+
+def micro_batch_cap(spec: StudySpec, profile: DeviceProfile) -> int | None:
+    """The most samples a pass may hold: the study's own word and the memory law's, whichever is less."""
+    caps = [cap for cap in (spec.memory.largest_micro_batch, profile.largest_micro_batch) if cap is not None]
+    return min(caps) if caps else None
+
+
+# The values of the parameters that change what a step costs; each combination has a profile of its own.
+CostKey = tuple[tuple[str, Any], ...]
+
+
+def cost_key(spec: StudySpec, parameters: Mapping[str, Any]) -> CostKey:
+    names = [name for name, domain in spec.space.domains().items() if getattr(domain, "changes_cost", False)]
+    return tuple((name, parameters[name]) for name in names)
+
+
+def cost_keys(spec: StudySpec) -> list[CostKey]:
+    """Every combination of the values that change cost.
+
+    Raises:
+        StudyFileError: one of them is a range, or there are too many to look at each.
+    """
+    domains = {name: domain for name, domain in spec.space.domains().items() if getattr(domain, "changes_cost", False)}
+    ranges = [name for name, domain in domains.items() if isinstance(domain, Range)]
+    keys = [tuple(zip(domains, values, strict=True)) for values in product(*(values_of(domain) for domain in domains.values()))]
+    faults = [Fault(f"space.{name}", "expected choices where changes_cost is true, got a range") for name in ranges]
+    if len(keys) > MOST_PROFILES:
+        faults.append(
+            Fault("space", f"expected at most {MOST_PROFILES} combinations of parameters that change cost, got {len(keys)}")
+        )
+    if faults:
+        raise StudyFileError(faults)
+    return keys
+
+
+def legal_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[int, int]:
+    """The effective batches that some profile has a plan for: smallest and largest of the searched range.
+
+    Raises:
+        StudyFileError: none of the searched range is legal.
+    """
+    low, high = (int(bound) for bound in bounds(spec.space.effective_batch))
+    devices = spec.devices.per_trial
+    most_passes = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[1])
+    lows, highs = [], []
+    for profile in profiles:
+        cap = micro_batch_cap(spec, profile)
+        lows.append(max(low, devices * profile.smallest_micro_batch))
+        reach = [high, profile.training_set or high]
+        if cap is not None and most_passes is not None:
+            reach.append(cap * most_passes * devices)
+        highs.append(min(reach))
+    legal = min(lows), max(highs)
+    if legal[0] > legal[1]:
+        raise StudyFileError(
+            Fault(
+                "space.effective_batch",
+                f"expected batches that can be planned ({legal[0]} to {legal[1]} samples), but searched are {low} to {high}. "
+                "Look at memory and at space.accumulation.",
+            )
+        )
+    return legal
+
+
+def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
+    """A setup from the first value of every domain, to try the training code with before anything is known."""
+    first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()} | dict(key)
+    parameters = {name: first[name] for name in spec.space.task_parameters()}
+    reference = OptimizerSettings(float(first["reference_rate"]), spec.training.betas, spec.training.eps, first["weight_decay"])
+    return TrialSetup(
+        study=spec.study,
+        number=0,
+        attempt=0,
+        plan=BatchPlan(1),
+        optimizer=reference,
+        samples_budget=1,
+        training=spec.training,
+        epochs=first["epochs"],
+        metric=spec.objectives.accuracy.metric,
+        device=device,
+        cpus=spec.devices.cpus,
+        folder=str(spec.folder),
+        parameters=parameters,
+    )
+
+
+def profile_request(
+    spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = (), *, traces: bool = False
+) -> ProfileRequest:
+    """What to ask a device about a study's task."""
+    highest = spec.memory.largest_micro_batch or int(bounds(spec.space.effective_batch)[1])
+    return ProfileRequest(profiling_setup(spec, device, key), spec.memory, highest, traces)
+
+
+def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, int] | None = None) -> list[Fault]:
+    """What the study asks for that its task, its data or its memory cannot give."""
+    faults = []
+    for index, settings in enumerate(spec.start):
+        batch = settings.get("effective_batch")
+        if legal is not None and isinstance(batch, int) and not legal[0] <= batch <= legal[1]:
+            message = f"expected a batch that can be planned, from {legal[0]} to {legal[1]}, got {batch}"
+            faults.append(Fault(f"start.{index}.effective_batch", message))
+    if profile.training_set is None:
+        faults.append(
+            Fault(
+                "training.samples", "expected the size of the training set, since a bare generator does not tell it; got none"
+            )
+        )
+    else:
+        _, largest = bounds(spec.space.effective_batch)
+        if largest > profile.training_set:
+            faults.append(
+                Fault(
+                    "space.effective_batch",
+                    f"expected at most the training set's {profile.training_set} samples, got {largest:g}. "
+                    f"Write high: {profile.training_set} or less.",
+                )
+            )
+    adam_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_ADAM]
+    if adam_rules and not profile.adaptive:
+        faults.append(
+            Fault(
+                "space.rule",
+                f"expected a rule for {profile.optimizer}, which has no betas; got {adam_rules[0]!r}, which scales them. "
+                "Use linear or sqrt, or an Adam optimizer.",
+            )
+        )
+    for name in profile.unused_parameters:
+        faults.append(Fault(f"space.{name}", "expected a parameter that the task reads; it never asked for this one"))
+    return faults
+
+
+def legal_words(spec: StudySpec, legal: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
+    """What may be tried, in a line."""
+    caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
+    limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
+    words = f"legal batches: {legal[0]} to {legal[1]}"
+    if caps:
+        words += f", in passes of at most {' or '.join(map(str, caps))} samples"
+    if limits:
+        words += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} kept free)"
+    return words
