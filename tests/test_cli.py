@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import optuna
 import pytest
 import yaml
 from bsearch.cli import main
@@ -70,6 +71,39 @@ def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None
     assert "samples_per_s" in bsearch("show", path, "--trial", 2).output
     missing = bsearch("show", path, "--trial", 99)
     assert (missing.exit_code, "has no trial 99; its trials are 0 to 4" in missing.output) == (2, True)
+
+
+def test_optuna_reads_the_same_front_from_the_storage(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    # adam_sde is undefined from kappa = 10 on, so batches above 319 are infeasible; every third batch diverges.
+    space = {
+        "effective_batch": {"low": 16, "high": 400},
+        "reference_rate": {"low": 1e-3, "high": 1e-1, "at_batch": 32},
+        "rule": "adam_sde",
+        "epochs": {"low": 1, "high": 4},
+    }
+    start = [{"effective_batch": batch, "reference_rate": 0.01, "epochs": 1} for batch in (399, 300, 100)]
+    path = study_file(task=f"{TASKS}:ManyFates", space=space, start=start, budget={"trials": 20})
+    assert bsearch("run", path, "--serial").exit_code == 0
+    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
+    outcomes = [trial.user_attrs["outcome"] for trial in trials]
+    assert {"infeasible", "diverged", "complete"} == set(outcomes)
+    fair = [
+        trial
+        for trial in trials
+        if trial.state == optuna.trial.TrialState.COMPLETE
+        and trial.user_attrs["outcome"] != "diverged"
+        and all(constraint <= 0 for constraint in trial.system_attrs["constraints"])
+    ]
+    front = {
+        one.number
+        for one in fair
+        if not any(
+            other.values[0] <= one.values[0] and other.values[1] >= one.values[1] and other.values != one.values
+            for other in fair
+        )
+    }
+    exported = {int(row["trial"]) for row in csv.DictReader(bsearch("export", path).output.splitlines())}
+    assert exported == front
 
 
 def test_json_is_the_only_thing_on_stdout(study_file: Callable[..., Path]) -> None:
