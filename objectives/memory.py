@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ class MemoryProbe:
     def __init__(self, task: Task, setup: TrialSetup) -> None:
         self.task, self.setup = task, setup
         self.run = TrainingRun(task, setup)
+        self.run.model.cpu()  # copies of it are looked at; on a device it would be in their way
         self._like = _two_and_three(self.run)
         self.note = ""
         self._counts: dict[tuple[str, int], Peak] = {}
@@ -84,7 +85,7 @@ class MemoryProbe:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with warnings.catch_warnings(), FakeCopyMode(fake):
             warnings.simplefilter("ignore")
-            model = copy.deepcopy(self.run.model.cpu())
+            model = copy.deepcopy(self.run.model)
         with warnings.catch_warnings(), fake:
             warnings.simplefilter("ignore")
             run = self.run.on(model, torch.device("cpu"))
@@ -131,17 +132,18 @@ def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int
 
 
 def calibrated(law: MemoryLaw, probe: MemoryProbe, sizes: list[int]) -> tuple[MemoryLaw, dict[int, int]]:
-    """The law after real steps at a few sizes: its scale covers what no trace sees, and never shrinks below one.
+    """The law after real steps at a few sizes, smallest first: it covers then what no trace sees.
 
     Returns:
         The law, and the measured bytes by size.
     """
-    measured = {size: probe.counted("train", size).total for size in sizes}
-    scale = max([law.scale, *(peak / law.predicted_bytes(size) for size, peak in measured.items())])
-    return replace(law, scale=scale), measured
+    measured = {size: probe.counted("train", size).total for size in sorted(sizes)}
+    for size, peak in measured.items():
+        law = law.measured_at(size, peak)
+    return law, measured
 
 
-def evaluation_batch(probe: MemoryProbe, limit_bytes: float, scale: float, micro_batch: int) -> tuple[int, dict[int, int]]:
+def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, micro_batch: int) -> tuple[int, dict[int, int]]:
     """Samples of an evaluation pass: the most that fit, never fewer than a training pass takes.
 
     Returns:
@@ -152,7 +154,7 @@ def evaluation_batch(probe: MemoryProbe, limit_bytes: float, scale: float, micro
 
     def peak(size: int) -> float:
         looks[size] = probe.evaluation_peak(size).total
-        return looks[size] * scale
+        return looks[size] * law.scale + law.fixed_bytes
 
     return max(largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch), looks
 

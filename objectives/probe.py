@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
@@ -84,6 +85,10 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
         unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
     )
+    # What was tried goes before memory is looked at.
+    del run
+    if kind == "gpu":
+        torch.cuda.empty_cache()
     return with_memory(objective, profile, request)
 
 
@@ -106,8 +111,12 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
     if largest is None:
         raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest)))
     if limit is not None:
-        law, largest = confirmed(law, probe, limit, usable, largest)
-    most, looks = evaluation_batch(probe, usable, law.scale, largest)
+        try:
+            law, largest = confirmed(law, probe, limit, usable, largest)
+        except torch.OutOfMemoryError:
+            fault = Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest))
+            raise StudyFileError(fault) from None
+    most, looks = evaluation_batch(probe, usable, law, largest)
     evaluation = fastest_evaluation_batch(probe, most, largest)
     law = replace(law, evaluation_points=tuple(sorted(looks.items())), source=probe.source, note=law.note or probe.note)
     return replace(profile, limit_bytes=limit, largest_micro_batch=largest, evaluation_batch=evaluation, memory=law)
@@ -118,7 +127,8 @@ def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, patience
 
     Each candidate evaluates the same samples once; what the patience does not reach is not tried.
     """
-    run = probe.run
+    device = torch.device("cuda" if probe.setup.device == "gpu" else "cpu")
+    run = probe.run.on(copy.deepcopy(probe.run.model).to(device), device)
     candidates = sorted({max(most // part, least) for part in (64, 16, 4, 1)})
     samples = min(most, len(run.data.evaluation))  # type: ignore[arg-type]
     best, best_s = candidates[0], math.inf
@@ -195,7 +205,7 @@ def confirmed(
         except torch.OutOfMemoryError:
             law = law.raised_by(largest, usable)
         else:
-            law = replace(law, scale=max(law.scale, peak / law.predicted_bytes(largest)))
+            law = law.measured_at(largest, peak)
             if law.peak_bytes(largest) <= usable:
                 return law, largest
         fits = law.largest_micro_batch(usable)
@@ -269,7 +279,9 @@ def _step_s(run: TrainingRun, plan: BatchPlan) -> float:
 
 def _device_bytes(kind: str) -> int:
     if kind == "gpu":
-        return int(torch.cuda.get_device_properties(0).total_memory)
+        # What is free beside the context and the neighbours, and what this process holds already.
+        free, _ = torch.cuda.mem_get_info()
+        return int(free + torch.cuda.memory_reserved())
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

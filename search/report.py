@@ -131,6 +131,7 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
         "limit_bytes": profile.limit_bytes,
         "headroom": spec.memory.headroom,
         "scale": law.scale,
+        "fixed_bytes": law.fixed_bytes,
         "largest_micro_batch": largest,
         "evaluation_batch": profile.evaluation_batch,
         "smallest_micro_batch": profile.smallest_micro_batch,

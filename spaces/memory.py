@@ -60,7 +60,8 @@ class MemoryLaw:
     Args:
         points: predicted peak bytes by micro-batch, ascending.
         source: "traced" without running anything, or "counted" on real tensors where tracing was not possible.
-        scale: measured over predicted, the largest seen; what no trace sees (contexts, scratch inside kernels) is in it.
+        scale, fixed_bytes: what measurements made of the prediction: peak = predicted x scale + fixed. What no trace sees
+            (scratch inside kernels, an allocator's fragments) is in them; they only grow.
         breakdown: bytes of each part at the largest point's peak.
         evaluation_points: peak bytes of an evaluation pass by batch.
         note: why real tensors were counted, where they were.
@@ -69,6 +70,7 @@ class MemoryLaw:
     points: tuple[tuple[int, int], ...]
     source: str = "traced"
     scale: float = 1.0
+    fixed_bytes: float = 0.0
     breakdown: Mapping[str, int] = field(default_factory=dict)
     evaluation_points: tuple[tuple[int, int], ...] = ()
     note: str = ""
@@ -86,7 +88,7 @@ class MemoryLaw:
 
     def peak_bytes(self, micro_batch: int) -> float:
         """Peak bytes as this device will have them."""
-        return self.predicted_bytes(micro_batch) * self.scale
+        return self.predicted_bytes(micro_batch) * self.scale + self.fixed_bytes
 
     def largest_micro_batch(self, limit_bytes: float) -> int | None:
         """The largest size known to fit the limit; None where not even the smallest does.
@@ -96,7 +98,7 @@ class MemoryLaw:
         """
         fits = None
         for size, peak in self.points:
-            if peak * self.scale <= limit_bytes:
+            if peak * self.scale + self.fixed_bytes <= limit_bytes:
                 fits = size
         if fits is None or fits == self.points[-1][0]:
             return fits
@@ -109,8 +111,20 @@ class MemoryLaw:
     def raised_by(self, micro_batch: int, limit_bytes: float) -> Self:
         """The law after a micro-batch it allowed ran out of memory: its scale puts that size over the limit."""
         size = min(micro_batch, self.points[-1][0])
-        least = 1.001 * limit_bytes / self.predicted_bytes(size)
+        least = (1.001 * limit_bytes - self.fixed_bytes) / self.predicted_bytes(size)
         return replace(self, scale=max(self.scale, least))
+
+    def measured_at(self, micro_batch: int, peak_bytes: float) -> Self:
+        """The law after a measurement: at the smallest size it sets what is fixed, elsewhere what grows.
+
+        >>> law = MemoryLaw(((1, 100), (11, 1100))).measured_at(1, 300).measured_at(11, 1410)
+        >>> law.fixed_bytes, round(law.scale, 3), round(law.peak_bytes(11))
+        (200.0, 1.1, 1410)
+        """
+        predicted = self.predicted_bytes(micro_batch)
+        if micro_batch == self.points[0][0]:
+            return replace(self, fixed_bytes=max(self.fixed_bytes, peak_bytes - predicted * self.scale))
+        return replace(self, scale=max(self.scale, (peak_bytes - self.fixed_bytes) / predicted))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -249,11 +249,11 @@ def test_a_gpu_is_traced_with_its_own_optimizer_defaults() -> None:
 def test_evaluation_takes_more_at_once_than_training() -> None:
     probe = MemoryProbe(Digits(), setup())
     limit = probe.train_peak(64).total
-    batch, looks = evaluation_batch(probe, limit, 1.0, 64)
+    batch, looks = evaluation_batch(probe, limit, MemoryLaw(((1, 1),)), 64)
     assert batch > 64
     assert probe.evaluation_peak(batch).total <= limit < probe.evaluation_peak(batch + 1).total
     assert looks[batch] <= limit
-    assert evaluation_batch(probe, 1.0, 1.0, 64)[0] == 64
+    assert evaluation_batch(probe, 1.0, MemoryLaw(((1, 1),)), 64)[0] == 64
 
 
 def test_the_evaluation_batch_is_one_that_fits_and_is_tried() -> None:
@@ -272,11 +272,13 @@ def test_a_measurement_calibrates_the_law_and_confirms_the_answer() -> None:
     assert hopeful is not None
     assert hopeful > 130
     better, measured = calibrated(wrong, probe, [1, 100])
-    assert better.scale == pytest.approx(1 / 0.7, rel=0.02)
+    assert better.peak_bytes(100) == pytest.approx(measured[100], rel=1e-6)
+    assert better.peak_bytes(1) >= measured[1]
     assert measured[100] == limit
     fixed, largest = confirmed(wrong, probe, limit, limit, hopeful)
     assert 95 <= largest <= 100
-    assert fixed.scale > 1.4
+    assert fixed.peak_bytes(largest) <= limit
+    assert fixed.scale > 1.2
     probe.counted("train", largest, limit)
 
 
