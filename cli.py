@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import __version__
-from .spaces.errors import BsearchError, LauncherError, StudyFileError
+from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
 from .spaces.study import StudySpec
@@ -130,8 +130,9 @@ def run(
     file, spec = _study(study, options, trials, storage)
     console = _terminal(as_json)
     with _located(file):
-        result = _run(spec, out or _results(spec), console, fresh=fresh, serial=serial)
-        _tell(result, spec, file or Path(study), out or _results(spec), console, as_json)
+        with _documents_only(as_json):
+            result = _run(spec, out or _results(spec, spec.study), console, fresh=fresh, serial=serial)
+        _tell(result, spec, file or Path(study), out or _results(spec, result.name), console, as_json)
     ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
 
 
@@ -184,8 +185,13 @@ def _number(option: str, text: str) -> int | float:
         raise click.UsageError(f"{option}: expected LOW:HIGH such as 16:4096, got {text!r}") from None
 
 
-def _results(spec: StudySpec) -> Path:
-    return spec.folder / "results" / spec.study
+def _results(spec: StudySpec, name: str) -> Path:
+    return spec.folder / "results" / name
+
+
+def _documents_only(as_json: bool) -> AbstractContextManager[Any]:
+    """With --json, what a task prints goes to stderr: stdout is for the document."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 @contextmanager
@@ -262,7 +268,8 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
                 f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.", markup=False
             )
     elif result.stopped:
-        console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To go on: {again}", markup=False)
+        more = "raise it, then " if "budget.hours" in result.stopped else ""
+        console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To go on: {more}{again}", markup=False)
     elif counted < spec.budget.trials:
         console.print(f"{counted} of {spec.budget.trials} trials are done. To go on: {again}", markup=False)
     shown = _shown(study, spec)
@@ -305,8 +312,8 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     from .spaces.step_time import fit_step_time
 
     console = _terminal(as_json)
-    runner = SerialRunner(spec.devices)
-    with _located(study):
+    with _located(study), _documents_only(as_json):
+        runner = SerialRunner(spec.devices)
         assert spec.storage is not None
         storage_engine(spec.storage).dispose()
         objective_hash(spec.task)
@@ -320,7 +327,8 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(as_document(spec.study, profile, None), indent=2))
         return
-    timed, evaluate_s = timed_steps(spec.task, request.setup, timing_plans(spec, profile), limit_s=10.0)
+    with _documents_only(as_json):
+        timed, evaluate_s = timed_steps(spec.task, request.setup, timing_plans(spec, profile), limit_s=10.0)
     slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // spec.devices.cpus, 1)
     told = forecast(spec, profile, fit_step_time(timed), evaluate_s, slots if runner.device == "cpu" else 1)
     if as_json:
@@ -382,8 +390,8 @@ def profile(study: Path, png: Path | None, seconds: float, storage: str | None, 
     from .search.setups import profile_request
 
     console = _terminal(as_json)
-    runner = SerialRunner(spec.devices)
-    with _located(study):
+    with _located(study), _documents_only(as_json):
+        runner = SerialRunner(spec.devices)
         request = profile_request(spec, runner.device, traces=True)
         made = runner.profile(spec.task, request)
         rows = memory_rows(spec.task, request, made, seconds)
@@ -526,11 +534,14 @@ def rules(as_json: bool) -> None:
 
 def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, ParetoFront, list[TrialRecord]]:
     """Storage, name, front and trials of a study by its file or by a database URL."""
+    from .objectives.loading import objective_hash
     from .search.pareto import front_of
     from .search.records import Records, masked
+    from .search.study_run import study_identity
     from .search.suggest import stored_trials
     from .spaces.study import Metric
 
+    spec = None
     if "://" in study:
         url, base = study, name
     else:
@@ -540,6 +551,11 @@ def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, 
     kept = Records(url, create=False).studies()
     if base is not None:
         kept = [one for one in kept if base in (one.name, one.base_name)]
+        if spec is not None:
+            # The study that `run` would go on with, where the file's task can still be read.
+            with suppress(ObjectiveError):
+                identity = study_identity(spec, objective_hash(spec.task))
+                kept = [one for one in kept if one.identity == identity] or kept
     if not kept:
         raise StudyFileError(
             f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` begins one."

@@ -64,7 +64,7 @@ def _module(place: str, reference: str) -> ModuleType:
             hint = " Name a file as path/file.py:name." if not place.endswith(".py") else ""
             raise ObjectiveError(f"task {reference}: no module named {error.name!r}.{hint}") from error
         raise ObjectiveError(f"task {reference}: it imports {error.name!r}, which is not installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ObjectiveError(
             f"task {reference}: importing it failed at {frame.filename}:{frame.lineno}: {type(error).__name__}: {error}"

@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,8 +66,8 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
         scores = run.evaluate(in_order(min(4, len(run.data.evaluation)), 4, setup.seed))  # type: ignore[arg-type]
     except BsearchError:
         raise
-    except Exception as error:
-        raise ObjectiveError(f"task {reference}: its first step failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise _failed(reference, error) from error
     if setup.metric not in scores:
         raise ObjectiveError(
             f"objectives.accuracy: expected a metric that {type(objective).__name__}.score gives "
@@ -90,6 +91,12 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
     if kind == "gpu":
         torch.cuda.empty_cache()
     return with_memory(objective, profile, request)
+
+
+def _failed(reference: str, error: BaseException) -> ObjectiveError:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return ObjectiveError(f"task {reference}: trying it failed: {type(error).__name__}: {error}{place}")
 
 
 def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
@@ -246,6 +253,15 @@ def timed_steps(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit
     Returns:
         The timed steps, and the seconds of evaluating one sample.
     """
+    try:
+        return _timed_steps(reference, setup, plans, limit_s)
+    except BsearchError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(reference, error) from error
+
+
+def _timed_steps(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> tuple[list[TimedStep], float]:
     task = load_objective(reference)
     assert isinstance(task, Task)
     run = TrainingRun(task, setup)

@@ -114,7 +114,8 @@ class TrainingRun:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return total / (denominator if isinstance(denominator, Tensor) or denominator else 1.0)
+        # A step whose every label is ignored has no loss, rather than 0/0.
+        return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
 
     def _bring_to(self, denominator: Tensor | float, size: int) -> None:
         """Gradients over `size` samples become gradients over the loss's own denominator."""
@@ -330,6 +331,8 @@ def _check_loss(task: Task, loss: Any, samples: int) -> None:
     if not isinstance(loss.total, Tensor) or loss.total.dim() != 0:
         shape = str(tuple(loss.total.shape)) if isinstance(loss.total, Tensor) else type(loss.total).__name__
         raise ObjectiveError(f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'.")
+    if not isinstance(loss.denominator, Tensor) and not (math.isfinite(loss.denominator) and loss.denominator >= 0):
+        raise ObjectiveError(f"{where}: expected a denominator >= 0 that the mean divides by, got {loss.denominator!r}")
     if not loss.total.requires_grad:
         raise ObjectiveError(f"{where}: expected a total that hangs on the model's parameters, got one without a graph")
 

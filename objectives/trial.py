@@ -51,7 +51,7 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
         yield Outcome("infeasible", str(error))
     except BsearchError as error:
         yield Outcome("error", str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if _is_out_of_memory(error):
             yield _out_of_memory(error, setup)
         else:
@@ -93,7 +93,7 @@ def _is_finite(measurement: Measurement, metric: str) -> bool:
     return all(math.isfinite(value) for value in losses)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Allocations that fail outside torch's caching allocator come as plain RuntimeErrors."""
     text = str(error)
     return isinstance(error, RuntimeError) and any(
@@ -101,11 +101,11 @@ def _is_out_of_memory(error: Exception) -> bool:
     )
 
 
-def _out_of_memory(error: Exception, setup: TrialSetup) -> Outcome:
+def _out_of_memory(error: BaseException, setup: TrialSetup) -> Outcome:
     return Outcome("out_of_memory", str(error).splitlines()[0], micro_batch=setup.plan.largest_micro_batch)
 
 
-def _users_line(error: Exception) -> str:
+def _users_line(error: BaseException) -> str:
     """The innermost line of the user's own file, where the traceback has one."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
     users = [frame for frame in frames if "/objectives/" not in frame.filename]

@@ -71,6 +71,7 @@ def forecast(spec: StudySpec, profile: DeviceProfile, law: StepTime, evaluate_sa
             plan = plan_batch(
                 batch,
                 devices=spec.devices.per_trial,
+                accumulation=None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0]),
                 largest_micro_batch=micro_batch_cap(spec, profile),
                 smallest_micro_batch=profile.smallest_micro_batch,
             )

@@ -289,6 +289,13 @@ class Records:
             )
         return done.rowcount == 1
 
+    def vanished(self) -> bool:
+        """An SQLite file that was deleted under us: what we write goes nowhere from then on."""
+        database = self.engine.url.database
+        return (
+            self.engine.dialect.name == "sqlite" and database not in (None, "", ":memory:") and not Path(str(database)).exists()
+        )
+
     def release(self, study: str) -> None:
         with self._transaction() as connection:
             connection.execute(

@@ -12,6 +12,7 @@ import torch
 from ..objectives.probe import device_name, profile_objective
 from ..objectives.trial import start_attempt
 from ..spaces.device import DeviceProfile, ProfileRequest
+from ..spaces.errors import Fault, StudyFileError
 from ..spaces.study import Devices
 from ..spaces.trial import Measurement
 from .study_run import StudyRun
@@ -24,6 +25,10 @@ class SerialRunner:
 
     def __init__(self, devices: Devices) -> None:
         self.device: Literal["cpu", "gpu"] = devices.kind_with(torch.cuda.device_count())
+        if self.device == "gpu" and not torch.cuda.is_available():
+            raise StudyFileError(
+                Fault("devices.kind", "expected a GPU that torch can use, got none here. Write kind: cpu or auto.")
+            )
 
     @property
     def device_id(self) -> str:

@@ -26,7 +26,7 @@ from ..spaces.plan import plan_batch
 from ..spaces.study import StudySpec
 from ..spaces.trial import Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
 from .pareto import front_of
-from .records import HEARTBEAT_S, Records
+from .records import HEARTBEAT_S, Records, masked
 from .setups import CostKey, cost_key, cost_keys, legal_batches, legal_words, profile_faults, profile_request, trial_setup
 from .suggest import Suggester, trial_record
 
@@ -120,10 +120,7 @@ class StudyRun:
                 self._infeasible(suggestion, error)
                 continue
             return self._start(setup)
-        self.fail(
-            f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no legal plan; the last is in `bsearch show`. "
-            "Look at space.effective_batch, space.accumulation and memory."
-        )
+        self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no legal plan; the last: {self.done[-1].message}")
         return None
 
     def measured(self, number: int, measurement: Measurement) -> bool:
@@ -334,6 +331,11 @@ class StudyResult:
     elapsed_s: float
 
 
+def study_identity(spec: StudySpec, task_hash: str) -> dict[str, Any]:
+    """What must stay as it was for old and new trials to be one experiment."""
+    return {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
+
+
 def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *, fresh: bool) -> str:
     """The full name under which this study file's study is kept: its newest with the same identity.
 
@@ -393,7 +395,7 @@ def run_study(
     """
     assert spec.storage is not None
     records = Records(spec.storage)
-    identity = {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
+    identity = study_identity(spec, task_hash)
     name = study_name(records, spec, identity, fresh=fresh)
     profiles = study_profiles(spec, runner, task_hash, records)
     legal = legal_batches(spec, profiles.values())
@@ -478,7 +480,9 @@ def _heartbeat(run: StudyRun, records: Records, driven_s: float) -> Iterator[Non
             last = now
             if ended:
                 return
-            if not ours:
+            if records.vanished():
+                run.fail(f"the database {masked(records.url)} was deleted while the study ran; its trials are gone with it")
+            elif not ours:
                 run.fail("another driver took the study over")
             if run.elapsed_s() >= limit_s and not run.stopping:
                 run.stopping = f"budget.hours: {run.spec.budget.hours:g} h are used up"

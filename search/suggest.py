@@ -17,7 +17,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ..spaces.domain import Choices, Domain, Range
-from ..spaces.errors import LauncherError
+from ..spaces.errors import Fault, LauncherError, StudyFileError
 from ..spaces.study import StudySpec
 from ..spaces.trial import Suggestion, TrialRecord
 from .records import masked, storage_engine, tune_sqlite
@@ -85,6 +85,12 @@ class Suggester:
                 directions=["minimize", metric.direction],
                 load_if_exists=True,
             )
+            directions = [direction.name.lower() for direction in self.study.directions]
+            if directions != ["minimize", metric.direction]:
+                message = (
+                    f"the storage holds another Optuna study of this name, with directions {directions}. Choose another name."
+                )
+                raise StudyFileError(Fault("study", message))
             trials = self.study.get_trials(deepcopy=False)
             if not trials:
                 self.study.set_metric_names([spec.objectives.speed, metric.metric])

@@ -133,7 +133,7 @@ def _written_short(value: Any) -> Any:
 AnyDomain = Annotated[
     Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")] | Annotated[Fixed, Tag("fixed")],
     Discriminator(_kind),
-    BeforeValidator(_written_short),
+    BeforeValidator(_written_short, json_schema_input_type=Range | Choices | Fixed | Scalar | list[Scalar]),
 ]
 
 
@@ -180,6 +180,10 @@ def batches(domain: Domain) -> Domain:
 
 def positive_numbers(domain: Domain) -> Domain:
     return _every(domain, lambda value: _is_number(value) and value > 0, "a number above 0")
+
+
+def epoch_numbers(domain: Domain) -> Domain:
+    return _every(domain, lambda value: _is_number(value) and 0 < value <= 1_000_000, "a number above 0, at most a million")
 
 
 def numbers_from_zero(domain: Domain) -> Domain:

@@ -113,7 +113,8 @@ def plan_batch(
         raise InfeasiblePlanError(f"largest micro-batch: expected an integer >= 1, got {largest_micro_batch}")
     largest_share = BatchPlan(effective_batch, devices=devices).shares[0]
     fewest = 1 if largest_micro_batch is None else -(-largest_share // largest_micro_batch)
-    plan = BatchPlan(effective_batch, max(fewest, accumulation or 1), devices)
+    # More passes than the largest share has samples would be empty on every device.
+    plan = BatchPlan(effective_batch, max(fewest, min(accumulation or 1, largest_share)), devices)
     if accumulation_high is not None and plan.accumulation > accumulation_high:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch}: expected at most {accumulation_high} passes per step, "

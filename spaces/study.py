@@ -30,6 +30,7 @@ from .domain import (
     Scalar,
     Section,
     batches,
+    epoch_numbers,
     fault,
     log_by_default,
     numbers,
@@ -74,7 +75,7 @@ def share(value: Any) -> float:
     return float(number)
 
 
-Share = Annotated[float, BeforeValidator(share)]
+Share = Annotated[float, BeforeValidator(share, json_schema_input_type=float | str)]
 
 
 def _rules(domain: Domain) -> Domain:
@@ -116,16 +117,18 @@ class Space(Section):
     effective_batch: Annotated[AnyDomain, AfterValidator(batches)] = Field(
         description="Samples per optimizer step, any integer, all devices and passes together."
     )
-    reference_rate: Annotated[ReferenceRate, BeforeValidator(_reference_rate), AfterValidator(_positive_rate)] = Field(
-        description="Learning rate at `at_batch`; the rule carries it to every other batch."
-    )
+    reference_rate: Annotated[
+        ReferenceRate,
+        BeforeValidator(_reference_rate, json_schema_input_type=ReferenceRate | float),
+        AfterValidator(_positive_rate),
+    ] = Field(description="Learning rate at `at_batch`; the rule carries it to every other batch.")
     rule: Annotated[AnyDomain, AfterValidator(_rules)] = Field(
         Fixed(value="sqrt"), description=f"Learning-rate rule, one or several of {', '.join(RATE_RULES)}."
     )
     exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
         None, description="Exponent of the rule `power`."
     )
-    epochs: Annotated[AnyDomain, AfterValidator(positive_numbers)] = Field(
+    epochs: Annotated[AnyDomain, AfterValidator(epoch_numbers)] = Field(
         Fixed(value=5), description="Passes over the training set; a range widens the fast end of the front."
     )
     accumulation: Annotated[AnyDomain, AfterValidator(whole_numbers)] | None = Field(
@@ -170,7 +173,7 @@ class Training(Section):
     )
     warmup: Share = Field(0.05, description="Share of the budget in which the rate rises from 0.")
     clip_norm: Number | None = Field(None, gt=0, description="Largest norm of the whole step's gradient.")
-    evaluations: StrictInt = Field(10, ge=1, description="Evaluations at equal fractions of the budget.")
+    evaluations: StrictInt = Field(10, ge=1, le=10_000, description="Evaluations at equal fractions of the budget.")
     seed: StrictInt = Field(0, ge=0, lt=2**63)
     workers: StrictInt = Field(0, ge=0, description="Processes that load data; 0 loads in the trial's own.")
     cudnn_benchmark: StrictBool = False
@@ -255,13 +258,20 @@ class Metric(Section):
     direction: Literal["minimize", "maximize"] = "maximize"
 
 
+def _metric(value: Any) -> Any:
+    """A plain name is a metric to maximize, unless it sounds like one that nobody would."""
+    if not isinstance(value, str):
+        return value
+    if any(word in value.lower() for word in ("loss", "error", "perplexity")):
+        raise fault(f"expected a direction with {value!r}. Write {{metric: {value}, direction: minimize}}.")
+    return {"metric": value}
+
+
 class Objectives(Section):
     """What the front is drawn in: seconds of training against a metric."""
 
     speed: Literal["train_s"] = "train_s"
-    accuracy: Annotated[Metric, BeforeValidator(lambda value: {"metric": value} if isinstance(value, str) else value)] = (
-        Metric()
-    )
+    accuracy: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Metric()
 
 
 class Cluster(Section):
@@ -314,5 +324,7 @@ class StudySpec(Section):
 
     def identity(self) -> dict[str, Any]:
         """The part of the study that may not change between runs; the task's own hash comes beside it."""
-        training = self.training.model_dump(mode="json", exclude={"workers"})
-        return {name: getattr(self, name).model_dump(mode="json") for name in self.IDENTITY} | {"training": training}
+        # Without defaults: a key that a later version adds changes no study begun before.
+        parts = {name: getattr(self, name).model_dump(mode="json", exclude_defaults=True) for name in self.IDENTITY}
+        parts["training"].pop("workers", None)
+        return parts

@@ -18,6 +18,46 @@ from .errors import Fault, StudyFileError
 from .study import Space, StudySpec, near_miss
 
 Key = tuple[str | int, ...]
+
+# Columns and user attributes of results: a parameter of the same name would overwrite them, or be overwritten.
+RESERVED = frozenset(
+    {
+        "accuracy",
+        "all",
+        "attempt",
+        "attempts",
+        "betas",
+        "continued_by",
+        "continues",
+        "curve",
+        "device_s",
+        "devices",
+        "ended_at",
+        "eps",
+        "ghost_batch",
+        "knee",
+        "learning_rate",
+        "measured_train_s",
+        "message",
+        "micro_batch",
+        "model_parameters",
+        "on_front",
+        "outcome",
+        "peak_bytes",
+        "samples_budget",
+        "samples_per_s",
+        "seed",
+        "start",
+        "started_at",
+        "steps",
+        "stopped_accuracy",
+        "stopped_fraction",
+        "train_s",
+        "train_s_source",
+        "trial",
+        "val_loss",
+    }
+)
 LARGEST_FILE = 1 << 20  # bytes; a study file is a page of text
 
 
@@ -261,7 +301,9 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
         return
     known = list(Space.model_fields)
     for name in raw:
-        if name not in known and (miss := near_miss(name, [key for key in known if key not in raw])):
+        if name in RESERVED:
+            yield ("space", name), f"{name!r} is a word of bsearch's own results, so no parameter of a task may bear it"
+        elif name not in known and (miss := near_miss(name, [key for key in known if key not in raw])):
             yield (
                 ("space", name),
                 f"{name!r} would be a new parameter of the task, but it looks like a slip.{miss} "

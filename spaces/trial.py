@@ -127,8 +127,8 @@ class Measurement:
     def __post_init__(self) -> None:
         for name in ("samples_seen", "elapsed_s"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise ObjectiveError(f"Measurement.{name}: expected a number >= 0, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ObjectiveError(f"Measurement.{name}: expected a plain finite number >= 0, got {value!r}")
         if self.accuracy is not None and not isinstance(self.accuracy, int | float):
             raise ObjectiveError(f"Measurement.accuracy: expected a number, got {self.accuracy!r}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,10 +17,22 @@ import optuna
 import pytest
 import yaml
 from bsearch.cli import main
+from bsearch.spaces.study_file import parse_study
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
 
 GOLDEN = Path(__file__).parent / "golden"
+POINTS = """
+from torch import nn
+from bsearch.objectives import Data, Loss, Task
+from torch.utils.data import TensorDataset
+import torch
+class Mine(Task):
+    def data(self, setup):
+        points = TensorDataset(torch.randn(400, 2), torch.zeros(400, dtype=torch.int64))
+        return Data(points, points)
+    def model(self, setup): return nn.Linear(2, 2)
+"""
 COMMANDS = ["run", "check", "profile", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
 
 
@@ -200,6 +213,67 @@ def test_bad_input_is_told_without_a_traceback(
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys\nsys.exit(7)\n", "importing it failed at "),
+        (POINTS + "    def model(self, setup): raise SystemExit(3)\n", "trying it failed: SystemExit: 3 ("),
+        (POINTS + "    def model(self, setup): return {}['width']\n", "trying it failed: KeyError: 'width' ("),
+        (
+            POINTS + "    def loss(self, model, batch, setup): return Loss(model(batch[0]).sum(), -3)\n",
+            "Mine.loss: expected a denominator >= 0 that the mean divides by, got -3",
+        ),
+    ],
+)
+def test_code_that_exits_or_fails_is_told_with_its_line(
+    study_file: Callable[..., Path], tmp_path: Path, code: str, message: str
+) -> None:
+    (tmp_path / "tasks.py").write_text(code)
+    for command in ("check", "run"):
+        result = bsearch(command, study_file(task="tasks.py:Mine"), *(["--serial"] if command == "run" else []))
+        assert result.exit_code == 2
+        assert message in result.output
+
+
+def test_what_a_task_prints_stays_out_of_the_document(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(POINTS + "    def model(self, setup): print('hello'); return nn.Linear(2, 2)\n")
+    path = study_file(task="tasks.py:Mine", budget={"trials": 1})
+    for arguments in (["check", path, "--json"], ["run", path, "--serial", "--json"], ["profile", path, "--json"]):
+        done = subprocess.run([BSEARCH, *arguments], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["study"] == "small"
+        assert "hello" in done.stderr
+
+
+def test_a_deleted_database_is_noticed(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+    path = study_file(task=f"{TASKS}:Slow", space=space, budget={"trials": 60})
+    with subprocess.Popen([BSEARCH, "run", path, "--serial"], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        while "complete" not in driver.stdout.readline():
+            assert driver.poll() is None
+        (tmp_path / "small.db").unlink()
+        told = driver.stdout.read()
+        assert driver.wait(timeout=60) == 1
+    assert "small.db was deleted while the study ran" in told
+
+
+def test_show_and_export_follow_the_study_that_run_goes_on_with(study_file: Callable[..., Path]) -> None:
+    first = {"task": f"{TASKS}:Points", "budget": {"trials": 1}}
+    assert bsearch("run", study_file(**first), "--serial").exit_code == 0
+    second = study_file(**first, training={"evaluations": 3})
+    assert bsearch("run", second, "--serial", "--new").exit_code == 0
+    assert json.loads(bsearch("show", second, "--json").output)["study"] == "small-2"
+    assert (second.parent / "results" / "small-2" / "front.csv").exists()
+    assert json.loads(bsearch("show", study_file(**first), "--json").output)["study"] == "small"
+
+
+def test_another_optuna_study_of_that_name_is_not_touched(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    optuna.create_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db")
+    result = bsearch("run", study_file(task=f"{TASKS}:Points"), "--serial")
+    assert result.exit_code == 2
+    assert "study: the storage holds another Optuna study of this name" in result.output
+
+
 def test_a_task_file_with_a_syntax_error_is_told(study_file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text("class Mine(:\n")
     result = bsearch("run", study_file(task="tasks.py:Mine"), "--serial")
@@ -254,8 +328,18 @@ def test_rules_are_told_with_formula_and_source() -> None:
     assert "arXiv 2205.10287" in result.output
 
 
-def test_the_schema_knows_every_key() -> None:
+def test_the_schema_knows_every_key_and_takes_what_we_write(tmp_path: Path) -> None:
     schema = json.loads(bsearch("schema").output)
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(schema)
+    assert bsearch("init", tmp_path / "mine").exit_code == 0
+    readme = (Path(__file__).parent.parent / "README.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    examples = [path.read_text() for path in (Path(__file__).parent.parent / "examples").glob("*.yaml")]
+    for text in (readme, (tmp_path / "mine" / "study.yaml").read_text(), *examples):
+        parse_study(text)
+        # Editors read YAML 1.2, where 1e-3 is a number; PyYAML's own loader takes it for text.
+        data = yaml.safe_load(re.sub(r"\b(\d+)e-(\d)\b", r"\1.0e-\2", text))
+        assert [error.message for error in validator.iter_errors(data)] == []
+    assert list(validator.iter_errors({"study": "a", "task": "b", "space": {}, "bugdet": 1}))
     assert {"study", "task", "space", "training", "memory", "devices", "budget", "objectives", "start"} <= set(
         schema["properties"]
     )

@@ -122,6 +122,9 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ("width: 32}", "wdth: 32}", "start[0].wdth: expected a parameter of space, got 'wdth'. Did you mean 'width'?"),
         (", width: 32}", "}", "start[0]: expected a value for every searched parameter, got none for width"),
         ("budget: {", "budget: {}\nbudget: {", "budget: the key is written twice; first in line 17"),
+        ("  dataset: cifar10", "  seed: 3", "space.seed: 'seed' is a word of bsearch's own results"),
+        ("{metric: val_loss, direction: minimize}", "val_loss", "Write {metric: val_loss, direction: minimize}"),
+        ("epochs: {low: 2, high: 20}", "epochs: 1e300", "space.epochs: expected a number above 0, at most a million"),
         ("hours: 8}", "hours: 8", "expected YAML, but expected ',' or '}'"),
     ],
 )

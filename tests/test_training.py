@@ -134,6 +134,15 @@ def test_a_step_whose_every_label_is_ignored_moves_nothing() -> None:
     assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients)
 
 
+def test_ignored_labels_do_not_make_a_trial_diverge() -> None:
+    class Ignored(Net):
+        kind = "ignored"
+        dtype = torch.float32
+
+    measurements = list(train_task(Ignored(), setup(1, 1, 40)))
+    assert all(math.isfinite(m.train_loss or 0.0) for m in measurements)
+
+
 @pytest.mark.parametrize("accumulation", [2, 3, 7])
 def test_micro_batch_and_accumulation_change_nothing_but_rounding(accumulation: int) -> None:
     one = [m.train_loss for m in train_task(Digits(), setup(100, 1, 1197))]
