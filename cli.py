@@ -607,6 +607,8 @@ def show(
     console.print(front_table(front))
     console.print(front_plot(front, records, console.width), markup=False)
     console.print(knee_words(front) or "", markup=False)
+    outcomes = study_document(full_name, masked(url), front, records)["trials"]
+    console.print("Trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in outcomes.items()))
 
 
 def _show_trial(url: str, study: str, front: ParetoFront, records: list[TrialRecord], number: int, as_json: bool) -> None:

@@ -40,8 +40,9 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
             _check(measurement, last, setup, name)
             last = measurement
             yield measurement
-            if not _is_finite(measurement, setup.metric):
-                yield Outcome("diverged", f"not finite after {measurement.samples_seen} of {setup.samples_budget} samples")
+            if lost := _not_finite(measurement, setup.metric):
+                seen = f"{measurement.samples_seen} of {setup.samples_budget} samples"
+                yield Outcome("diverged", f"{lost} was not finite after {seen}")
                 return
         _check_end(last, setup, name)
         yield Outcome("complete")
@@ -88,9 +89,11 @@ def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
         )
 
 
-def _is_finite(measurement: Measurement, metric: str) -> bool:
-    losses = [measurement.score(metric), *([] if measurement.train_loss is None else [measurement.train_loss])]
-    return all(math.isfinite(value) for value in losses)
+def _not_finite(measurement: Measurement, metric: str) -> str:
+    """What of a measurement is no number any more, by name."""
+    if measurement.train_loss is not None and not math.isfinite(measurement.train_loss):
+        return "train_loss"
+    return "" if math.isfinite(measurement.score(metric)) else metric
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

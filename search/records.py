@@ -29,7 +29,7 @@ from alembic.util.exc import CommandError
 from sqlalchemy.engine import Connection, Engine, make_url
 
 from ..spaces.errors import Fault, LauncherError, StudyFileError
-from ..spaces.trial import Measurement, Outcome, TrialSetup
+from ..spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 
 VERSION_TABLE = "bsearch_alembic_version"
 LOCK_EXPIRES_S = 60.0
@@ -229,7 +229,8 @@ class Records:
         with self._transaction() as connection:
             known = connection.execute(sa.select(_studies.c.name).where(_studies.c.name == name)).first()
             if known:
-                connection.execute(sa.update(_studies).where(_studies.c.name == name).values(spec=json.dumps(spec)))
+                values = {"spec": json.dumps(spec), "identity": json.dumps(identity)}
+                connection.execute(sa.update(_studies).where(_studies.c.name == name).values(**values))
             else:
                 connection.execute(
                     sa.insert(_studies).values(
@@ -363,6 +364,12 @@ class Records:
             {**row, "setup": json.loads(row["setup"]), "result": json.loads(row["result"]) if row["result"] else None}
             for row in rows
         ]
+
+    def any_counted(self, study: str) -> bool:
+        """Whether a trial of the study has come to an end that counts."""
+        query = sa.select(_attempts.c.number).where(_attempts.c.study == study, _attempts.c.outcome.in_(sorted(COUNTED)))
+        with self._transaction() as connection:
+            return connection.execute(query.limit(1)).first() is not None
 
     def curve(self, study: str, number: int) -> list[Mapping[str, Any]]:
         """Measurements of a trial's attempts, in order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import threading
 import time
@@ -204,11 +205,13 @@ class StudyRun:
         self._again.clear()
 
     def queue_start(self) -> None:
-        """Put the user's own settings first, once in a study's life."""
-        if self._suggester.trials():
-            return
+        """Put the user's own settings first: once in a study's life, and again where they failed for an error."""
+        tried = {
+            trial.user_attrs.get("start") for trial in self._suggester.trials() if trial.user_attrs.get("outcome") != "error"
+        }
         for index, settings in enumerate(self.spec.start):
-            self._suggester.enqueue(settings, {"start": index})
+            if index not in tried:
+                self._suggester.enqueue(settings, {"start": index})
 
     # Inside
 
@@ -260,8 +263,10 @@ class StudyRun:
         if outcome.kind != "error":
             self._same_errors = ("", 0)
             return
+        # Errors that differ in their numbers alone (a batch, a rate) are the same error.
+        likeness = re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", outcome.message)
         message, times = self._same_errors
-        self._same_errors = (outcome.message, times + 1 if message == outcome.message else 1)
+        self._same_errors = (likeness, times + 1 if message == likeness else 1)
         if self._same_errors[1] >= SAME_ERRORS:
             self.fail(f"{SAME_ERRORS} trials in a row failed alike: {outcome.message}")
         elif self.failed > self.spec.budget.trials + SAME_ERRORS:
@@ -350,6 +355,9 @@ def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *
     for study in reversed(kept):
         if study.identity == identity:
             return study.name
+    newest = kept[-1]
+    if {**newest.identity, "task": identity["task"]} == identity and not records.any_counted(newest.name):
+        return newest.name  # its code never finished a trial, so mending it changes no experiment
     changes = list(differences(kept[-1].identity, identity))
     raise StudyFileError(
         [

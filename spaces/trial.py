@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -126,11 +127,15 @@ class Measurement:
 
     def __post_init__(self) -> None:
         for name in ("samples_seen", "elapsed_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < float("inf"):
                 raise ObjectiveError(f"Measurement.{name}: expected a plain finite number >= 0, got {value!r}")
-        if self.accuracy is not None and not isinstance(self.accuracy, int | float):
-            raise ObjectiveError(f"Measurement.accuracy: expected a number, got {self.accuracy!r}")
+            # NumPy's numbers are welcome, and travel as plain ones.
+            object.__setattr__(self, name, int(value) if name == "samples_seen" else float(value))
+        if self.accuracy is not None:
+            if not isinstance(self.accuracy, Real):
+                raise ObjectiveError(f"Measurement.accuracy: expected a number, got {self.accuracy!r}")
+            object.__setattr__(self, "accuracy", float(self.accuracy))
 
     def score(self, metric: str) -> float:
         """The value of a metric by name; `accuracy` is the field of that name.

@@ -57,7 +57,8 @@ class RaisesForSome(Points):
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
         if setup.samples_budget > 1 and setup.effective_batch < 40:
-            raise RuntimeError(f"batch {setup.effective_batch} in trial {setup.number}")
+            words = ["one", "two", "three", "four", "five", "six", "seven"]
+            raise RuntimeError(f"words never heard before: {words[setup.number % 7]}")
         return super().loss(model, batch, setup)
 
 

@@ -154,6 +154,25 @@ def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., 
     assert run(study_file(task=f"{TASKS}:Points", budget={"trials": 1})).name == "small"
 
 
+def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    start = [{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}]
+    path = study_file(task="tasks.py:Mine", start=start, budget={"trials": 2})
+    good = f"import sys; sys.path.insert(0, {str(TASKS.parent)!r})\nfrom tasks_for_tests import Points, Raises\n"
+    (tmp_path / "tasks.py").write_text(good + "class Mine(Raises): pass\n")
+    assert "failed alike" in run(path).failure
+    # A new process would import the file anew.
+    for name in [name for name in sys.modules if name.startswith("bsearch_task_") and name.endswith("_tasks")]:
+        del sys.modules[name]
+    (tmp_path / "tasks.py").write_text(good + "class Mine(Points): pass\n")
+    result = run(path)
+    assert (result.name, result.failure) == ("small", "")
+    complete = [record for record in result.records if record.outcome == "complete"]
+    assert [record.facts.get("start") for record in complete] == [0, None]
+    (tmp_path / "tasks.py").write_text(good + "class Mine(Points): depth = 2\n")
+    with pytest.raises(StudyFileError, match=r"task\.code: was "):
+        run(path)
+
+
 def test_differences_name_the_keys() -> None:
     assert list(differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4})) == [("a.c", 2, 3), ("d", None, 4)]
 

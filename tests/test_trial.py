@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bsearch.objectives.loading import load_objective, objective_hash
 from bsearch.objectives.trial import start_attempt
@@ -24,6 +26,13 @@ def ending(name: str, **changes: object) -> Outcome:
 def test_a_task_and_a_loop_of_ones_own_both_complete() -> None:
     assert ending("Points").kind == "complete"
     assert ending("own_loop").kind == "complete"
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    made = Measurement(samples_seen=np.int64(3), elapsed_s=np.float32(0.5), accuracy=np.float64(0.25))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(made.to_dict()))["samples_seen"] == 3
+    with pytest.raises(ObjectiveError, match="elapsed_s: expected a plain finite number >= 0, got inf"):
+        Measurement(samples_seen=1, elapsed_s=float("inf"))
 
 
 def test_a_loss_that_overflows_is_a_diverged_trial_with_its_last_measurement() -> None:
