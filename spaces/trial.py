@@ -6,9 +6,9 @@ package to understand the driver, whatever either runs on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -105,6 +105,11 @@ class TrialSetup:
         )
 
 
+def _plain(value: Any) -> Any:
+    """NumPy's and torch's single numbers as Python's own, which travel as JSON."""
+    return value.item() if hasattr(value, "item") else value
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One evaluation during a trial.
@@ -127,15 +132,14 @@ class Measurement:
 
     def __post_init__(self) -> None:
         for name in ("samples_seen", "elapsed_s"):
-            value: Any = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < float("inf"):
+            value = _plain(getattr(self, name))
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ObjectiveError(f"Measurement.{name}: expected a plain finite number >= 0, got {value!r}")
-            # NumPy's numbers are welcome, and travel as plain ones.
-            object.__setattr__(self, name, int(value) if name == "samples_seen" else float(value))
-        if self.accuracy is not None:
-            if not isinstance(self.accuracy, Real):
-                raise ObjectiveError(f"Measurement.accuracy: expected a number, got {self.accuracy!r}")
-            object.__setattr__(self, "accuracy", float(self.accuracy))
+            object.__setattr__(self, name, value)
+        accuracy = _plain(self.accuracy)
+        if accuracy is not None and not isinstance(accuracy, int | float):
+            raise ObjectiveError(f"Measurement.accuracy: expected a number, got {accuracy!r}")
+        object.__setattr__(self, "accuracy", accuracy)
 
     def score(self, metric: str) -> float:
         """The value of a metric by name; `accuracy` is the field of that name.
