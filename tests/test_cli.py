@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -374,7 +375,9 @@ def test_the_dashboard_serves_the_study_on_this_machine_only(study_file: Callabl
     pytest.importorskip("optuna_dashboard")
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
     assert bsearch("run", path, "--serial").exit_code == 0
-    port = 18431
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     with subprocess.Popen([BSEARCH, "dashboard", path, "--port", str(port)], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
