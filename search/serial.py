@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from multiprocessing import get_context
@@ -14,7 +15,7 @@ from ..objectives.trial import start_attempt
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import Fault, StudyFileError
 from ..spaces.study import Devices
-from ..spaces.trial import Measurement
+from ..spaces.trial import Measurement, Outcome
 from .study_run import StudyRun
 
 
@@ -47,8 +48,21 @@ class SerialRunner:
             if setup is None or setup == "wait":  # nothing else runs here that could bring more
                 return
             with closing(start_attempt(study.spec.task, setup)) as attempt:  # type: ignore[type-var]  # a generator
-                for report in attempt:
+                for report in _interruptible(study, attempt):
                     if not isinstance(report, Measurement):
                         study.ended(setup.number, report)
                     elif not study.measured(setup.number, report):
                         return
+
+
+def _interruptible(study: StudyRun, attempt: Iterator[Measurement | Outcome]) -> Iterator[Measurement | Outcome]:
+    """The attempt's reports; Ctrl-C breaks into the user's code, and never into our own between two reports."""
+    while True:
+        study.interruptible = True
+        try:
+            report = next(attempt, None)
+        finally:
+            study.interruptible = False
+        if report is None:
+            return
+        yield report

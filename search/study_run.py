@@ -98,6 +98,7 @@ class StudyRun:
         self.done = [record for record in map(trial_record, suggester.trials()) if record.outcome not in ("running", "waiting")]
         self.counted = self.counted_before = sum(record.counts for record in self.done)
         self.failed = sum(record.outcome == "error" for record in self.done)
+        self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
         self.stopping = ""  # why the study stops before its budget; runners look at it often
         self.failure = ""  # why it cannot go on
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
@@ -421,6 +422,9 @@ def run_study(
         with _heartbeat(run, records, driven_s), _interrupts(run) as interrupted:
             try:
                 runner.run(run)
+            except KeyboardInterrupt:
+                if not run.stopping:
+                    raise
             finally:
                 run.sweep()
         return StudyResult(
@@ -518,6 +522,8 @@ def _interrupts(run: StudyRun) -> Iterator[threading.Event]:
         interrupted.set()
         run.stopping = run.stopping or f"interrupted ({signal.Signals(number).name})"
         run.notify(Event("message", text="stopping: running trials are cut off and go on with the next run"))
+        if run.interruptible:
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
