@@ -74,6 +74,10 @@ class LiveBytes(TorchDispatchMode):
                 self.peak_parts = self.live_parts.copy()
             weakref.finalize(storage, self._forget, identity).atexit = False
 
+    def register_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count what the optimizer keeps between steps as its states."""
+        self.register((value for state in optimizer.state.values() for value in state.values()), "optimizer state")
+
     def _forget(self, identity: int) -> None:
         size, part = self._known.pop(identity)
         self.live_bytes -= size
@@ -84,7 +88,7 @@ class LiveBytes(TorchDispatchMode):
         """Count what runs inside, knowing the model's parameters, their gradients and the optimizer's states by name."""
         self.register(model.parameters(), "parameters")
         self.register(model.buffers(), "parameters")
-        self.register((value for state in optimizer.state.values() for value in state.values()), "optimizer state")
+        self.register_states(optimizer)
         hooks = [
             parameter.register_post_accumulate_grad_hook(lambda owner: self.register([owner.grad], "gradients"))
             for parameter in model.parameters()
@@ -96,4 +100,4 @@ class LiveBytes(TorchDispatchMode):
         finally:
             for hook in hooks:
                 hook.remove()
-            self.register((value for state in optimizer.state.values() for value in state.values()), "optimizer state")
+            self.register_states(optimizer)

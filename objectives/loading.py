@@ -136,3 +136,11 @@ def _with_neighbours(path: Path, seen: set[Path]) -> Iterator[Path]:
             neighbour = path.parent / (name.split(".")[0] + ".py")
             if neighbour.is_file():
                 yield from _with_neighbours(neighbour, seen)
+
+
+def users_line(error: BaseException) -> str:
+    """` (file:line)` of the innermost line of the user's own code that an error went through, or nothing."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    ours = str(Path(__file__).parent)
+    users = [frame for frame in frames if not frame.filename.startswith(ours)]
+    return f" ({users[-1].filename}:{users[-1].lineno})" if users else ""

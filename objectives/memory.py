@@ -182,9 +182,7 @@ def _peak_of(run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any]
             run.model.train()
             for _ in range(_STEPS):
                 run.step([(size, lambda: _seen(counter, batch(size)))] * _PASSES, size * _PASSES)
-                counter.register(
-                    (value for state in run.optimizer.state.values() for value in state.values()), "optimizer state"
-                )
+                counter.register_states(run.optimizer)
     return Peak(counter.peak_bytes, dict(counter.peak_parts))
 
 

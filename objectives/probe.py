@@ -6,7 +6,6 @@ import copy
 import math
 import os
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from ..spaces.plan import BatchPlan
 from ..spaces.step_time import TimedStep
 from ..spaces.trial import Parameter, TrialSetup
 from .batches import in_order
-from .loading import load_objective
+from .loading import load_objective, users_line
 from .memory import MemoryProbe, calibrated, does_not_fit, evaluation_batch, memory_law
 from .task import Task
 from .training import TrainingRun, batch_norms
@@ -94,9 +93,7 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
 
 
 def _failed(reference: str, error: BaseException) -> ObjectiveError:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return ObjectiveError(f"task {reference}: trying it failed: {type(error).__name__}: {error}{place}")
+    return ObjectiveError(f"task {reference}: trying it failed: {type(error).__name__}: {error}{users_line(error)}")
 
 
 def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:

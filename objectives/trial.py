@@ -12,7 +12,7 @@ import torch
 
 from ..spaces.errors import BsearchError, InfeasiblePlanError, ObjectiveError
 from ..spaces.trial import Measurement, Outcome, TrialSetup
-from .loading import load_objective
+from .loading import load_objective, users_line
 from .task import Task, TrainFunction
 from .training import train_task
 
@@ -56,7 +56,7 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
         if _is_out_of_memory(error):
             yield _out_of_memory(error, setup)
         else:
-            place = _users_line(error)
+            place = users_line(error)
             yield Outcome(
                 "error", f"{name}: {type(error).__name__}: {error}{place}", "".join(traceback.format_exception(error))
             )
@@ -106,10 +106,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _out_of_memory(error: BaseException, setup: TrialSetup) -> Outcome:
     return Outcome("out_of_memory", str(error).splitlines()[0], micro_batch=setup.plan.largest_micro_batch)
-
-
-def _users_line(error: BaseException) -> str:
-    """The innermost line of the user's own file, where the traceback has one."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
-    users = [frame for frame in frames if "/objectives/" not in frame.filename]
-    return f" ({users[-1].filename}:{users[-1].lineno})" if users else ""

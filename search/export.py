@@ -9,10 +9,13 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..spaces.errors import LauncherError
 from ..spaces.trial import ParetoFront, TrialRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIRST_COLUMNS = (
     "trial",
@@ -138,9 +141,7 @@ def memory_picture(document: Mapping[str, Any]) -> bytes:
     axes.set(xlabel="micro_batch (samples)", ylabel="peak (MiB)", title=f"Memory of a training step: {document['study']}")
     axes.grid(alpha=0.3)
     axes.legend()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return _png(figure)
 
 
 def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str) -> bytes:
@@ -178,6 +179,10 @@ def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str
     axes.set(xlabel="train_s (seconds of training)", ylabel=front.metric, title=f"{title} (numbers: effective_batch)")
     axes.grid(alpha=0.3)
     axes.legend()
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
