@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,7 +238,7 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
     """The end of a run: the front, its files, and what comes next."""
     from .search.export import json_text, study_document, write_front
     from .search.records import masked
-    from .search.report import comparison, front_plot, front_table, knee_words, seconds
+    from .search.report import comparison, contention_words, front_plot, front_table, knee_words, seconds
 
     document = study_document(result.name, masked(spec.storage or ""), result.front, result.records)
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s}
@@ -249,7 +249,8 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
         console.print(front_table(result.front))
         plot = front_plot(result.front, result.records, console.width)
         console.print(f"\n{plot}" if plot else "", markup=False)
-        for words in (knee_words(result.front), *comparison(result.front, result.records)):
+        said = (knee_words(result.front), *comparison(result.front, result.records), contention_words(result.records))
+        for words in said:
             if words:
                 console.print(words, markup=False)
         for path in write_front(out, document, result.records, result.front):
@@ -303,13 +304,11 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     """
     spec = read_study(study, storage=storage)
     from .objectives.loading import load_objective, objective_hash
-    from .objectives.probe import timed_steps
     from .objectives.task import Task
-    from .search.forecast import as_document, forecast, timing_plans
+    from .search.forecast import as_document, forecast
     from .search.records import storage_engine
     from .search.serial import SerialRunner
     from .search.setups import legal_batches, legal_words, profile_faults, profile_request
-    from .spaces.step_time import fit_step_time
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -317,7 +316,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
         assert spec.storage is not None
         storage_engine(spec.storage).dispose()
         objective_hash(spec.task)
-        request = profile_request(spec, runner.device)
+        request = replace(profile_request(spec, runner.device), timing_s=min(float(spec.budget.profile_s) or 5.0, 5.0))
         profile = runner.profile(spec.task, request)
         legal = legal_batches(spec, [profile])
         if faults := profile_faults(spec, profile, legal):
@@ -327,10 +326,9 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(as_document(spec.study, profile, None), indent=2))
         return
-    with _documents_only(as_json):
-        timed, evaluate_s = timed_steps(spec.task, request.setup, timing_plans(spec, profile), limit_s=10.0)
-    slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // spec.devices.cpus, 1)
-    told = forecast(spec, profile, fit_step_time(timed), evaluate_s, slots if runner.device == "cpu" else 1)
+    cores = spec.devices.cpus * min(spec.devices.counts)
+    slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
+    told = forecast(spec, profile, slots if runner.device == "cpu" else 1)
     if as_json:
         click.echo(json.dumps(as_document(spec.study, profile, told), indent=2))
         return
@@ -343,13 +341,14 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
         markup=False,
     )
     smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
-    console.print(f"searched: {', '.join(spec.space.searched())}" + (smallest if profile.smallest_micro_batch > 1 else ""))
+    console.print(f"searched: {', '.join(spec.searched())}" + (smallest if profile.smallest_micro_batch > 1 else ""))
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("effective\nbatch", "micro\nx acc.", "step", "epoch", "samples/s"):
+    for column in ("effective\nbatch", "devices", "micro\nx acc.", "step", "epoch", "samples/s"):
         table.add_column(column, justify="right")
     for plan in told.plans:
         table.add_row(
             str(plan.effective_batch),
+            str(plan.devices),
             f"{plan.micro_batch} x {plan.accumulation}",
             seconds(plan.step_s),
             seconds(plan.epoch_s),
@@ -370,42 +369,65 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
 # ---------------------------------------------------------------- profile
 
 
-@main.command(epilog=_epilog("bsearch profile study.yaml --png memory.png"))
+@main.command(epilog=_epilog("bsearch profile study.yaml --png profile.png --out profile.json"))
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option("--png", type=click.Path(path_type=Path), help="Draw the memory curve into this file.")
-@click.option("--seconds", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Time for real steps.")
+@click.option("--png", type=click.Path(path_type=Path), help="Draw memory and speed into this file.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the document here, for `reprice` and `plan`.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), help="Time for real steps: for memory 5, for speed as budget.profile_s says."
+)
 @storage_option
 @json_option
-def profile(study: Path, png: Path | None, seconds: float, storage: str | None, as_json: bool) -> None:
-    """Predict the memory of the study in STUDY, and measure what the time allows.
+def profile(study: Path, png: Path | None, out: Path | None, seconds: float | None, storage: str | None, as_json: bool) -> None:
+    """Predict memory and step time of the study in STUDY, and measure what the time allows.
 
     Prints peak bytes against the micro-batch (a trace of the very size, nothing extrapolated), where the bytes go, the
-    largest micro-batch under memory.limit, and the largest effective batch for each accumulation.
+    largest micro-batch under memory.limit; and seconds of a step, fitted to whole steps that are timed here, with the
+    fastest accumulation for each effective batch.
     """
     spec = read_study(study, storage=storage)
     from .objectives.probe import memory_rows
-    from .search.export import json_text, memory_picture, write_file
-    from .search.report import memory_document, memory_plot, memory_tables
+    from .search.export import json_text, write_file
+    from .search.profile_report import (
+        memory_plot,
+        memory_tables,
+        profile_document,
+        profile_picture,
+        speed_plot,
+        speed_tables,
+    )
     from .search.serial import SerialRunner
-    from .search.setups import profile_request
+    from .search.setups import cost_keys, profile_request
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
         runner = SerialRunner(spec.devices)
-        request = profile_request(spec, runner.device, traces=True)
-        made = runner.profile(spec.task, request)
-        rows = memory_rows(spec.task, request, made, seconds)
-    document = memory_document(spec, made, rows)
-    if png is not None:
-        write_file(png, memory_picture(document))
+        timing_s = float(spec.budget.profile_s) if seconds is None else seconds
+        requests = {
+            key: replace(profile_request(spec, runner.device, key, traces=True), timing_s=timing_s) for key in cost_keys(spec)
+        }
+        profiles = {key: runner.profile(spec.task, request) for key, request in requests.items()}
+        first = next(iter(profiles))
+        rows = memory_rows(spec.task, requests[first], profiles[first], 5.0 if seconds is None else seconds)
+    document = profile_document(spec, profiles, rows)
+    for path, content in ((png, lambda: profile_picture(document)), (out, lambda: json_text(document))):
+        if path is not None:
+            write_file(path, content())
     if as_json:
         click.echo(json_text(document), nl=False)
         return
-    for part in memory_tables(document):
+    console.print(f"{spec.study} on {document['device']}, {spec.training.precision}", style="bold")
+    for part in memory_tables(document["memory"]):
         console.print(part)
-    console.print(memory_plot(document, console.width), markup=False)
-    if png is not None:
-        console.print(f"wrote {png}", style="dim")
+    console.print(memory_plot(document["memory"], console.width), markup=False)
+    for law in document["speed"]:
+        console.print()
+        for part in speed_tables(law):
+            console.print(part)
+        console.print(speed_plot(law, console.width), markup=False)
+    for path in (png, out):
+        if path is not None:
+            console.print(f"wrote {path}", style="dim")
 
 
 # ---------------------------------------------------------------- plan and rules
@@ -535,11 +557,11 @@ def rules(as_json: bool) -> None:
 def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, ParetoFront, list[TrialRecord]]:
     """Storage, name, front and trials of a study by its file or by a database URL."""
     from .objectives.loading import objective_hash
-    from .search.pareto import front_of
+    from .search.pareto import study_front
     from .search.records import Records, masked
     from .search.study_run import study_identity
     from .search.suggest import stored_trials
-    from .spaces.study import Metric
+    from .spaces.study import Objectives
 
     spec = None
     if "://" in study:
@@ -564,9 +586,8 @@ def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, 
         names = ", ".join(one.name for one in kept)
         raise StudyFileError(f"storage {masked(url)}: holds several studies, so say which with --name: {names}")
     newest = next((one for one in kept if one.name == name), kept[-1])
-    metric = Metric.model_validate(newest.spec["objectives"]["accuracy"])
     records = stored_trials(url, newest.name)
-    return url, newest.name, front_of(records, metric.metric, metric.direction), records
+    return url, newest.name, study_front(records, Objectives.model_validate(newest.spec["objectives"])), records
 
 
 name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")

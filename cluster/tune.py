@@ -38,10 +38,6 @@ from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome
 from .worker import AttemptTrainable, profile_here
 
-# What a worker's process needs before torch is imported. Large blocks come from the heap: malloc's mmap and trim
-# make passes of large micro-batches up to twice as slow per sample.
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
-
 
 class StudySearcher(Searcher):
     """Tune's view of a StudyRun: gives out attempts, and passes on what comes back."""
@@ -64,7 +60,7 @@ class StudySearcher(Searcher):
         if setup == "wait":
             return None
         self._numbers[trial_id] = setup.number
-        return {"task": self._task, "setup": json.dumps(setup.to_dict())}
+        return {"task": self._task, "setup": json.dumps(setup.to_dict()), "devices": setup.plan.devices}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if "outcome" in result:
@@ -146,7 +142,7 @@ class TuneRunner:
         quiet: dict[str, Any] = {
             "logging_level": logging.WARNING,
             "log_to_driver": False,
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **_MALLOC}},
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
         }
         try:
             if address == "auto":
@@ -165,24 +161,34 @@ class TuneRunner:
                 f"Its own messages are in {self._log_file}."
             ) from error
         self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
-        if self.slots < 1:
+        if not self._fits:
             have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+            needed = self._resources(max(self._devices.counts))
             self.__exit__()
-            raise LauncherError(f"devices: expected {self._resources} for one trial; the cluster has {have}")
+            raise LauncherError(f"devices: expected {needed} for one trial; the cluster has {have}")
         return self
 
     def __exit__(self, *error: object) -> None:
         if ray.is_initialized():
             ray.shutdown()
 
+    def _resources(self, devices: int) -> dict[str, float]:
+        """What a trial on so many devices needs: one bundle, for its ranks talk inside one machine."""
+        return {"CPU": self._devices.cpus * devices, **({"GPU": devices} if self.device == "gpu" else {})}
+
     @property
-    def _resources(self) -> dict[str, float]:
-        return {"CPU": self._devices.cpus, **({"GPU": 1} if self.device == "gpu" else {})}
+    def _fits(self) -> bool:
+        """Whether some machine has room for the largest trial."""
+        needed = self._resources(max(self._devices.counts)).items()
+        return any(
+            all(node["Resources"].get(name, 0) >= amount for name, amount in needed) for node in ray.nodes() if node["Alive"]
+        )
 
     @property
     def slots(self) -> int:
-        have = ray.cluster_resources()
-        fit = min(int(have.get(name, 0) // amount) for name, amount in self._resources.items())
+        needed = self._resources(min(self._devices.counts)).items()
+        have = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        fit = sum(min(int(one.get(name, 0) // amount) for name, amount in needed) for one in have)
         return min(fit, self._cluster.trials_at_once or fit)
 
     @property
@@ -192,8 +198,8 @@ class TuneRunner:
 
     def profile(self, reference: str, request: ProfileRequest) -> DeviceProfile:
         # One call a process: whatever runs out of memory there leaves nothing behind for the trials.
-        gpus = 1 if self.device == "gpu" else 0
-        profile = ray.remote(num_cpus=self._devices.cpus, num_gpus=gpus, max_retries=0, max_calls=1)(profile_here)
+        needed = self._resources(max(request.devices))
+        profile = ray.remote(num_cpus=needed["CPU"], num_gpus=needed.get("GPU", 0), max_retries=0, max_calls=1)(profile_here)
         try:
             answer = ray.get(profile.remote(reference, request.to_dict()))
         except RayError as error:
@@ -209,7 +215,9 @@ class TuneRunner:
     def run(self, study: StudyRun) -> None:
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
-                tune.with_resources(AttemptTrainable, tune.PlacementGroupFactory([self._resources])),
+                tune.with_resources(
+                    AttemptTrainable, lambda config: tune.PlacementGroupFactory([self._resources(config["devices"])])
+                ),
                 tune_config=tune.TuneConfig(
                     search_alg=StudySearcher(study, study.spec.task, self.slots),
                     num_samples=-1,

@@ -170,14 +170,19 @@ def in_order(samples: int, batch: int, seed: int) -> Sequence[SampleKeys]:
     ]
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device, whatever tuples, lists and dicts it is made of."""
+def to_device(batch: Any, device: torch.device, images: torch.memory_format | None = None) -> Any:
+    """The batch with every tensor in it on the device, whatever tuples, lists and dicts it is made of.
+
+    Args:
+        images: the layout that tensors of four dimensions get.
+    """
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        layout = images if images is not None and batch.dim() == 4 else torch.preserve_format
+        return batch.to(device, non_blocking=True, memory_format=layout)
     if isinstance(batch, dict):
-        return type(batch)({key: to_device(value, device) for key, value in batch.items()})
+        return type(batch)({key: to_device(value, device, images) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
+        return type(batch)(*(to_device(value, device, images) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
+        return type(batch)(to_device(value, device, images) for value in batch)
     return batch.to(device) if hasattr(batch, "to") else batch

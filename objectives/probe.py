@@ -1,4 +1,4 @@
-"""What a device tells about a task before the first trial: what works, and how long a step takes."""
+"""What a device tells about a task before the first trial: what works, what fits, and how long a step takes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..spaces.device import DeviceProfile, ProfileRequest
-from ..spaces.errors import BsearchError, Fault, ObjectiveError, StudyFileError
+from ..spaces.errors import BsearchError, Fault, ObjectiveError, ProbeError, StudyFileError
 from ..spaces.memory import MemoryLaw
 from ..spaces.plan import BatchPlan
-from ..spaces.step_time import TimedStep
+from ..spaces.step_time import StepTime, timing_plans
 from ..spaces.trial import Parameter, TrialSetup
 from .batches import in_order
 from .loading import load_objective, users_line
 from .memory import MemoryProbe, calibrated, does_not_fit, evaluation_batch, memory_law
+from .step_time import measured_step_time, timed_rounds
 from .task import Task
 from .training import TrainingRun, batch_norms
 
@@ -46,7 +48,7 @@ class _ReadParameters(dict[str, Parameter]):
 
 
 def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
-    """Try the training code on its smallest micro-batch, and look into its memory where something limits it.
+    """Try the training code on its smallest micro-batch, look into its memory where something limits it, and time its steps.
 
     Raises:
         ObjectiveError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
@@ -60,6 +62,8 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
         return DeviceProfile(kind, name, training_set=setup.training.samples)
     parameters = _ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
+    if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
+        raise ProbeError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
     try:
         smallest, run = _smallest_workable(objective, setup)
         scores = run.evaluate(in_order(min(4, len(run.data.evaluation)), 4, setup.seed))  # type: ignore[arg-type]
@@ -83,13 +87,59 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
         adaptive=any("betas" in group for group in run.optimizer.param_groups),
         batch_statistics=any(True for _ in batch_norms(run.model)),
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
+        gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),
         unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
     )
     # What was tried goes before memory is looked at.
     del run
     if kind == "gpu":
         torch.cuda.empty_cache()
-    return with_memory(objective, profile, request)
+    profile = with_memory(objective, profile, request)
+    try:
+        return with_step_times(reference, profile, request)
+    except BsearchError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(reference, error) from error
+
+
+def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
+    """The profile with a step-time law for each number of devices, where the study leaves time for it.
+
+    Raises:
+        ProbeError: a rank of several devices died.
+    """
+    if not request.timing_s:
+        return profile
+    laws = []
+    for devices in request.devices:
+        smallest = profile.smallest_micro_batch
+        cap = profile.cap_on(devices, request.memory.headroom) or request.highest
+        share = -(-min(request.highest, profile.training_set or request.highest) // devices)
+        plans = timing_plans(smallest, max(min(cap, share), smallest), devices=devices, edges=profile.kind == "gpu")
+        setup = replace(
+            request.setup,
+            plan=plans[0],
+            smallest_micro_batch=smallest,
+            evaluation_batch=profile.evaluation_batch,
+            # On a CPU the limit is a virtual device's, and counting bytes would slow the steps that are timed.
+            memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
+        )
+        laws.append(_timed_as_it_fits(reference, setup, plans, request.timing_s))
+    return replace(profile, step_times=tuple(laws))
+
+
+def _timed_as_it_fits(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> StepTime:
+    """The law of plans, or of half as large ones where memory runs out over them: it was not looked into without a limit."""
+    while True:
+        try:
+            with closing(timed_rounds(reference, setup, plans)) as rounds:  # type: ignore[type-var]  # a generator
+                return measured_step_time(rounds, plans, limit_s)
+        except torch.OutOfMemoryError:
+            largest = max(plan.largest_micro_batch for plan in plans) // 2
+            if largest < setup.smallest_micro_batch:
+                raise
+            plans = timing_plans(setup.smallest_micro_batch, largest, devices=plans[0].devices)
 
 
 def _failed(reference: str, error: BaseException) -> ObjectiveError:
@@ -240,54 +290,6 @@ def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]
         return samples, run
     assert first is not None
     raise first
-
-
-def timed_steps(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> tuple[list[TimedStep], float]:
-    """Time whole optimizer steps of a few plans, smallest first, until the time limit.
-
-    The first step of each shape is dropped (it is up to 1.45 times slower); the median of the next three counts.
-
-    Returns:
-        The timed steps, and the seconds of evaluating one sample.
-    """
-    try:
-        return _timed_steps(reference, setup, plans, limit_s)
-    except BsearchError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _failed(reference, error) from error
-
-
-def _timed_steps(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> tuple[list[TimedStep], float]:
-    task = load_objective(reference)
-    assert isinstance(task, Task)
-    run = TrainingRun(task, setup)
-    run.model.train()
-    begun = time.perf_counter()
-    timed: list[TimedStep] = []
-    for plan in sorted(plans, key=lambda plan: plan.effective_batch):
-        if timed and time.perf_counter() - begun > limit_s:
-            break
-        seconds = sorted(_step_s(run, plan) for _ in range(4))[:3] if not timed else [_step_s(run, plan) for _ in range(4)][1:]
-        timed.append(TimedStep(plan, sorted(seconds)[1]))
-    evaluation = min(512, len(run.data.evaluation))  # type: ignore[arg-type]
-    keys = in_order(evaluation, evaluation, setup.seed)
-    run.evaluate(keys)
-    begun = time.perf_counter()
-    run.evaluate(keys)
-    return timed, (time.perf_counter() - begun) / evaluation
-
-
-def _step_s(run: TrainingRun, plan: BatchPlan) -> float:
-    begun = time.perf_counter()
-    position = 0
-    passes = []
-    for samples in plan.passes():
-        if samples:
-            passes.append((samples, run.train_fetcher.fetch(run.stream.take(position, samples))))
-            position += samples
-    float(run.step(passes, plan.effective_batch))  # reading the loss waits for a GPU
-    return time.perf_counter() - begun
 
 
 def _device_bytes(kind: str) -> int:

@@ -7,12 +7,13 @@ Each pass back-propagates its summed loss over the step's samples; where the los
 from __future__ import annotations
 
 import copy
+import ctypes
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..spaces.plan import BatchPlan, plan_batch, step_sizes
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
+from .data_parallel import Ranks
 from .live_bytes import LiveBytes
 from .task import Data, Loss, Score, Task
 
@@ -32,12 +34,15 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Steps whose living tensors are counted on a CPU: the second sees the optimizer's states beside the passes.
 _COUNTED_STEPS = 2
 
+# Of malloc.h: blocks that may be mapped one by one, and free memory at the heap's top that goes back to the system.
+_M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
+
 # Evaluation keeps no activations, so it takes more samples at once than training does.
 _EVALUATION_BATCH = 512
 
 
 class TrainingRun:
-    """One attempt at training a task: its data, model and optimizer, ready to step.
+    """One attempt at training a task: its data, model and optimizer, ready to step; on several devices, one rank's part.
 
     Raises:
         ObjectiveError: the task's data, model or optimizer break their contract.
@@ -45,7 +50,10 @@ class TrainingRun:
 
     def __init__(self, task: Task, setup: TrialSetup) -> None:
         self.task, self.setup = task, setup
-        self.device = torch.device("cuda" if setup.device == "gpu" else "cpu")
+        self.ranks = Ranks.of(setup.plan.devices)
+        self.device = torch.device("cuda", self.ranks.rank) if setup.device == "gpu" else torch.device("cpu")
+        if self.device.type == "cpu":
+            keep_heap()
         if torch.get_num_threads() != setup.cpus:
             torch.set_num_threads(setup.cpus)
         torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
@@ -62,8 +70,18 @@ class TrainingRun:
         model = task.model(setup)
         if not isinstance(model, nn.Module):
             raise ObjectiveError(f"{_name(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
-        _correct_batch_norm(model, len([size for size in setup.plan.passes() if size]))
+        _correct_batch_norm(model, len([size for size in setup.plan.passes(self.ranks.rank) if size]))
+        if setup.training.sync_batch_norm and self.ranks.count > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if setup.training.channels_last:
+            model = model.to(memory_format=torch.channels_last)
         self._train_on(model.to(self.device))
+        if setup.training.compile:
+            self.model.compile()
+        self.loss = self.ranks.wrapped(_LossOf(task, self.model, setup), self.device)
+        if self.ranks.rank:
+            # Weights are alike everywhere by now; what a model draws while it trains (dropout) is not to be.
+            torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
 
     def _train_on(self, model: nn.Module) -> None:
@@ -83,6 +101,7 @@ class TrainingRun:
         other = copy.copy(self)
         other.device = device
         other._train_on(model)
+        other.loss = _LossOf(self.task, model, self.setup)
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
 
@@ -90,23 +109,30 @@ class TrainingRun:
         precision = self.setup.training.precision
         return torch.autocast(self.device.type, _DTYPES[precision], enabled=precision != "fp32")
 
-    def step(self, passes: Iterable[tuple[int, Any]], size: int) -> Tensor:
-        """One optimizer step over `size` samples in passes of (samples, batch); a batch may be a function that makes it.
+    def step(self, passes: Sequence[tuple[int, Any]], size: int) -> Tensor:
+        """One optimizer step over `size` samples, this device's part in passes of (samples, batch).
+
+        A batch may be a function that makes it. Devices talk in the last pass alone.
 
         Returns:
-            The step's mean loss, a detached scalar on the device.
+            The step's mean loss, a detached scalar on the device, the same on all devices.
         """
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
         denominator: Tensor | float = 0.0
-        for samples, batch in passes:
-            made = to_device(batch() if callable(batch) else batch, self.device)
-            with self.autocast():
-                loss = self.task.loss(self.model, made, self.setup)
-            del made
-            _check_loss(self.task, loss, samples)
-            self.scaler.scale(loss.total / size).backward()
-            total += loss.total.detach()
-            denominator = denominator + loss.denominator
+        for number, (samples, batch) in enumerate(passes, start=1):
+            made = self._on_device(batch() if callable(batch) else batch)
+            last = number == len(passes)
+            with self.ranks.talking(self.loss, last):
+                with self.autocast():
+                    loss_total, loss_denominator = self.loss(made, samples)
+                del made
+                total += loss_total.detach()
+                denominator = denominator + loss_denominator
+                if last:
+                    total, denominator = self.ranks.begin_sum(total, denominator)
+                # DistributedDataParallel averages over devices; a step's gradient is a sum.
+                self.scaler.scale(loss_total * (self.ranks.count / size)).backward()
+        total, denominator = self.ranks.end_sum(total, denominator)
         self.scaler.unscale_(self.optimizer)
         self._bring_to(denominator, size)
         if self.setup.training.clip_norm is not None:
@@ -116,6 +142,10 @@ class TrainingRun:
         self.optimizer.zero_grad(set_to_none=True)
         # A step whose every label is ignored has no loss, rather than 0/0.
         return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
+
+    def _on_device(self, batch: Any) -> Any:
+        images_last = torch.channels_last if self.setup.training.channels_last else None
+        return to_device(batch, self.device, images_last)
 
     def _bring_to(self, denominator: Tensor | float, size: int) -> None:
         """Gradients over `size` samples become gradients over the loss's own denominator."""
@@ -136,43 +166,53 @@ class TrainingRun:
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
 
-    def evaluate(self, some: Iterable[SampleKeys] | None = None) -> dict[str, float]:
-        """Every metric of the task over the evaluation data, or over some of it, each sample once."""
+    def evaluate(self, some: Sequence[SampleKeys] | None = None) -> dict[str, float]:
+        """Every metric of the task over the evaluation data, or over some of it, each sample once.
+
+        Several devices take turns at the batches. What they found is added up exactly, so neither the number of devices nor
+        their order changes a digit where the batches are the same.
+        """
         self.model.eval()
-        sums: dict[str, list[Any]] = {}
+        self.ranks.agree_on_buffers(self.model)
+        count = len(self.data.evaluation)  # type: ignore[arg-type]
         size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
-        keys = some or in_order(len(self.data.evaluation), size, self.setup.seed)  # type: ignore[arg-type]
+        keys = some or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
+        found: dict[str, list[tuple[Any, Any]]] = {}
         with torch.no_grad():
-            for batch in batches(self.evaluation_fetcher, keys, 0):
+            for batch in batches(self.evaluation_fetcher, keys[self.ranks.rank :: self.ranks.count], 0):
                 with self.autocast():
-                    scores = self.task.score(self.model, to_device(batch, self.device), self.setup)
+                    scores = self.task.score(self.model, self._on_device(batch), self.setup)
                 for name, score in _named(self.task, scores).items():
-                    total, denominator = sums.setdefault(name, [0.0, 0.0])
-                    sums[name] = [total + score.total, denominator + score.denominator]
+                    found.setdefault(name, []).append((score.total, score.denominator))
         self.model.train()
-        return {name: float(total) / float(denominator) for name, (total, denominator) in sums.items()}
+        # Read at the end: each reading waits for a GPU.
+        sums = {name: [(float(total), float(many)) for total, many in pairs] for name, pairs in found.items()}
+        return {
+            name: _fsum(total for total, _ in pairs) / _fsum(many for _, many in pairs)
+            for name, pairs in self.ranks.gathered(sums).items()
+        }
 
     def measurements(self) -> Iterator[Measurement]:
         """Train the whole budget; measure at equal fractions of it and at its end."""
         setup = self.setup
         limits: dict[str, Any] = {
+            "devices": setup.plan.devices,
             "largest_micro_batch": setup.largest_micro_batch,
             "smallest_micro_batch": setup.smallest_micro_batch,
         }
         sizes = list(step_sizes(setup.samples_budget, setup.effective_batch, **limits))
         plans = {size: setup.plan if size == setup.effective_batch else plan_batch(size, **limits) for size in {*sizes}}
-        loader = batches(self.train_fetcher, self._passes(sizes, plans), setup.training.workers, self.device.type == "cuda")
+        loader = self.loader(plans[size] for size in sizes)
         points = iter(evaluation_points(setup.samples_budget, setup.training.evaluations))
         clock = StepClock(self, counts_memory=len(sizes) >= 4 * _COUNTED_STEPS)
         facts: dict[str, Parameter] = self._facts(len(sizes))
 
         self.model.train()
-        due, seen, summed, since = next(points), 0, torch.zeros((), device=self.device), 0
+        due, seen, summed, since = next(points), 0, torch.zeros((), device=self.device, dtype=torch.float64), 0
         for number, size in enumerate(sizes, start=1):
             with clock.step(size):
                 self.set_rate((seen + size / 2) / setup.samples_budget)
-                passes = ((samples, next(loader)) for samples in plans[size].passes() if samples)
-                summed += self.step(passes, size)
+                summed += self.step(self.passes(plans[size], loader), size)
             seen += size
             since += 1
             # Reading the loss waits for a GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
@@ -194,18 +234,28 @@ class TrainingRun:
             )
             if not math.isfinite(train_loss):
                 return
-            summed, since = torch.zeros((), device=self.device), 0
+            summed, since = torch.zeros_like(summed), 0
             due = next((point for point in points if point > seen), setup.samples_budget)
             clock.restart()
 
-    def _passes(self, sizes: list[int], plans: Mapping[int, BatchPlan]) -> Iterator[SampleKeys]:
-        """The samples of every pass that runs, in order."""
-        position = 0
-        for size in sizes:
-            for samples in plans[size].passes():
+    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
+        """This device's batches of every pass of so planned steps, from a position of the stream on."""
+        training = self.setup.training
+        pinned = training.pin_memory and self.device.type == "cuda"
+        return batches(self.train_fetcher, self._pass_keys(plans, position), training.workers, pinned)
+
+    def _pass_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
+        for plan in plans:
+            mine = position + sum(plan.shares[: self.ranks.rank])
+            for samples in plan.passes(self.ranks.rank):
                 if samples:
-                    yield self.stream.take(position, samples)
-                    position += samples
+                    yield self.stream.take(mine, samples)
+                    mine += samples
+            position += plan.effective_batch
+
+    def passes(self, plan: BatchPlan, loader: Iterator[Any]) -> list[tuple[int, Any]]:
+        """A planned step's passes on this device, each with a call that takes its batch from the loader."""
+        return [(samples, lambda: next(loader)) for samples in plan.passes(self.ranks.rank) if samples]
 
     def _facts(self, steps: int) -> dict[str, Parameter]:
         plan = self.setup.plan
@@ -217,6 +267,19 @@ class TrainingRun:
         if any(True for _ in batch_norms(self.model)):
             facts["ghost_batch"] = plan.largest_micro_batch
         return facts
+
+
+class _LossOf(nn.Module):
+    """A pass's loss as a module, which DistributedDataParallel can wrap whatever the task does with its model."""
+
+    def __init__(self, task: Task, model: nn.Module, setup: TrialSetup) -> None:
+        super().__init__()
+        self.task, self.model, self.setup = task, model, setup
+
+    def forward(self, batch: Any, samples: int) -> tuple[Tensor, Tensor | float]:
+        loss = self.task.loss(self.model, batch, self.setup)
+        _check_loss(self.task, loss, samples)
+        return loss.total, loss.denominator
 
 
 class StepClock:
@@ -294,6 +357,20 @@ def _correct_batch_norm(model: nn.Module, passes: int) -> None:
     for module in batch_norms(model):
         if module.momentum is not None:
             module.momentum = 1 - (1 - module.momentum) ** (1 / passes)
+
+
+def keep_heap() -> None:
+    """Have malloc keep what it once got: handing large blocks back and forth costs up to half of a large pass's time."""
+    with suppress(OSError, AttributeError):  # not the C library we know
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def _fsum(numbers: Iterable[float]) -> float:
+    """The exact sum; what is not finite stays so rather than being an error."""
+    values = list(numbers)
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def _seed_everything(seed: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from ..spaces.errors import BsearchError, InfeasiblePlanError, ObjectiveError
 from ..spaces.trial import Measurement, Outcome, TrialSetup
+from .data_parallel import RankDiedError, rank_processes
 from .loading import load_objective, users_line
 from .task import Task, TrainFunction
 from .training import train_task
@@ -27,7 +29,30 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
     except ObjectiveError as error:
         yield Outcome("error", str(error))
         return
-    with closing(_attempt(objective, setup, reference)) as attempt:
+    if isinstance(objective, Task) and setup.plan.devices > 1:
+        attempt = _over_ranks(reference, setup)
+    else:
+        attempt = _attempt(objective, setup, reference)
+    with closing(attempt):
+        yield from attempt
+
+
+def _over_ranks(reference: str, setup: TrialSetup) -> Any:
+    """The attempt on several devices: each of its ranks runs it, and rank 0 reports."""
+    try:
+        ranks = rank_processes(setup.plan.devices, setup.device, setup.cpus)
+        with closing(ranks.run(attempt_in_rank, reference, setup.to_dict())) as reports:  # type: ignore[type-var]
+            yield from reports
+    except RankDiedError as error:
+        yield Outcome("interrupted", str(error))
+    except BsearchError as error:
+        yield Outcome("error", str(error))
+
+
+def attempt_in_rank(reference: str, setup: Mapping[str, Any]) -> Iterator[Measurement | Outcome]:
+    """One rank's part of an attempt; its measurements are those of all ranks together."""
+    made = TrialSetup.from_dict(setup)
+    with closing(_attempt(load_objective(reference), made, reference)) as attempt:
         yield from attempt
 
 
@@ -65,6 +90,7 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
         if hasattr(measurements, "close"):
             measurements.close()
         if setup.device == "gpu":
+            gc.collect()  # DistributedDataParallel and its buckets hold each other
             torch.cuda.empty_cache()
 
 

@@ -23,6 +23,7 @@ FIRST_COLUMNS = (
     "on_front",
     "knee",
     "train_s",
+    "device_s",
     "accuracy",
     "effective_batch",
     "micro_batch",
@@ -62,7 +63,7 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "study": name,
         "storage": storage,
         "objectives": {
-            "speed": {"name": "train_s", "unit": "s", "direction": "minimize"},
+            "speed": {"name": front.speed, "unit": "s", "direction": "minimize"},
             "accuracy": {"name": front.metric, "direction": front.direction},
         },
         "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},
@@ -117,33 +118,6 @@ def write_front(folder: Path, document: Mapping[str, Any], records: Iterable[Tri
     ]
 
 
-def memory_picture(document: Mapping[str, Any]) -> bytes:
-    """Peak bytes against the micro-batch as PNG, with the limit."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    rows = document["curve"]
-    scale = 1 << 20
-    axes.plot(
-        [row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows], marker="o", label="predicted"
-    )
-    known = [row for row in rows if row["measured_bytes"] is not None]
-    axes.scatter(
-        [row["micro_batch"] for row in known],
-        [row["measured_bytes"] / scale for row in known],
-        marker="x",
-        color="C3",
-        label="measured",
-    )
-    if document["limit_bytes"] is not None:
-        axes.axhline(document["limit_bytes"] / scale, color="0.4", linestyle="--", label="limit")
-    axes.set(xlabel="micro_batch (samples)", ylabel="peak (MiB)", title=f"Memory of a training step: {document['study']}")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return _png(figure)
-
-
 def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str) -> bytes:
     """The front as PNG: accuracy over seconds, other trials faint, the user's own setting and the knee marked."""
     from matplotlib.figure import Figure  # 0.5 s, and only pictures need it
@@ -152,7 +126,7 @@ def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str
     axes = figure.subplots()
 
     def points(chosen: Iterable[TrialRecord]) -> tuple[list[float], list[float]]:
-        pairs = [(record.train_s, record.accuracy) for record in chosen]
+        pairs = [(front.seconds(record), record.accuracy) for record in chosen]
         known = [(x, y) for x, y in pairs if x is not None and y is not None]
         return [x for x, _ in known], [y for _, y in known]
 
@@ -168,7 +142,11 @@ def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str
     for record in front.trials:
         batch = record.parameters.get("effective_batch", record.facts.get("effective_batch"))
         axes.annotate(
-            f"{batch}", (record.train_s or 0.0, record.accuracy or 0.0), textcoords="offset points", xytext=(4, -11), fontsize=8
+            f"{batch}",
+            (front.seconds(record) or 0.0, record.accuracy or 0.0),
+            textcoords="offset points",
+            xytext=(4, -11),
+            fontsize=8,
         )
         if record.number == front.knee:
             axes.scatter(*points([record]), s=140, facecolors="none", edgecolors="C3", label="knee", zorder=3)
@@ -176,13 +154,17 @@ def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str
     if started:
         axes.scatter(*points(started), marker="*", s=130, color="C1", label="yours")
     axes.set_xscale("log")
-    axes.set(xlabel="train_s (seconds of training)", ylabel=front.metric, title=f"{title} (numbers: effective_batch)")
+    axes.set(
+        xlabel=f"{front.speed} (seconds of training{' x devices' * (front.speed == 'device_s')})",
+        ylabel=front.metric,
+        title=f"{title} (numbers: effective_batch)",
+    )
     axes.grid(alpha=0.3)
     axes.legend()
-    return _png(figure)
+    return png_of(figure)
 
 
-def _png(figure: Figure) -> bytes:
+def png_of(figure: Figure) -> bytes:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()

@@ -10,10 +10,8 @@ from typing import Any
 from ..spaces.device import DeviceProfile
 from ..spaces.domain import Choices, Fixed, bounds, values_of
 from ..spaces.errors import InfeasiblePlanError
-from ..spaces.plan import BatchPlan, plan_batch
-from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
-from .setups import micro_batch_cap
+from .setups import micro_batch_cap, planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +19,7 @@ class PlannedBatch:
     """One effective batch of the space, as it would be trained."""
 
     effective_batch: int
+    devices: int
     accumulation: int
     micro_batch: int
     step_s: float
@@ -51,40 +50,33 @@ def sample_batches(spec: StudySpec, count: int = 5) -> list[int]:
     return sorted({round(low * (high / low) ** (part / (count - 1))) for part in range(count)})
 
 
-def timing_plans(spec: StudySpec, profile: DeviceProfile) -> list[BatchPlan]:
-    """Plans to time: every sampled batch as one pass where it fits, and one of them in two passes."""
-    cap = micro_batch_cap(spec, profile)
-    sizes = sorted({max(min(batch, cap or batch), profile.smallest_micro_batch) for batch in sample_batches(spec)})
-    plans = [BatchPlan(size) for size in sizes]
-    middle = sizes[len(sizes) // 2]
-    if middle >= 2 * profile.smallest_micro_batch:
-        plans.append(BatchPlan(middle, accumulation=2))
-    return plans
-
-
-def forecast(spec: StudySpec, profile: DeviceProfile, law: StepTime, evaluate_sample_s: float, slots: int) -> Forecast:
-    """Price the corners of the space and the study's length."""
-    assert profile.training_set is not None
+def forecast(spec: StudySpec, profile: DeviceProfile, slots: int) -> Forecast:
+    """Price the corners of the space and the study's length, by the step-time laws of the profile."""
+    assert profile.training_set is not None and profile.step_times
     plans = []
-    for batch in sample_batches(spec):
-        try:
-            plan = plan_batch(
-                batch,
-                devices=spec.devices.per_trial,
-                accumulation=None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0]),
-                largest_micro_batch=micro_batch_cap(spec, profile),
-                smallest_micro_batch=profile.smallest_micro_batch,
+    for devices in spec.devices.counts:
+        law = profile.step_time(devices)
+        assert law is not None
+        for batch in sample_batches(spec):
+            wished = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
+            try:
+                plan = planned(spec, profile, batch, devices, wished)
+            except InfeasiblePlanError:
+                continue
+            plans.append(
+                PlannedBatch(
+                    effective_batch=batch,
+                    devices=devices,
+                    accumulation=plan.accumulation,
+                    micro_batch=plan.largest_micro_batch,
+                    step_s=law.step_s(plan),
+                    epoch_s=law.train_s(plan, profile.training_set, smallest_micro_batch=profile.smallest_micro_batch),
+                )
             )
-        except InfeasiblePlanError:
-            continue
-        step_s = law.step_s(plan)
-        plans.append(
-            PlannedBatch(batch, plan.accumulation, plan.largest_micro_batch, step_s, law.train_s(plan, profile.training_set))
-        )
     epochs = bounds(spec.space.epochs)
     epoch_s = [plan.epoch_s for plan in plans]
     fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]
-    evaluation_s = spec.training.evaluations * (profile.evaluation_set or 0) * evaluate_sample_s
+    evaluation_s = spec.training.evaluations * (profile.evaluation_set or 0) * profile.step_times[0].evaluate_sample_s
     # Searched on log scales, so the geometric mean is the middle one.
     middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * math.sqrt(epochs[0] * epochs[1])
     study_s = spec.budget.trials * (middle + evaluation_s) / slots
@@ -113,7 +105,7 @@ def _advice(
         )
     if not spec.start:
         advice.append("name what you use today under `start:`, and the end will say how the front compares with it")
-    searched = len(spec.space.searched())
+    searched = len(spec.searched())
     if spec.budget.trials < 5 * searched:
         advice.append(
             f"{spec.budget.trials} trials are few for {searched} searched parameters; {10 * searched} are a good number"

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from ..spaces.study import Objectives
 from ..spaces.trial import ParetoFront, TrialRecord
 
 Direction = Literal["minimize", "maximize"]
@@ -58,20 +59,33 @@ def knee(points: Sequence[tuple[float, float]]) -> int | None:
     return max(range(1, len(points) - 1), key=lambda index: below[index])
 
 
-def front_of(records: Iterable[TrialRecord], metric: str = "accuracy", direction: Direction = "maximize") -> ParetoFront:
+def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
+    """The front of trials in a study's own objectives."""
+    metric = objectives.accuracy
+    return front_of(records, metric.metric, metric.direction, objectives.speed)
+
+
+def front_of(
+    records: Iterable[TrialRecord],
+    metric: str = "accuracy",
+    direction: Direction = "maximize",
+    speed: Literal["train_s", "device_s"] = "train_s",
+) -> ParetoFront:
     """The front of a study's trials; its knee is named by trial number."""
     sign = -1.0 if direction == "maximize" else 1.0
     finished = [record for record in records if record.outcome == "complete"]
     points = []
     for record in finished:
-        assert record.train_s is not None and record.accuracy is not None
-        points.append((record.train_s, sign * record.accuracy))
+        seconds = record.seconds(speed)
+        assert seconds is not None and record.accuracy is not None
+        points.append((seconds, sign * record.accuracy))
     members = front_members(points)
     bend = knee([points[index] for index in members])
     return ParetoFront(
         trials=tuple(finished[index] for index in members),
         metric=metric,
         direction=direction,
+        speed=speed,
         knee=None if bend is None else finished[members[bend]].number,
     )
 
@@ -89,7 +103,8 @@ def no_worse(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:
 
 def no_slower(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:
     """The most accurate member that is at least as fast as a setting."""
-    if setting.train_s is None:
+    limit_s = front.seconds(setting)
+    if limit_s is None:
         return None
-    within = [trial for trial in front.trials if trial.train_s is not None and trial.train_s <= setting.train_s]
+    within = [trial for trial in front.trials if (trial_s := front.seconds(trial)) is not None and trial_s <= limit_s]
     return within[-1] if within else None

@@ -48,6 +48,7 @@ _studies = sa.Table(
     sa.Column("driver_s", sa.Float, nullable=False),  # seconds of driving, summed over restarts
     sa.Column("holder", sa.String(200)),
     sa.Column("heartbeat_at", sa.Float),  # seconds since 1970, by the holder's clock
+    sa.Column("prices", sa.Text),  # JSON of the step-time laws that price its trials, by parameters that change cost
 )
 _profiles = sa.Table(
     "bsearch_profile",
@@ -242,6 +243,16 @@ class Records:
                         driver_s=0.0,
                     )
                 )
+
+    def prices(self, study: str) -> dict[str, list[dict[str, Any]]] | None:
+        """The step-time laws that price a study's trials; None where none were kept yet."""
+        with self._transaction() as connection:
+            kept = connection.execute(sa.select(_studies.c.prices).where(_studies.c.name == study)).scalar()
+        return json.loads(kept) if kept else None
+
+    def keep_prices(self, study: str, prices: Mapping[str, Any]) -> None:
+        with self._transaction() as connection:
+            connection.execute(sa.update(_studies).where(_studies.c.name == study).values(prices=json.dumps(prices)))
 
     def profile(self, about: str) -> Mapping[str, Any] | None:
         """A device profile that an earlier run kept, by everything it hangs on; None where there is none."""

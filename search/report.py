@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+from typing import Literal
 
 from rich.table import Table
 
-from ..objectives.probe import MemoryRow
-from ..spaces.device import DeviceProfile
-from ..spaces.memory import readable_bytes
-from ..spaces.study import StudySpec
 from ..spaces.trial import ParetoFront, TrialRecord
 from .pareto import no_slower, no_worse
 
@@ -43,15 +40,15 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
     trials = front.trials if most is None else front.trials[:most]
     searched = sorted({name for trial in trials for name in trial.parameters} - {*_SHOWN, "accumulation", "reference_rate"})
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("trial", "train_s", front.metric, *_SHOWN, "micro\nx acc.", *searched, ""):
-        _column(table, name, "left" if name == "rule" else "right")
+    for name in ("trial", front.speed, front.metric, *_SHOWN, "micro\nx acc.", *searched, ""):
+        column(table, name, "left" if name == "rule" else "right")
     for trial in trials:
         values = {**trial.facts, **trial.parameters}
         passes = f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}"
         marks = [word for word, holds in (("knee", trial.number == front.knee), ("yours", "start" in trial.facts)) if holds]
         table.add_row(
             str(trial.number),
-            number(trial.train_s),
+            number(front.seconds(trial)),
             number(trial.accuracy),
             *(number(values.get(name)) for name in _SHOWN),
             passes,
@@ -61,7 +58,7 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
     return table
 
 
-def _column(table: Table, name: str, justify: Literal["left", "right"]) -> None:
+def column(table: Table, name: str, justify: Literal["left", "right"]) -> None:
     """Long names go over two lines."""
     table.add_column(name.replace("_", "\n", 1) if len(name) > 8 else name, justify=justify, no_wrap=True, vertical="bottom")
 
@@ -72,8 +69,8 @@ _SHOWN = ("effective_batch", "learning_rate", "rule", "epochs")
 def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
     """Every trial in order, with how it came out."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("trial", "outcome", "train_s", front.metric, *_SHOWN, ""):
-        _column(table, name, "left" if name in ("outcome", "rule", "") else "right")
+    for name in ("trial", "outcome", front.speed, front.metric, *_SHOWN, ""):
+        column(table, name, "left" if name in ("outcome", "rule", "") else "right")
     members = {trial.number for trial in front.trials}
     for record in records:
         values = {**record.facts, **record.parameters}
@@ -81,7 +78,7 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
         table.add_row(
             str(record.number),
             record.outcome,
-            number(record.train_s),
+            number(front.seconds(record)),
             number(record.accuracy),
             *(number(values.get(name)) for name in _SHOWN),
             note.splitlines()[0][:60] if note else "",
@@ -93,7 +90,7 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     """Accuracy over seconds as text, without colour: o the front, * the user's own, . other trials."""
     import plotext
 
-    complete = [record for record in records if record.outcome == "complete" and record.train_s]
+    complete = [record for record in records if record.outcome == "complete" and front.seconds(record)]
     if len(complete) < 2:
         return ""
     members = {trial.number for trial in front.trials}
@@ -108,98 +105,12 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     plotext.xscale("log")
     for marker, group in groups.items():
         if group:
-            plotext.scatter([record.train_s for record in group], [record.accuracy for record in group], marker=marker)
-    low, high = min(r.train_s or 1 for r in complete), max(r.train_s or 1 for r in complete)
+            plotext.scatter([front.seconds(record) for record in group], [record.accuracy for record in group], marker=marker)
+    low, high = min(front.seconds(r) or 1 for r in complete), max(front.seconds(r) or 1 for r in complete)
     ticks = [low * (high / low) ** (part / 4) for part in range(5)]
     plotext.xticks(ticks, [f"{tick:.2g}" for tick in ticks])
-    plotext.xlabel("train_s (o front, * yours)")
+    plotext.xlabel(f"{front.speed} (o front, * yours)")
     plotext.ylabel(front.metric)
-    text: str = plotext.uncolorize(plotext.build())
-    return "\n".join(line.rstrip() for line in text.splitlines())
-
-
-def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[MemoryRow]) -> dict[str, Any]:
-    """The JSON document of `bsearch profile --json`."""
-    law = profile.memory
-    assert law is not None
-    largest = profile.largest_micro_batch
-    return {
-        "study": spec.study,
-        "device": profile.device,
-        "source": law.source,
-        "note": law.note,
-        "limit_bytes": profile.limit_bytes,
-        "headroom": spec.memory.headroom,
-        "scale": law.scale,
-        "fixed_bytes": law.fixed_bytes,
-        "largest_micro_batch": largest,
-        "evaluation_batch": profile.evaluation_batch,
-        "smallest_micro_batch": profile.smallest_micro_batch,
-        "breakdown": dict(law.breakdown),
-        "curve": [
-            {
-                "micro_batch": row.micro_batch,
-                "predicted_bytes": row.predicted,
-                "measured_bytes": row.measured,
-                "difference": None if row.measured is None else row.predicted / row.measured - 1,
-            }
-            for row in rows
-        ],
-        "largest_effective_batch": None
-        if profile.limit_bytes is None or largest is None
-        else {str(passes): passes * largest * spec.devices.per_trial for passes in (1, 2, 4, 8, 16, 32)},
-    }
-
-
-def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
-    """The words and tables of `bsearch profile`."""
-    how = "traced on fake tensors" if document["source"] == "traced" else f"counted on real tensors ({document['note']})"
-    yield f"Memory of {document['study']} on {document['device']}, {how}"
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("micro_batch", "predicted", "measured", "difference"):
-        _column(table, name, "right")
-    for row in document["curve"]:
-        measured, difference = row["measured_bytes"], row["difference"]
-        table.add_row(
-            str(row["micro_batch"]),
-            readable_bytes(row["predicted_bytes"]),
-            "-" if measured is None else readable_bytes(measured),
-            "-" if difference is None else f"{difference:+.1%}",
-        )
-    yield table
-    parts = ", ".join(f"{part} {readable_bytes(value)}" for part, value in document["breakdown"].items() if value)
-    yield f"At the largest size looked at that fits: {parts}"
-    largest = document["largest_micro_batch"]
-    if document["limit_bytes"] is None:
-        yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
-        return
-    yield (
-        f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
-        f"{largest}, an evaluation pass takes {document['evaluation_batch']}"
-    )
-    reach = ", ".join(f"{batch} in {passes}" for passes, batch in document["largest_effective_batch"].items())
-    yield f"Largest effective batch by passes per step: {reach}"
-    if document["note"] and document["source"] == "traced":
-        yield f"Note: {document['note']}"
-
-
-def memory_plot(document: Mapping[str, Any], width: int) -> str:
-    """Peak bytes against the micro-batch as text: o predicted, x measured."""
-    import plotext
-
-    rows = document["curve"]
-    if len(rows) < 2:
-        return ""
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(max(min(width, 100), 40), 14)
-    scale = 1 << 20
-    plotext.scatter([row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows], marker="o")
-    known = [row for row in rows if row["measured_bytes"] is not None]
-    if known:
-        plotext.scatter([row["micro_batch"] for row in known], [row["measured_bytes"] / scale for row in known], marker="x")
-    plotext.xlabel("micro_batch (o predicted, x measured)")
-    plotext.ylabel("peak MiB")
     text: str = plotext.uncolorize(plotext.build())
     return "\n".join(line.rstrip() for line in text.splitlines())
 
@@ -210,12 +121,13 @@ def knee_words(front: ParetoFront) -> str | None:
     if trial is None:
         return None
     fastest, best = front.trials[0], front.trials[-1]
-    assert trial.train_s is not None and best.train_s is not None and best.accuracy is not None and trial.accuracy is not None
-    saved = 1 - trial.train_s / best.train_s
+    trial_s, best_s = front.seconds(trial), front.seconds(best)
+    assert trial_s is not None and best_s is not None
+    saved = 1 - trial_s / best_s
     return (
-        f"Knee: trial {trial.number}, {front.metric} {number(trial.accuracy)} in {seconds(trial.train_s)}: "
-        f"{saved:.0%} less time than the best ({number(best.accuracy)} in {seconds(best.train_s)}); "
-        f"the fastest is {seconds(fastest.train_s)} with {number(fastest.accuracy)}."
+        f"Knee: trial {trial.number}, {front.metric} {number(trial.accuracy)} in {seconds(trial_s)}: "
+        f"{saved:.0%} less time than the best ({number(best.accuracy)} in {seconds(best_s)}); "
+        f"the fastest is {seconds(front.seconds(fastest))} with {number(fastest.accuracy)}."
     )
 
 
@@ -225,20 +137,22 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
         if "start" not in setting.facts:
             continue
         where = f"Your setting today (trial {setting.number}"
-        if setting.outcome != "complete" or setting.train_s is None or setting.accuracy is None:
+        setting_s = front.seconds(setting)
+        if setting.outcome != "complete" or setting_s is None or setting.accuracy is None:
             yield f"{where}): {setting.outcome}, so there is nothing to compare with."
             continue
-        where += f": {front.metric} {number(setting.accuracy)} in {seconds(setting.train_s)})"
+        where += f": {front.metric} {number(setting.accuracy)} in {seconds(setting_s)})"
         faster, better = no_worse(front, setting), no_slower(front, setting)
         if faster is None or better is None or faster.number == better.number == setting.number:
             yield f"{where} is on the front: no trial beat it in both."
             continue
         parts = []
-        if faster.train_s is not None and faster.train_s < setting.train_s:
-            change = faster.train_s / setting.train_s - 1
+        faster_s = front.seconds(faster)
+        if faster_s is not None and faster_s < setting_s:
+            change = faster_s / setting_s - 1
             parts.append(
                 f"trial {faster.number} has at least its {front.metric} ({number(faster.accuracy)}) in "
-                f"{seconds(faster.train_s)} ({change:+.0%} time)"
+                f"{seconds(faster_s)} ({change:+.0%} time)"
             )
         if better.number != faster.number and better.accuracy is not None:
             change = better.accuracy - setting.accuracy
@@ -246,3 +160,15 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
                 f"trial {better.number} has {front.metric} {number(better.accuracy)} ({change:+.3g}) in its time or less"
             )
         yield f"{where} -> {'; '.join(parts)}."
+
+
+def contention_words(records: Iterable[TrialRecord]) -> str | None:
+    """How many trials took another time than was known, in a sentence; None where none did."""
+    departures = [record.facts["departure"] for record in records if record.counts and "departure" in record.facts]
+    contended = sum(bool(record.facts.get("contended")) for record in records if record.counts)
+    if not contended:
+        return None
+    return (
+        f"{contended} of {len(departures)} trials took over 15 % longer or shorter than known (median of all: "
+        f"{median(departures):+.0%}): the device was shared. The front is drawn in known times, which no neighbour changes."
+    )

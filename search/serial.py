@@ -30,6 +30,9 @@ class SerialRunner:
             raise StudyFileError(
                 Fault("devices.kind", "expected a GPU that torch can use, got none here. Write kind: cpu or auto.")
             )
+        have, most = torch.cuda.device_count(), max(devices.counts)
+        if self.device == "gpu" and have < most:
+            raise StudyFileError(Fault("devices.per_trial", f"expected at most the {have} GPUs of this machine, got {most}"))
 
     @property
     def device_id(self) -> str:

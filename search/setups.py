@@ -12,11 +12,14 @@ from ..spaces.errors import Fault, InfeasiblePlanError, StudyFileError
 from ..spaces.learning_rate import RULES_FOR_ADAM, OptimizerSettings, RuleConstants, scaled_settings
 from ..spaces.memory import readable_bytes
 from ..spaces.plan import BatchPlan, plan_batch, step_sizes
+from ..spaces.step_time import fastest_plan
 from ..spaces.study import StudySpec
 from ..spaces.trial import Suggestion, TrialSetup
 
 # Combinations of parameters that change cost; each is looked at on the device before the first trial.
 MOST_PROFILES = 16
+# Passes beyond which none was ever faster.
+MOST_PASSES = 64
 
 
 def trial_setup(
@@ -31,26 +34,20 @@ def trial_setup(
     assert profile.training_set is not None
     training_set = profile.training_set
     effective_batch, epochs = int(values.pop("effective_batch")), values.pop("epochs")
+    devices = int(values.pop("devices"))
     samples_budget = max(1, round(float(epochs) * training_set))
-    accumulation_domain = spec.space.accumulation
+    plan = planned(spec, profile, effective_batch, devices, values.pop("accumulation", None))
     limits: dict[str, Any] = {
-        "largest_micro_batch": micro_batch_cap(spec, profile),
+        "largest_micro_batch": timed_cap(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
     }
-    plan = plan_batch(
-        effective_batch,
-        devices=spec.devices.per_trial,
-        accumulation=values.pop("accumulation", None),
-        accumulation_high=None if accumulation_domain is None else int(bounds(accumulation_domain)[1]),
-        **limits,
-    )
     if effective_batch > samples_budget:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
             violation=effective_batch / samples_budget - 1,
         )
-    for size in set(step_sizes(samples_budget, effective_batch, devices=plan.devices, **limits)):
-        plan_batch(size, devices=plan.devices, **limits)
+    for size in set(step_sizes(samples_budget, effective_batch, devices=devices, **limits)):
+        plan_batch(size, devices=devices, **limits)
     reference = OptimizerSettings(
         learning_rate=float(values.pop("reference_rate")),
         betas=spec.training.betas,
@@ -88,10 +85,53 @@ def trial_setup(
     )
 
 
-def micro_batch_cap(spec: StudySpec, profile: DeviceProfile) -> int | None:
+def planned(
+    spec: StudySpec, profile: DeviceProfile, effective_batch: int, devices: int, accumulation: int | None = None
+) -> BatchPlan:
+    """How a batch is trained on so many devices: as few passes as fit, or as many as are known to be faster.
+
+    With batch statistics more passes would change what is learned, so there the fewest it is.
+
+    Args:
+        accumulation: wished passes, where the study searches them.
+
+    Raises:
+        InfeasiblePlanError: no plan.
+    """
+    domain = spec.space.accumulation
+    plan = plan_batch(
+        effective_batch,
+        devices=devices,
+        accumulation=accumulation,
+        accumulation_high=None if domain is None else int(bounds(domain)[1]),
+        largest_micro_batch=timed_cap(spec, profile, devices),
+        smallest_micro_batch=profile.smallest_micro_batch,
+    )
+    law = profile.step_time(devices)
+    if law is None or domain is not None or profile.batch_statistics:
+        return plan
+    return fastest_plan(plan, law, most=MOST_PASSES, smallest_micro_batch=profile.smallest_micro_batch)
+
+
+def micro_batch_cap(spec: StudySpec, profile: DeviceProfile, devices: int = 1) -> int | None:
     """The most samples a pass may hold: the study's own word and the memory law's, whichever is less."""
-    caps = [cap for cap in (spec.memory.largest_micro_batch, profile.largest_micro_batch) if cap is not None]
-    return min(caps) if caps else None
+    caps = (spec.memory.largest_micro_batch, profile.cap_on(devices, spec.memory.headroom))
+    return min((cap for cap in caps if cap is not None), default=None)
+
+
+def timed_cap(spec: StudySpec, profile: DeviceProfile, devices: int) -> int | None:
+    """The same, and no more than was timed: what lies beyond has no known time."""
+    law = profile.step_time(devices)
+    caps = (micro_batch_cap(spec, profile, devices), None if law is None else law.largest_micro_batch)
+    return min((cap for cap in caps if cap is not None), default=None)
+
+
+def known_train_s(profile: DeviceProfile, plan: BatchPlan, samples_budget: int) -> float | None:
+    """Seconds that training will take, evaluation left out; None where steps were not timed."""
+    law = profile.step_time(plan.devices)
+    if law is None:
+        return None
+    return law.train_s(plan, samples_budget, smallest_micro_batch=profile.smallest_micro_batch)
 
 
 # The values of the parameters that change what a step costs; each combination has a profile of its own.
@@ -129,15 +169,15 @@ def legal_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[i
         StudyFileError: none of the searched range is legal.
     """
     low, high = (int(bound) for bound in bounds(spec.space.effective_batch))
-    devices = spec.devices.per_trial
+    fewest, most = min(spec.devices.counts), max(spec.devices.counts)
     most_passes = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[1])
     lows, highs = [], []
     for profile in profiles:
-        cap = micro_batch_cap(spec, profile)
-        lows.append(max(low, devices * profile.smallest_micro_batch))
+        lows.append(max(low, fewest * profile.smallest_micro_batch))
         reach = [high, profile.training_set or high]
+        cap = micro_batch_cap(spec, profile, most)
         if cap is not None and most_passes is not None:
-            reach.append(cap * most_passes * devices)
+            reach.append(cap * most_passes * most)
         highs.append(min(reach))
     legal = min(lows), max(highs)
     if legal[0] > legal[1]:
@@ -178,7 +218,14 @@ def profile_request(
 ) -> ProfileRequest:
     """What to ask a device about a study's task."""
     highest = spec.memory.largest_micro_batch or int(bounds(spec.space.effective_batch)[1])
-    return ProfileRequest(profiling_setup(spec, device, key), spec.memory, highest, traces)
+    return ProfileRequest(
+        setup=profiling_setup(spec, device, key),
+        memory=spec.memory,
+        highest=highest,
+        traces=traces,
+        devices=spec.devices.counts,
+        timing_s=float(spec.budget.profile_s),
+    )
 
 
 def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, int] | None = None) -> list[Fault]:
@@ -205,6 +252,8 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, in
                     f"Write high: {profile.training_set} or less.",
                 )
             )
+    if spec.training.sync_batch_norm and profile.kind == "cpu":
+        faults.append(Fault("training.sync_batch_norm", "expected GPUs: torch's SyncBatchNorm knows no CPU. Write false."))
     adam_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_ADAM]
     if adam_rules and not profile.adaptive:
         faults.append(

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from types import FrameType
 from typing import Any, Literal, Protocol
 
@@ -24,11 +25,22 @@ from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import Fault, InfeasiblePlanError, LauncherError, StudyFileError
 from ..spaces.learning_rate import RULES_FOR_ADAM
 from ..spaces.plan import plan_batch
+from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
 from ..spaces.trial import Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
-from .pareto import front_of
+from .pareto import study_front
 from .records import HEARTBEAT_S, Records, masked
-from .setups import CostKey, cost_key, cost_keys, legal_batches, legal_words, profile_faults, profile_request, trial_setup
+from .setups import (
+    CostKey,
+    cost_key,
+    cost_keys,
+    known_train_s,
+    legal_batches,
+    legal_words,
+    profile_faults,
+    profile_request,
+    trial_setup,
+)
 from .suggest import Suggester, trial_record
 
 # The same error this often in a row is the task's fault, not the trial's.
@@ -37,6 +49,11 @@ SAME_ERRORS = 3
 LOST_ATTEMPTS = 3
 # Infeasible plans in a row after which the space is to be blamed.
 INFEASIBLE_IN_A_ROW = 100
+# A trial whose own time departs from the known one by more than this share had neighbours, or was timed beside some.
+CONTENDED = 0.15
+
+# What of `training` no step's bytes or seconds hang on.
+_NO_COST = {"schedule", "warmup", "evaluations", "seed", "betas", "eps"}
 
 Wait = Literal["wait"]
 
@@ -148,7 +165,7 @@ class StudyRun:
             return
         if outcome.kind == "out_of_memory":
             outcome = Outcome("error", f"one sample in a pass does not fit: {outcome.message}", outcome.traceback)
-        result = _result(setup, measurements, outcome)
+        result = _result(setup, measurements, outcome, self.known_train_s(setup), self.spec.objectives.speed)
         self._records.end(setup, outcome, result)
         self._finish(number, result)
         self._count_errors(outcome)
@@ -166,8 +183,7 @@ class StudyRun:
     # What the driver does around them
 
     def front(self) -> ParetoFront:
-        metric = self.spec.objectives.accuracy
-        return front_of(self.done, metric.metric, metric.direction)
+        return study_front(self.done, self.spec.objectives)
 
     def running(self) -> list[tuple[TrialSetup, Measurement | None]]:
         return [(setup, measurements[-1] if measurements else None) for setup, measurements in list(self._running.values())]
@@ -183,6 +199,11 @@ class StudyRun:
         """
         profile = self.profiles[cost_key(self.spec, suggestion.parameters)]
         return trial_setup(self.spec, self.name, suggestion, profile, self.device)
+
+    def known_train_s(self, setup: TrialSetup) -> float | None:
+        """Seconds that training by a setup takes, by the law; None where trials are timed by the clock."""
+        profile = self.profiles[cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})]
+        return known_train_s(profile, setup.plan, setup.samples_budget)
 
     def recover(self) -> None:
         """Settle what an earlier driver left RUNNING: tell what it had written down, queue the rest anew."""
@@ -220,7 +241,7 @@ class StudyRun:
         self._running[setup.number] = (setup, [])
         self._records.begin(setup)
         if setup.attempt == 0:
-            self._suggester.note(setup.number, _facts(setup))
+            self._suggester.note(setup.number, _facts(setup, self.known_train_s(setup)))
         self.notify(Event("started", setup=setup))
         return setup
 
@@ -231,7 +252,7 @@ class StudyRun:
         if outcome.kind != "out_of_memory" or setup.plan.largest_micro_batch == 1:
             return None
         # The same experiment: batch and rate stay, only the passes get smaller. And no later trial asks for so much.
-        key = cost_key(self.spec, {**self.spec.space.fixed(), **setup.parameters})
+        key = cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})
         profile = self.profiles[key].after_out_of_memory(setup.plan.largest_micro_batch, self.spec.memory.headroom)
         known = self.profiles[key].largest_micro_batch
         if known is None or profile.largest_micro_batch is None or profile.largest_micro_batch < known:
@@ -274,27 +295,34 @@ class StudyRun:
             self.fail(f"{self.failed} trials failed, more than the budget holds; the last: {outcome.message}")
 
 
-def _facts(setup: TrialSetup) -> dict[str, Any]:
+def _facts(setup: TrialSetup, known_s: float | None) -> dict[str, Any]:
     """Derived values of a setup, as user attributes beside the searched parameters."""
-    return {
-        "effective_batch": setup.effective_batch,
-        "micro_batch": setup.plan.largest_micro_batch,
-        "accumulation": setup.plan.accumulation,
-        "devices": setup.plan.devices,
-        "rule": setup.rule,
-        "learning_rate": setup.learning_rate,
-        "weight_decay": setup.weight_decay,
-        "epochs": setup.epochs,
-        "samples_budget": setup.samples_budget,
-        "seed": setup.seed,
-    } | ({"betas": list(setup.betas), "eps": setup.eps} if setup.rule in RULES_FOR_ADAM else {})
+    known = {} if known_s is None else {"train_s": known_s, "train_s_source": "known"}
+    return (
+        {
+            "effective_batch": setup.effective_batch,
+            "micro_batch": setup.plan.largest_micro_batch,
+            "accumulation": setup.plan.accumulation,
+            "devices": setup.plan.devices,
+            "rule": setup.rule,
+            "learning_rate": setup.learning_rate,
+            "weight_decay": setup.weight_decay,
+            "epochs": setup.epochs,
+            "samples_budget": setup.samples_budget,
+            "seed": setup.seed,
+        }
+        | ({"betas": list(setup.betas), "eps": setup.eps} if setup.rule in RULES_FOR_ADAM else {})
+        | known
+    )
 
 
 def _searched_only(spec: StudySpec, suggestion: Suggestion) -> dict[str, Any]:
     return {key: value for key, value in suggestion.parameters.items() if key in ("effective_batch", "accumulation")}
 
 
-def _result(setup: TrialSetup, measurements: list[Measurement], outcome: Outcome) -> dict[str, Any]:
+def _result(
+    setup: TrialSetup, measurements: list[Measurement], outcome: Outcome, known_s: float | None, speed: str
+) -> dict[str, Any]:
     """What Optuna is told of an attempt that ended a trial, and every fact we keep with it."""
     facts: dict[str, Any] = {"outcome": outcome.kind, "attempts": setup.attempt + 1}
     if outcome.message:
@@ -305,18 +333,29 @@ def _result(setup: TrialSetup, measurements: list[Measurement], outcome: Outcome
     if last is not None:
         facts |= last.facts
         # A loop of one's own may have seen a few samples more or less, and a diverged trial far fewer.
-        train_s = last.elapsed_s * setup.samples_budget / last.samples_seen
+        measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
+        train_s = measured_s if known_s is None else known_s
+        device_s = train_s * setup.plan.devices
         facts |= {
-            "measured_train_s": train_s,
-            "train_s_source": "measured",
+            "train_s": train_s,
+            "device_s": device_s,
+            "measured_train_s": measured_s,
+            "train_s_source": "measured" if known_s is None else "known",
             "samples_per_s": last.samples_seen / last.elapsed_s if last.elapsed_s else None,
         }
+        if known_s:
+            facts |= {"departure": measured_s / known_s - 1, "contended": abs(measured_s / known_s - 1) > CONTENDED}
         facts |= {name: value for name, value in last.scores.items() if name != setup.metric and math.isfinite(value)}
     if outcome.kind in ("complete", "diverged"):
         assert last is not None
         value = last.score(setup.metric)
         if math.isfinite(value):
-            return {"state": "COMPLETE", "values": [train_s, value], "constraint": 0.0, "facts": facts}
+            return {
+                "state": "COMPLETE",
+                "values": [device_s if speed == "device_s" else train_s, value],
+                "constraint": 0.0,
+                "facts": facts,
+            }
         # Optuna takes no NaN: told PRUNED, the sampler still learns that this place is bad.
         return {"state": "PRUNED", "values": None, "constraint": 0.0, "facts": facts}
     if outcome.kind == "infeasible":
@@ -413,6 +452,7 @@ def run_study(
     records.keep_study(name, spec.study, identity, spec.model_dump(mode="json"))
     records.take(name)
     try:
+        profiles = priced(profiles, records, name)
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
         run = StudyRun(spec, name, Suggester(spec.storage, name, spec, legal), records, profiles, runner.device, notify)
         notify(Event("message", text=legal_words(spec, legal, profiles.values())))
@@ -448,8 +488,9 @@ def study_profiles(spec: StudySpec, runner: Runner, task_hash: str, records: Rec
         about = json.dumps(
             {
                 "task": [spec.task.rpartition(":")[2], task_hash],
-                "request": request.to_dict() | {"setup": _cost_of(request.setup)},
+                "request": request.to_dict() | {"setup": _cost_of(request.setup), "timing_s": request.timing_s > 0},
                 "device": runner.device_id,
+                "torch": version("torch"),
             },
             sort_keys=True,
         )
@@ -461,6 +502,24 @@ def study_profiles(spec: StudySpec, runner: Runner, task_hash: str, records: Rec
     return profiles
 
 
+def priced(profiles: Mapping[CostKey, DeviceProfile], records: Records, study: str) -> dict[CostKey, DeviceProfile]:
+    """The profiles with the step-time laws that the study was begun with: one study has one kind of seconds.
+
+    Raises:
+        StudyFileError: its trials have known times, and this run would time them by the clock.
+    """
+    now = {json.dumps(key): [law.to_dict() for law in profile.step_times] for key, profile in profiles.items()}
+    kept = records.prices(study)
+    if kept is None:
+        # Trials of before prices were kept were timed by the clock.
+        kept = {key: [] for key in now} if records.any_counted(study) else now
+        records.keep_prices(study, kept)
+    return {
+        key: replace(profile, step_times=tuple(map(StepTime.from_dict, kept[json.dumps(key)])))
+        for key, profile in profiles.items()
+    }
+
+
 def _cost_of(setup: TrialSetup) -> dict[str, Any]:
     """What of a setup a profile hangs on."""
     training = setup.training
@@ -469,7 +528,7 @@ def _cost_of(setup: TrialSetup) -> dict[str, Any]:
         "metric": setup.metric,
         "folder": setup.folder,
         "cpus": setup.cpus,
-        "training": training.model_dump(mode="json", include={"precision", "clip_norm", "cudnn_benchmark", "samples"}),
+        "training": training.model_dump(mode="json", exclude=_NO_COST),
     }
 
 

@@ -72,7 +72,7 @@ class Suggester:
     def __init__(self, url: str, name: str, spec: StudySpec, legal: tuple[int, int] | None = None) -> None:
         self.url, self.spec = url, spec
         self.storage = open_storage(url)
-        self.searched = {key: distribution(domain) for key, domain in spec.space.searched().items()}
+        self.searched = {key: distribution(domain) for key, domain in spec.searched().items()}
         batches = self.searched.get("effective_batch")
         if legal is not None and isinstance(batches, IntDistribution):
             # No suggestion is made that memory, data or the wished passes forbid.
@@ -103,7 +103,7 @@ class Suggester:
         """The next thing to try; the trial is RUNNING from here on."""
         with _door(self.url):
             trial = self.study.ask(self.searched)
-        return Suggestion(trial.number, {**self.spec.space.fixed(), **trial.params})
+        return Suggestion(trial.number, {**self.spec.fixed(), **trial.params})
 
     def enqueue(self, parameters: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         """Have these parameters asked before the sampler's own."""
@@ -168,12 +168,14 @@ def trial_record(trial: FrozenTrial) -> TrialRecord:
     if not trial.state.is_finished():
         outcome = "waiting" if trial.state == TrialState.WAITING else "running"
     complete = trial.state == TrialState.COMPLETE
+    # Before train_s was kept beside the objective, it was the objective.
+    train_s = attributes.get("train_s", trial.values[0] if complete else attributes.get("measured_train_s"))
     return TrialRecord(
         number=trial.number,
         outcome=outcome,
         parameters=dict(trial.params),
         facts=attributes,
-        train_s=trial.values[0] if complete else attributes.get("measured_train_s"),
+        train_s=train_s,
         accuracy=trial.values[1] if complete else attributes.get("stopped_accuracy"),
         message=attributes.get("message", ""),
         started_at=trial.datetime_start.isoformat(timespec="milliseconds") if trial.datetime_start else "",

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
 from .memory import MemoryLaw
+from .step_time import StepTime
 from .study import Memory
 from .trial import TrialSetup
 
@@ -28,6 +29,8 @@ class DeviceProfile:
         largest_micro_batch: the most samples in a training pass that fit the limit less its headroom.
         evaluation_batch: samples of an evaluation pass, which keeps no activations and so takes more.
         memory: the law behind these; None where nothing limits them.
+        gradient_bytes: what one more copy of the gradients takes: several devices keep one to talk with.
+        step_times: the step-time law for each number of devices that a trial may have; none where steps were not timed.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -45,6 +48,8 @@ class DeviceProfile:
     largest_micro_batch: int | None = None
     evaluation_batch: int | None = None
     memory: MemoryLaw | None = None
+    gradient_bytes: int = 0
+    step_times: tuple[StepTime, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,8 +62,20 @@ class DeviceProfile:
                 **values,
                 "unused_parameters": tuple(values["unused_parameters"]),
                 "memory": MemoryLaw.from_dict(memory) if memory else None,
+                "step_times": tuple(map(StepTime.from_dict, values.get("step_times", ()))),
             }
         )
+
+    def step_time(self, devices: int = 1) -> StepTime | None:
+        """The law for so many devices, where it was measured."""
+        return next((law for law in self.step_times if law.devices == devices), None)
+
+    def cap_on(self, devices: int, headroom: float) -> int | None:
+        """The most samples that fit a pass of a trial on so many devices; None where nothing limits them."""
+        if devices == 1 or self.memory is None or self.limit_bytes is None or self.largest_micro_batch is None:
+            return self.largest_micro_batch
+        usable = self.limit_bytes * (1 - headroom) - self.gradient_bytes
+        return min(self.memory.largest_micro_batch(usable) or 1, self.largest_micro_batch)
 
     def after_out_of_memory(self, micro_batch: int, headroom: float) -> Self:
         """The profile after a micro-batch it allowed did not fit: the law is raised, and the cap follows it.
@@ -82,12 +99,16 @@ class ProfileRequest:
         memory: the study's limits.
         highest: the largest micro-batch that could ever be asked for.
         traces: look into memory even where the study sets no limit.
+        devices: the numbers of devices that a trial may have.
+        timing_s: seconds that timing steps may take, for each of them; 0 leaves it out.
     """
 
     setup: TrialSetup
     memory: Memory
     highest: int
     traces: bool = False
+    devices: tuple[int, ...] = (1,)
+    timing_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -95,10 +116,17 @@ class ProfileRequest:
             "memory": self.memory.model_dump(mode="json"),
             "highest": self.highest,
             "traces": self.traces,
+            "devices": list(self.devices),
+            "timing_s": self.timing_s,
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         return cls(
-            TrialSetup.from_dict(values["setup"]), Memory.model_validate(values["memory"]), values["highest"], values["traces"]
+            setup=TrialSetup.from_dict(values["setup"]),
+            memory=Memory.model_validate(values["memory"]),
+            highest=values["highest"],
+            traces=values["traces"],
+            devices=tuple(values["devices"]),
+            timing_s=values["timing_s"],
         )

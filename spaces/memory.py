@@ -184,10 +184,10 @@ def largest_fitting(peak: Callable[[int], float], limit: float, low: int, high: 
         if before is not None and look(fits) > look(before):
             slope = (look(fits) - look(before)) / (fits - before)
             guess = fits + (limit - look(fits)) / slope
-        size = (fits + over) // 2 if shrunk_badly >= 2 else min(max(int(guess), fits + 1), over - 1)
+        size = (fits + over) // 2 if shrunk_badly >= 4 else min(max(int(guess), fits + 1), over - 1)
         if look(size) <= limit:
             before, fits = fits, size
         else:
             over = size
-        shrunk_badly = shrunk_badly + 1 if over - fits > width / 2 else 0
+        shrunk_badly += over - fits > width / 2
     return fits

@@ -1,58 +1,242 @@
-"""How long a step takes: a line in passes and samples, fitted to a few timed steps.
+"""The step-time law: seconds of an optimizer step under any plan, fitted to whole steps that were timed.
 
-step_s = pass_s * passes + sample_s * samples + update_s. This is the sketch that `bsearch check` forecasts with.
+step_s(plan) = sum over the passes of pass_s(m) + update_s. pass_s is known at the micro-batches that were timed and runs
+straight between them; it never falls. One law holds for one number of devices, whose talk is in its update. Beyond the
+largest size that was timed it says nothing.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any, Self
 
 import numpy as np
 from scipy.optimize import nnls
 
-from .plan import BatchPlan
+from .errors import ProbeError
+from .plan import BatchPlan, plan_batch, step_sizes
+
+# Resamples of the rounds for an interval; more move its first digit no further.
+_RESAMPLES = 200
+# Rounds below which resampling says nothing.
+_FEWEST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TimedStep:
-    """Median seconds of one optimizer step under a plan."""
+class TimedPlan:
+    """Seconds of one optimizer step under a plan, a figure for each round in which it was timed.
+
+    `input_s` is what of them went into waiting for the samples.
+    """
 
     plan: BatchPlan
-    step_s: float
+    rounds: tuple[float, ...]
+    input_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        return median(self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds that a pass, a sample and an optimizer update add to a step on one device.
+    """Seconds of an optimizer step on so many devices.
 
-    >>> round(StepTime(pass_s=0.01, sample_s=0.001, update_s=0.005).step_s(BatchPlan(100, accumulation=2)), 6)
+    Args:
+        points: (micro-batch, seconds of a forward and backward pass), sizes ascending.
+        update_s: what a step takes besides its passes: the optimizer, and on several devices their talk.
+        evaluate_sample_s: seconds of evaluating one sample; known beside the law and no part of a step.
+        interval: half width of the predictions' 95 % interval, relative, the widest of the timed plans; None where too
+            few rounds were timed to say.
+        misfit: how far the law misses a timed plan that it was not fitted to, relative, median and worst.
+        timed: what it was fitted to.
+
+    >>> round(StepTime(((1, 0.011), (101, 0.111)), update_s=0.005).step_s(BatchPlan(100, accumulation=2)), 6)
     0.125
     """
 
-    pass_s: float
-    sample_s: float
+    points: tuple[tuple[int, float], ...]
     update_s: float
+    devices: int = 1
+    evaluate_sample_s: float = 0.0
+    interval: float | None = None
+    misfit: tuple[float, float] | None = None
+    timed: tuple[TimedPlan, ...] = ()
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """The largest size timed."""
+        return self.points[-1][0]
 
     def step_s(self, plan: BatchPlan) -> float:
-        return self.pass_s * plan.accumulation + self.sample_s * plan.shares[0] + self.update_s
+        """Seconds of one step.
 
-    def train_s(self, plan: BatchPlan, samples_budget: float) -> float:
-        """Seconds of a whole training: its steps times the seconds of one."""
-        return math.ceil(samples_budget / plan.effective_batch) * self.step_s(plan)
+        Raises:
+            ProbeError: another number of devices, or passes larger than any that was timed.
+        """
+        if plan.devices != self.devices:
+            raise ProbeError(f"step time: known on {self.devices} devices, asked on {plan.devices}")
+        if plan.largest_micro_batch > self.largest_micro_batch:
+            raise ProbeError(
+                f"micro-batch {plan.largest_micro_batch}: step time is known up to {self.largest_micro_batch} samples"
+            )
+        return self._seconds(plan)
+
+    def train_s(self, plan: BatchPlan, samples_budget: int, *, smallest_micro_batch: int = 1) -> float:
+        """Seconds of a whole training: its steps times the seconds of one, its last step as large as it is.
+
+        >>> StepTime(((1, 1.0), (100, 1.0)), update_s=0.0).train_s(BatchPlan(100, accumulation=2), 1050)
+        21.0
+        """
+        limits: dict[str, Any] = {"largest_micro_batch": plan.largest_micro_batch, "smallest_micro_batch": smallest_micro_batch}
+        step_s = self.step_s(plan)
+        # All but the last step or two are alike, and there may be millions of them.
+        alike = max(samples_budget // plan.effective_batch - 1, 0)
+        rest = list(
+            step_sizes(samples_budget - alike * plan.effective_batch, plan.effective_batch, devices=plan.devices, **limits)
+        )
+        others = (
+            step_s if size == plan.effective_batch else self._seconds(plan_batch(size, devices=plan.devices, **limits))
+            for size in rest
+        )
+        return alike * step_s + sum(others)
+
+    def pass_s(self, micro_batch: int) -> float:
+        """Seconds of one forward and backward pass."""
+        sizes = [size for size, _ in self.points]
+        # Beyond the ends only the last step's odd remainder gets here.
+        place = min(max(bisect_left(sizes, micro_batch), 1), len(sizes) - 1)
+        if place < 1:
+            return self.points[0][1]
+        (low, low_s), (high, high_s) = self.points[place - 1], self.points[place]
+        return low_s + (high_s - low_s) * (micro_batch - low) / (high - low)
+
+    def _seconds(self, plan: BatchPlan) -> float:
+        return sum(self.pass_s(size) for size in plan.passes() if size) + self.update_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        timed = tuple(TimedPlan(BatchPlan(**one["plan"]), tuple(one["rounds"]), one["input_s"]) for one in values["timed"])
+        points = tuple((int(size), float(pass_s)) for size, pass_s in values["points"])
+        misfit = values["misfit"]
+        return cls(**{**values, "timed": timed, "points": points, "misfit": misfit and (misfit[0], misfit[1])})
 
 
-def fit_step_time(timed: Sequence[TimedStep]) -> StepTime:
-    """Least squares with no negative seconds, every step weighed by its own length.
+def fit_step_time(timed: Sequence[TimedPlan]) -> StepTime:
+    """Least squares in which no seconds are negative and no pass gets faster as it grows; every step weighs the same.
 
-    >>> law = StepTime(pass_s=0.01, sample_s=0.001, update_s=0.005)
-    >>> plans = [BatchPlan(8), BatchPlan(100), BatchPlan(100, accumulation=2), BatchPlan(400)]
-    >>> fit = fit_step_time([TimedStep(plan, law.step_s(plan)) for plan in plans])
-    >>> [round(value, 9) for value in (fit.pass_s, fit.sample_s, fit.update_s)]
-    [0.01, 0.001, 0.005]
+    >>> law = StepTime(((8, 0.1), (100, 0.5), (400, 3.5)), update_s=0.05)
+    >>> plans = [BatchPlan(8), BatchPlan(100), BatchPlan(400), BatchPlan(16, accumulation=2), BatchPlan(200, accumulation=2)]
+    >>> fit = fit_step_time([TimedPlan(plan, (law.step_s(plan),)) for plan in plans])
+    >>> [(size, round(pass_s, 6)) for size, pass_s in fit.points], round(fit.update_s, 6)
+    ([(8, 0.1), (100, 0.5), (400, 3.5)], 0.05)
     """
-    terms = np.array([[step.plan.accumulation, step.plan.shares[0], 1.0] for step in timed])
-    seconds = np.array([step.step_s for step in timed])
-    (pass_s, sample_s, update_s), _ = nnls(terms / seconds[:, None], np.ones(len(timed)))
-    return StepTime(float(pass_s), float(sample_s), float(update_s))
+    sizes = _sizes(timed)
+    terms = np.array([_terms(one.plan, sizes) for one in timed])
+    update_s, first_s, *slopes = (float(value) for value in _solved(terms, np.array([one.step_s for one in timed])))
+    points = [(sizes[0], first_s)]
+    for size, slope in zip(sizes[1:], slopes, strict=True):
+        points.append((size, points[-1][1] + slope * (size - points[-1][0])))
+    return StepTime(tuple(points), update_s, devices=timed[0].plan.devices, timed=tuple(timed))
+
+
+def _sizes(timed: Iterable[TimedPlan]) -> list[int]:
+    """The micro-batches that were timed in a single pass: where the law may bend."""
+    timed = list(timed)
+    return sorted({one.plan.largest_micro_batch for one in timed if one.plan.accumulation == 1})
+
+
+def _terms(plan: BatchPlan, sizes: Sequence[int]) -> list[float]:
+    """What a plan's seconds are made of: a step, its passes, and their samples between each two sizes."""
+    passes = [size for size in plan.passes() if size]
+    between = [sum(min(max(size - low, 0), high - low) for size in passes) for low, high in pairwise(sizes)]
+    return [1.0, len(passes), *between]
+
+
+def _solved(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Seconds of each term, none below zero; columns scaled alike, for samples count in thousands and steps in ones."""
+    weighed = terms / seconds[:, None]
+    scale = np.abs(weighed).max(axis=0)
+    scale[scale == 0] = 1.0
+    solution, _ = nnls(weighed / scale, np.ones(len(seconds)))
+    return np.asarray(solution / scale)
+
+
+def with_trust(law: StepTime, seed: int = 0) -> StepTime:
+    """The law with its interval (its rounds resampled) and its misfit (each timed plan foretold from the others)."""
+    return replace(law, interval=_interval(law.timed, seed), misfit=_misfit(law.timed))
+
+
+def _interval(timed: Sequence[TimedPlan], seed: int) -> float | None:
+    if min(len(one.rounds) for one in timed) < _FEWEST_ROUNDS:
+        return None
+    sizes = _sizes(timed)
+    terms = np.array([_terms(one.plan, sizes) for one in timed])
+    chance = random.Random(seed)
+    predictions = []
+    for _ in range(_RESAMPLES):
+        seconds = np.array([median(chance.choices(one.rounds, k=len(one.rounds))) for one in timed])
+        predictions.append(terms @ _solved(terms, seconds))
+    low, middle, high = np.percentile(np.array(predictions), [2.5, 50, 97.5], axis=0)
+    return float(((high - low) / 2 / middle).max())
+
+
+def _misfit(timed: Sequence[TimedPlan]) -> tuple[float, float] | None:
+    """Plans at the ends of the range are not left out: what lies beyond the others is no interpolation."""
+    sizes = _sizes(timed)
+    errors = []
+    for left_out in timed:
+        if left_out.plan.accumulation == 1 and left_out.plan.largest_micro_batch in (sizes[0], sizes[-1]):
+            continue
+        law = fit_step_time([one for one in timed if one is not left_out])
+        errors.append(abs(law._seconds(left_out.plan) / left_out.step_s - 1))
+    return (median(errors), max(errors)) if errors else None
+
+
+def fastest_plan(plan: BatchPlan, law: StepTime, *, most: int, smallest_micro_batch: int = 1) -> BatchPlan:
+    """The number of passes, from the plan's own up to `most`, of the least known step time.
+
+    More passes than needed have to save 3 % of the time and twice the law's interval; what saves less may be noise.
+
+    >>> law = StepTime(((1, 0.002), (64, 0.065), (256, 2.0)), update_s=0.0, interval=0.01)
+    >>> fastest_plan(BatchPlan(256), law, most=64).accumulation
+    4
+    """
+    if law.interval is None:
+        return plan
+    best, best_s = plan, law.step_s(plan) * (1 - max(0.03, 2 * law.interval))
+    for accumulation in range(plan.accumulation + 1, min(most, plan.shares[-1] // smallest_micro_batch) + 1):
+        other = BatchPlan(plan.effective_batch, accumulation, plan.devices)
+        if (other_s := law.step_s(other)) < best_s * (1 - 1e-9):
+            best, best_s = other, other_s
+    return best
+
+
+def timing_plans(smallest: int, highest: int, *, devices: int = 1, edges: bool = False) -> list[BatchPlan]:
+    """Nine plans or so that show the whole law: micro-batches spread over the range, some of them in several passes.
+
+    Args:
+        edges: time sizes just beside multiples of 8 and powers of two as well, where kernels may change.
+
+    >>> [(plan.effective_batch, plan.accumulation) for plan in timing_plans(1, 256)]
+    [(1, 1), (3, 1), (9, 1), (28, 1), (84, 1), (256, 1), (6, 2), (27, 3), (168, 2)]
+    """
+    sizes = sorted({round(smallest * (highest / smallest) ** (part / 5)) for part in range(6)})
+    if edges:
+        near = 1 << max((smallest + highest) // 2, 1).bit_length() - 1
+        sizes = sorted({*sizes, *(size for size in (near - 1, near, near + 1) if smallest <= size <= highest)})
+    plans = [BatchPlan(size * devices, 1, devices) for size in sizes]
+    inner = [size for size in sizes if size < highest] or [max(highest // 2, smallest)]
+    several = [(inner[len(inner) // 4], 2), (inner[len(inner) // 2], 3), (inner[-1], 2)]
+    return plans + [BatchPlan(size * passes * devices, passes, devices) for size, passes in dict.fromkeys(several)]
+
+
+__all__ = ["StepTime", "TimedPlan", "fastest_plan", "fit_step_time", "timing_plans", "with_trust"]

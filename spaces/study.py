@@ -153,13 +153,6 @@ class Space(Section):
         named = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: domain for name, domain in {**named, **(self.__pydantic_extra__ or {})}.items() if domain is not None}
 
-    def searched(self) -> dict[str, Domain]:
-        """The domains that hold more than one value."""
-        return {name: domain for name, domain in self.domains().items() if len(set(values_of(domain))) > 1}
-
-    def fixed(self) -> dict[str, Any]:
-        return {name: next(values_of(domain)) for name, domain in self.domains().items() if name not in self.searched()}
-
     def task_parameters(self) -> dict[str, Domain]:
         return dict(self.__pydantic_extra__ or {})
 
@@ -176,7 +169,13 @@ class Training(Section):
     evaluations: StrictInt = Field(10, ge=1, le=10_000, description="Evaluations at equal fractions of the budget.")
     seed: StrictInt = Field(0, ge=0, lt=2**63)
     workers: StrictInt = Field(0, ge=0, description="Processes that load data; 0 loads in the trial's own.")
-    cudnn_benchmark: StrictBool = False
+    pin_memory: StrictBool = Field(True, description="Loader processes hand batches to a GPU from page-locked memory.")
+    compile: StrictBool = Field(False, description="torch.compile the model.")
+    channels_last: StrictBool = Field(False, description="Images lie channels last in memory; faster for mixed precision.")
+    cudnn_benchmark: StrictBool = Field(False, description="cuDNN tries its kernels out for every new size of a pass.")
+    sync_batch_norm: StrictBool = Field(
+        False, description="BatchNorm sees the pass of all of a trial's GPUs together instead of each its own."
+    )
     betas: tuple[Number, Number] = Field((0.9, 0.999), description="Adam's averages at the reference batch.")
     eps: Number = Field(1e-8, gt=0, description="Adam's epsilon at the reference batch.")
     samples: StrictInt | None = Field(None, ge=1, description="Training-set size; only a bare generator needs it.")
@@ -232,12 +231,25 @@ class Memory(Section):
         raise AssertionError(self.limit)
 
 
+def _no_range(domain: Domain) -> Domain:
+    if isinstance(domain, Range):
+        raise fault("expected a number or a list of numbers, got a range. Write [1, 2, 4].")
+    return domain
+
+
 class Devices(Section):
     """What one trial runs on."""
 
-    per_trial: Literal[1] = Field(1, description="Devices that share one trial's batch.")
+    per_trial: Annotated[AnyDomain, AfterValidator(whole_numbers), AfterValidator(_no_range)] = Field(
+        Fixed(value=1), description="Devices that share one trial's batch: a number, or several to be searched."
+    )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto: GPUs where there are any.")
     cpus: StrictInt = Field(1, ge=1, description="CPU cores of one trial; torch gets as many threads.")
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of devices that a trial may have, ascending."""
+        return tuple(sorted({int(value) for value in values_of(self.per_trial)}))
 
     def kind_with(self, gpus: float) -> Literal["cpu", "gpu"]:
         """`auto` as what it means where there are so many GPUs."""
@@ -249,6 +261,9 @@ class Budget(Section):
 
     trials: StrictInt = Field(20, ge=1, description="Finished trials; failed and interrupted ones do not count.")
     hours: Number | None = Field(None, gt=0, description="Hours of running, summed over restarts.")
+    profile_s: Number = Field(
+        20, ge=0, description="Seconds that timing a step may take before the first trial; 0: trials are timed by the clock."
+    )
 
 
 class Metric(Section):
@@ -270,7 +285,9 @@ def _metric(value: Any) -> Any:
 class Objectives(Section):
     """What the front is drawn in: seconds of training against a metric."""
 
-    speed: Literal["train_s"] = "train_s"
+    speed: Literal["train_s", "device_s"] = Field(
+        "train_s", description="Seconds of training, or those times the trial's devices, so that many are not free."
+    )
     accuracy: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Metric()
 
 
@@ -326,5 +343,20 @@ class StudySpec(Section):
         """The part of the study that may not change between runs; the task's own hash comes beside it."""
         # Without defaults: a key that a later version adds changes no study begun before.
         parts = {name: getattr(self, name).model_dump(mode="json", exclude_defaults=True) for name in self.IDENTITY}
-        parts["training"].pop("workers", None)
+        for key in ("workers", "pin_memory"):
+            parts["training"].pop(key, None)
+        if self.devices.counts != (1,):
+            parts["devices"] = {"per_trial": list(self.devices.counts)}
         return parts
+
+    def domains(self) -> dict[str, Domain]:
+        """Every parameter's domain by name, the number of devices among them."""
+        return {**self.space.domains(), "devices": self.devices.per_trial}
+
+    def searched(self) -> dict[str, Domain]:
+        """The domains that hold more than one value."""
+        return {name: domain for name, domain in self.domains().items() if len(set(values_of(domain))) > 1}
+
+    def fixed(self) -> dict[str, Any]:
+        """The values of the others."""
+        return {name: next(values_of(domain)) for name, domain in self.domains().items() if name not in self.searched()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -13,9 +14,9 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .domain import DOMAIN_KINDS, Section
+from .domain import DOMAIN_KINDS, Section, values_of
 from .errors import Fault, StudyFileError
-from .study import Space, StudySpec, near_miss
+from .study import Devices, Space, StudySpec, near_miss
 
 Key = tuple[str | int, ...]
 
@@ -27,9 +28,11 @@ RESERVED = frozenset(
         "attempt",
         "attempts",
         "betas",
+        "contended",
         "continued_by",
         "continues",
         "curve",
+        "departure",
         "device_s",
         "devices",
         "ended_at",
@@ -313,7 +316,11 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
         space = Space.model_validate(raw)
     except ValidationError:
         return
-    domains = space.domains()
+    domains, searched = space.domains(), [name for name, values in space.domains().items() if len({*values_of(values)}) > 1]
+    with contextlib.suppress(ValidationError):
+        devices = Devices.model_validate(data.get("devices") or {})
+        domains["devices"] = devices.per_trial
+        searched += ["devices"] if len(devices.counts) > 1 else []
     start = data.get("start")
     for index, settings in enumerate(start if isinstance(start, list) else []):
         for name, value in settings.items() if isinstance(settings, dict) else []:
@@ -323,6 +330,6 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
             elif not domains[name].contains(value):
                 yield key, f"expected {domains[name]} as in space.{name}, got {value!r}"
         if isinstance(settings, dict):
-            missing = [name for name in space.searched() if name not in settings]
+            missing = [name for name in searched if name not in settings]
             if missing:
                 yield ("start", index), f"expected a value for every searched parameter, got none for {', '.join(missing)}"

@@ -208,12 +208,23 @@ class TrialRecord:
     def counts(self) -> bool:
         return self.outcome in COUNTED
 
+    def seconds(self, speed: Literal["train_s", "device_s"]) -> float | None:
+        """Its training time, or that time on each of its devices added up."""
+        if self.train_s is None or speed == "train_s":
+            return self.train_s
+        return self.train_s * int(self.facts.get("devices", 1))
+
 
 @dataclass(frozen=True, slots=True)
 class ParetoFront:
-    """The trials that no other trial beats in both `train_s` and the accuracy metric, fastest first."""
+    """The trials that no other trial beats in both seconds and the accuracy metric, fastest first."""
 
     trials: tuple[TrialRecord, ...]
     metric: str = "accuracy"
     direction: Literal["minimize", "maximize"] = "maximize"
+    speed: Literal["train_s", "device_s"] = "train_s"
     knee: int | None = None  # trial number
+
+    def seconds(self, trial: TrialRecord) -> float | None:
+        """What the front counts as a trial's time."""
+        return trial.seconds(self.speed)

@@ -68,6 +68,19 @@ class RunnerContract:
         assert go("Points", budget={"trials": 5}).elapsed_s < 5
         assert len(kept().trials) == 5
 
+    def test_two_devices_share_a_trial_whose_time_is_known(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        devices = {"per_trial": 2, "kind": "cpu"}
+        result = go("KillsARank", devices=devices, budget={"trials": 3, "profile_s": 0.5})
+        trials = kept().trials
+        assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
+        assert [trial.user_attrs["attempts"] for trial in trials] == [1, 2, 1]
+        for trial in trials:
+            facts = trial.user_attrs
+            assert (facts["devices"], facts["train_s_source"]) == (2, "known")
+            assert trial.values[0] == facts["train_s"] > 0
+            assert facts["departure"] == pytest.approx(facts["measured_train_s"] / facts["train_s"] - 1)
+        assert result.failure == ""
+
     def test_the_users_setting_comes_first(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         setting = {"effective_batch": 77, "reference_rate": 0.1, "rule": "linear"}
         go("Points", start=[setting], budget={"trials": 2})

@@ -188,3 +188,62 @@ def not_a_generator(setup: TrialSetup) -> None:
 
 
 a_number = 3
+
+
+class WideNet(Task):
+    """Double precision over points of six dimensions; `kind` of loss: samples, weights, ignored or tokens."""
+
+    def data(self, setup: TrialSetup) -> Data:
+        generator = torch.Generator().manual_seed(3)
+        kind = setup.parameters.get("kind", "samples")
+        inputs = torch.randn(603, 6, generator=generator, dtype=torch.float64)
+        labels = torch.randint(0, 5, (603, 4) if kind == "tokens" else (603,), generator=generator)
+        if kind in ("ignored", "tokens"):
+            labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
+        data = TensorDataset(inputs, labels)
+        return Data(data, TensorDataset(inputs[:301], labels[:301]))
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        outputs = 20 if setup.parameters.get("kind") == "tokens" else 5
+        net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, outputs)).double()
+        if setup.parameters.get("unused"):
+            net[1].register_parameter("spare", nn.Parameter(torch.ones(3)))
+        return net
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        inputs, labels = batch
+        kind = setup.parameters.get("kind", "samples")
+        logits = model(inputs)
+        if kind == "tokens":
+            logits = logits.view(-1, 5, 4)
+        weights = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=torch.float64) if kind == "weights" else None
+        total = nn.functional.cross_entropy(logits, labels, weight=weights, reduction="sum")
+        if weights is not None:
+            return Loss(total, weights[labels].sum())
+        return Loss(total, (labels != -100).sum() if kind in ("ignored", "tokens") else len(labels))
+
+    def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> dict[str, Score]:
+        loss = self.loss(model, batch, setup)
+        return {"accuracy": Score((batch[1] > 2).sum(), batch[1].numel()), "val_loss": Score(loss.total, loss.denominator)}
+
+
+class KillsARank(Points):
+    """Rank 1 of trial 1 dies by SIGKILL in the middle of its first attempt."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if setup.number == 1 and setup.attempt == 0 and setup.samples_budget > 1 and torch.distributed.get_rank() == 1:
+            self.passes = getattr(self, "passes", 0) + 1
+            if self.passes == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch, setup)
+
+
+class OneRankFails(Points):
+    """Only rank 1 fails, and the others would wait for it; `how` says whether in memory or in the code."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1 and len(batch[1]) > 20:
+            if setup.parameters.get("how") == "memory":
+                raise torch.OutOfMemoryError(f"tried to allocate {len(batch[1])} samples")
+            raise ValueError("rank 1 alone does not like this")
+        return super().loss(model, batch, setup)

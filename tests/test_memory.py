@@ -394,6 +394,7 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
     assert "Limit 586 KiB, 5% kept free: the largest micro-batch is " in result.output
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads(CliRunner().invoke(main, ["profile", str(path), "--json"]).output)
+    document = document["memory"]
     largest = document["largest_micro_batch"]
     assert document["largest_effective_batch"]["4"] == 4 * largest
     assert document["curve"][-1]["micro_batch"] == largest
@@ -403,4 +404,4 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
     for command in ("run", "check", "profile"):
         refused = CliRunner().invoke(main, [command, str(small), *(["--serial"] if command == "run" else [])])
         assert refused.exit_code == 2
-        assert "too-small.yaml:19: memory.limit: expected room for a pass of 1 sample, which peaks at" in refused.output
+        assert "too-small.yaml:20: memory.limit: expected room for a pass of 1 sample, which peaks at" in refused.output

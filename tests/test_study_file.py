@@ -52,7 +52,7 @@ def test_a_whole_study_is_read_as_it_is_written() -> None:
     assert spec.space.reference_batch == 128
     assert spec.space.effective_batch.log
     assert spec.training.warmup == 0.05
-    assert list(spec.space.searched()) == [
+    assert list(spec.searched()) == [
         "effective_batch",
         "reference_rate",
         "rule",
@@ -62,7 +62,7 @@ def test_a_whole_study_is_read_as_it_is_written() -> None:
         "weight_decay",
         "width",
     ]
-    assert spec.space.fixed() == {"dataset": "cifar10"}
+    assert spec.fixed() == {"dataset": "cifar10", "devices": 1}
     assert spec.objectives.accuracy.direction == "minimize"
 
 
@@ -87,7 +87,8 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         "study.yaml:7: space.rule: expected one of constant, linear, sqrt, power, adam_sde; got 'sqr'. Did you mean 'sqrt'?",
         "study.yaml:14: training.warmup: expected a share from 0 up to 1, got 5. Write 5% or 0.05.",
         "study.yaml:14: training.precison: unknown key. Did you mean 'precision'? Known here: precision, schedule, warmup, "
-        "clip_norm, evaluations, seed, workers, cudnn_benchmark, betas, eps, samples",
+        "clip_norm, evaluations, seed, workers, pin_memory, compile, channels_last, cudnn_benchmark, sync_batch_norm, betas, eps, "
+        "samples",
         "study.yaml:17: budget.trials: expected an integer, got 'many'",
     ]
 
@@ -115,9 +116,15 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ("choices: [32, 64]", "choices: []", "space.width.choices: expected at least one value, got []"),
         ("seed: 0", "seed: -1", "training.seed: expected a number >= 0, got -1"),
         ("largest_micro_batch: 256", "largest_micro_batch: 0", "expected a number >= 1, got 0"),
-        ("per_trial: 1", "per_trial: 2", "devices.per_trial: expected 1; got 2"),
+        ("per_trial: 1", "per_trial: 0", "devices.per_trial: expected an integer >= 1, got 0"),
+        (
+            "per_trial: 1",
+            "per_trial: {low: 1, high: 4}",
+            "expected a number or a list of numbers, got a range. Write [1, 2, 4].",
+        ),
+        ("per_trial: 1", "per_trial: [1, 2]", "start[0]: expected a value for every searched parameter, got none for devices"),
         ("kind: cpu", "kind: cuda", "devices.kind: expected one of auto, cpu, gpu; got 'cuda'."),
-        ("speed: train_s", "speed: time", "objectives.speed: expected train_s; got 'time'"),
+        ("speed: train_s", "speed: time", "objectives.speed: expected one of train_s, device_s; got 'time'"),
         ("effective_batch: 256, r", "effective_batch: 9000, r", "start[0].effective_batch: expected 16 to 4096 (log)"),
         ("width: 32}", "wdth: 32}", "start[0].wdth: expected a parameter of space, got 'wdth'. Did you mean 'width'?"),
         (", width: 32}", "}", "start[0]: expected a value for every searched parameter, got none for width"),

@@ -1,0 +1,160 @@
+"""Timing whole optimizer steps, so that the law of `spaces.step_time` can be fitted to them.
+
+What is timed is what a trial runs: its own model, loader, rates and passes, at learning rate zero so that nothing is
+trained away. Plans are timed in random order, round after round, so that a busy minute of the machine falls on all of them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from ..spaces.errors import ObjectiveError, ProbeError
+from ..spaces.plan import BatchPlan
+from ..spaces.step_time import StepTime, TimedPlan, fit_step_time, with_trust
+from ..spaces.trial import TrialSetup
+from .batches import in_order
+from .data_parallel import RankDiedError, rank_processes
+from .loading import load_objective
+from .task import Task
+from .training import TrainingRun
+
+# Steps in a row: the first after a change of shape is up to 1.45 times slower and is dropped.
+_DROPPED, _KEPT = 1, 3
+# Samples to time evaluation with, and rounds in which it is timed.
+_EVALUATED, _EVALUATED_ROUNDS = 512, 3
+# The law's interval at which timing ends, and rounds below which there is none.
+PRECISION = 0.02
+_FEWEST_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One look at every plan: seconds of a step and of the waiting for input in it, and seconds to evaluate a sample."""
+
+    steps: tuple[tuple[float, float], ...]
+    evaluate_sample_s: float | None
+
+
+def timed_rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan]) -> Iterator[Round]:
+    """Rounds of timing the plans, without end; all plans are for the same number of devices.
+
+    Raises:
+        ProbeError: a rank of several died.
+    """
+    (devices,) = {plan.devices for plan in plans}
+    if devices == 1:
+        yield from _rounds(reference, setup, plans)
+        return
+    values = [(plan.effective_batch, plan.accumulation, plan.devices) for plan in plans]
+    try:
+        ranks = rank_processes(devices, setup.device, setup.cpus)
+        with closing(ranks.run(rounds_in_rank, reference, setup.to_dict(), values)) as rounds:  # type: ignore[type-var]
+            yield from rounds
+    except RankDiedError as error:
+        raise ProbeError(f"timing steps on {devices} devices: {error}") from None
+
+
+def rounds_in_rank(reference: str, setup: Mapping[str, Any], plans: Sequence[tuple[int, int, int]]) -> Iterator[Round]:
+    """One rank's part of `timed_rounds`."""
+    yield from _rounds(reference, TrialSetup.from_dict(setup), [BatchPlan(*plan) for plan in plans])
+
+
+def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan]) -> Iterator[Round]:
+    task = load_objective(reference)
+    if not isinstance(task, Task):
+        raise ObjectiveError(f"task {reference}: is a generator: its steps are its own and cannot be timed apart")
+    run = TrainingRun(task, replace(setup, plan=plans[0]))
+    run.model.train()
+    for group in run.optimizer.param_groups:
+        group["lr"] = 0.0
+    run._peak_rates = [0.0] * len(run._peak_rates)
+    orders = _orders(len(plans))
+    loader = run.loader(plans[index] for order in _orders(len(plans)) for index in order for _ in range(_DROPPED + _KEPT))
+    count = min(_EVALUATED, len(run.data.evaluation))  # type: ignore[arg-type]
+    keys = in_order(count, -(-min(count, setup.evaluation_batch or count) // run.ranks.count), setup.seed)
+    for number, order in enumerate(orders):
+        steps: dict[int, tuple[float, float]] = {}
+        for index in order:
+            steps[index] = _timed(run, plans[index], loader)
+        evaluate_sample_s = None
+        if number <= _EVALUATED_ROUNDS:
+            begun = time.perf_counter()
+            run.evaluate(keys)
+            evaluate_sample_s = (time.perf_counter() - begun) / count if number else None  # the first warms up
+        yield Round(tuple(steps[index] for index in range(len(plans))), evaluate_sample_s)
+
+
+def _orders(count: int) -> Iterator[list[int]]:
+    """Random orders of the plans, the same in every rank; the first from the smallest to the largest, to warm up."""
+    chance = random.Random(0)
+    yield list(range(count))
+    while True:
+        yield chance.sample(range(count), count)
+
+
+def _timed(run: TrainingRun, plan: BatchPlan, loader: Iterator[Any]) -> tuple[float, float]:
+    """Seconds of a step and of the waiting for input in it."""
+    waited_s = 0.0
+
+    def fetched() -> Any:
+        nonlocal waited_s
+        begun = time.perf_counter()
+        batch = next(loader)
+        waited_s += time.perf_counter() - begun
+        return batch
+
+    def step() -> float:
+        begun = time.perf_counter()
+        run.set_rate(0.5)
+        run.step([(samples, fetched) for samples, _ in run.passes(plan, loader)], plan.effective_batch)
+        return time.perf_counter() - begun
+
+    for _ in range(_DROPPED):
+        step()
+    waited_s = 0.0
+    if run.device.type == "cpu":
+        return median(step() for _ in range(_KEPT)), waited_s / _KEPT
+    torch.cuda.synchronize(run.device)
+    begun = time.perf_counter()
+    for _ in range(_KEPT):
+        step()
+    torch.cuda.synchronize(run.device)
+    return (time.perf_counter() - begun) / _KEPT, waited_s / _KEPT
+
+
+def measured_step_time(rounds: Iterator[Round], plans: Sequence[BatchPlan], limit_s: float) -> StepTime:
+    """The law of as many rounds as it takes for its interval to be below 2 %, or as the limit allows; one at least.
+
+    The first round warms up and is left out where there are others.
+    """
+    begun = time.perf_counter()
+    kept: list[Round] = []
+    law: StepTime | None = None
+    for seen in rounds:
+        kept.append(seen)
+        over = time.perf_counter() - begun > limit_s
+        if not over and (len(kept) <= _FEWEST_ROUNDS or len(kept) % 3):
+            continue
+        law = with_trust(_fitted(kept, plans))
+        if over or (law.interval is not None and law.interval < PRECISION):
+            break
+    assert law is not None
+    return law
+
+
+def _fitted(rounds: Sequence[Round], plans: Sequence[BatchPlan]) -> StepTime:
+    used = rounds[1:] or rounds
+    timed = [
+        TimedPlan(plan, tuple(one.steps[index][0] for one in used), median(one.steps[index][1] for one in used))
+        for index, plan in enumerate(plans)
+    ]
+    evaluations = [one.evaluate_sample_s for one in rounds if one.evaluate_sample_s is not None]
+    return replace(fit_step_time(timed), evaluate_sample_s=median(evaluations) if evaluations else 0.0)
