@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +22,7 @@ from . import __version__
 from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
+from .spaces.step_time import fastest_plan
 from .spaces.study import StudySpec
 from .spaces.study_file import located, read_study, settled, study_from_dict
 from .spaces.trial import ParetoFront, TrialRecord
@@ -430,6 +433,131 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
             console.print(f"wrote {path}", style="dim")
 
 
+@main.command(epilog=_epilog("bsearch reprice study.yaml --profile a100.json"))
+@click.argument("study", metavar="STUDY|URL")
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Of the other device: `bsearch profile STUDY --out FILE`.",
+)
+@click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
+@storage_option
+@json_option
+def reprice(study: str, profile_file: Path, name: str | None, storage: str | None, as_json: bool) -> None:
+    """Redraw a study's front for another device's step times, without training anything.
+
+    Accuracies stay; a device with less memory plans more passes for the same effective batch.
+    """
+    from .search.export import json_text, study_document
+    from .search.records import Records, masked
+    from .search.report import front_plot, front_table, knee_words
+    from .search.reprice import read_profile, repriced, repriced_words
+
+    device = read_profile(profile_file)
+    url, full_name, before, records = _kept(study, name, storage)
+    kept = Records(url)
+    spec = StudySpec.model_validate(next(one.spec for one in kept.studies() if one.name == full_name))
+    after = repriced(spec, records, kept.attempts(full_name), device)
+    if as_json:
+        document = study_document(full_name, masked(url), after.front, after.records)
+        document |= {"device": device.name, "was": after.was, "left_out": after.left_out, "notes": after.notes}
+        click.echo(json_text(document), nl=False)
+        return
+    console = _terminal()
+    console.print(
+        f"Front of {full_name} on {device.name}: {len(after.front.trials)} of {len(after.records)} trials",
+        style="bold",
+        markup=False,
+    )
+    console.print(front_table(after.front))
+    console.print(front_plot(after.front, after.records, console.width), markup=False)
+    for words in (knee_words(after.front), repriced_words(before, after), *after.notes, *after.left_out):
+        console.print(words or "", markup=False)
+
+
+# ---------------------------------------------------------------- bench
+
+
+@main.command(
+    epilog=_epilog("bsearch bench study.yaml --sizes around:128,around:512\n  bsearch bench tasks.py:Cifar --set width=32")
+)
+@click.argument("study", metavar="STUDY|TASK")
+@click.option("--sizes", default="around:128", show_default=True, help="Effective batches: 100,127,128 or around:128.")
+@click.option("--repeats", type=click.IntRange(min=2), default=8, show_default=True, help="Rounds of timing every size.")
+@click.option("--devices", type=click.IntRange(min=1), help="Devices that share each batch.")
+@click.option("--memory", metavar="LIMIT", help="Memory of one device: 10GiB, 90% or device.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]))
+@click.option("--channels-last", is_flag=True, help="Images lie channels last in memory.")
+@click.option("--cudnn-benchmark", is_flag=True, help="cuDNN tries its kernels out for every size.")
+@click.option("--compile", "compiled", is_flag=True, help="torch.compile the model.")
+@click.option(
+    "--set", "parameters", multiple=True, metavar="NAME=VALUE", help="A parameter of the task, where STUDY names one."
+)
+@json_option
+def bench(
+    study: str,
+    sizes: str,
+    repeats: int,
+    devices: int | None,
+    memory: str | None,
+    precision: str | None,
+    channels_last: bool,
+    cudnn_benchmark: bool,
+    compiled: bool,
+    parameters: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Time training and inference at many batch sizes: do they have to be powers of two, on your model and device?
+
+    Sizes are timed in interleaved rounds; a difference is called one only where it is larger than the noise. Also finds
+    the largest micro-batch that fits, and tries the sizes that a rule for convolutional nets suggests.
+    """
+    from .search.bench import bench_tables, sizes_of
+    from .search.bench_run import run_bench
+    from .search.export import json_text
+
+    wanted = sizes_of(sizes)
+    spec = _benched(study, wanted, parameters)
+    training = {
+        "precision": precision,
+        "channels_last": channels_last or None,
+        "cudnn_benchmark": cudnn_benchmark or None,
+        "compile": compiled or None,
+    }
+    changes: dict[str, dict[str, Any]] = {
+        "training": {key: value for key, value in training.items() if value is not None},
+        "devices": {} if devices is None else {"per_trial": devices},
+        "memory": {} if memory is None else {"limit": memory},
+    }
+    console = _terminal(as_json)
+    with _documents_only(as_json), console.status("timing ...") as status:
+        document = run_bench(spec.changed(changes), wanted, repeats, lambda words: status.update(words))
+    if as_json:
+        click.echo(json_text(document), nl=False)
+        return
+    for part in bench_tables(document):
+        console.print(part, markup=False) if isinstance(part, str) else console.print(part)
+
+
+def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> StudySpec:
+    """The study file, or a study of the task's that has just the sizes."""
+    if ":" not in study or Path(study).exists():
+        if parameters:
+            raise click.UsageError(f"--set goes with a task; a study file says it itself. Change {study}.")
+        return read_study(Path(study))
+    given: dict[str, Any] = {}
+    for text in parameters:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--set: expected NAME=VALUE, got {text!r}")
+        given[name] = yaml.safe_load(value)
+    space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant", **given}
+    name = re.sub(r"[^A-Za-z0-9]+", "-", study.rpartition(":")[2]) or "bench"
+    return settled(study_from_dict({"study": name, "task": study, "space": space}), Path.cwd())
+
+
 # ---------------------------------------------------------------- plan and rules
 
 
@@ -443,6 +571,13 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
 @click.option("--at-batch", type=click.IntRange(min=1), default=256, show_default=True, help="Batch of the reference rate.")
 @click.option("--rule", type=click.Choice(list(RATE_RULES)), default="sqrt", show_default=True)
 @click.option("--exponent", type=float, default=0.5, show_default=True, help="Exponent of the rule power.")
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    help="What `bsearch profile STUDY --out FILE` wrote: its limits hold, and the training time is known.",
+)
+@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="Of that time.")
 @json_option
 def plan(
     effective_batch: int,
@@ -454,9 +589,22 @@ def plan(
     at_batch: int,
     rule: str,
     exponent: float,
+    profile_file: Path | None,
+    epochs: float,
     as_json: bool,
 ) -> None:
-    """Print how one step of EFFECTIVE_BATCH samples is made: shares, passes, weights, learning rate."""
+    """Print how one step of EFFECTIVE_BATCH samples is made: shares, passes, weights, learning rate, known time."""
+    known = None
+    if profile_file is not None:
+        from .search.reprice import read_profile
+
+        ((_, known), *_) = read_profile(profile_file).profiles
+        smallest = max(smallest, known.smallest_micro_batch)
+        law = known.step_time(devices)
+        if law is None:
+            there = ", ".join(str(one.devices) for one in known.step_times)
+            raise StudyFileError(f"{profile_file}: --devices {devices}: expected one of those it was timed on: {there}")
+        cap = min(one for one in (cap, known.largest_micro_batch, law.largest_micro_batch) if one is not None)
     made = plan_batch(
         effective_batch,
         devices=devices,
@@ -464,6 +612,19 @@ def plan(
         largest_micro_batch=cap,
         smallest_micro_batch=smallest,
     )
+    time: dict[str, Any] | None = None
+    if known is not None and law is not None:
+        assert known.training_set is not None
+        if accumulation is None and not known.batch_statistics:
+            made = fastest_plan(made, law, smallest_micro_batch=smallest)
+        samples = max(1, round(epochs * known.training_set))
+        time = {
+            "device": known.device,
+            "step_s": law.step_s(made),
+            "samples_budget": samples,
+            "train_s": law.train_s(made, samples, smallest_micro_batch=smallest),
+            "interval": law.interval,
+        }
     settings = None
     if rate is not None:
         settings = scaled_settings(
@@ -489,6 +650,7 @@ def plan(
             "micro_batch": made.largest_micro_batch,
             "devices": shares,
             "optimizer": None if settings is None else {"rule": rule, **asdict(settings)},
+            "time": time,
         }
         click.echo(json.dumps(document, indent=2))
         return
@@ -513,6 +675,16 @@ def plan(
         console.print(f"learning rate {settings.learning_rate:.6g} ({rule}, {rate:g} at {at_batch})")
         if settings.betas != OptimizerSettings(1.0).betas:
             console.print(f"betas {settings.betas}, eps {settings.eps:g}")
+    if time is not None and known is not None:
+        # The rule of thumb read aloud; the exact figure prices the last, smaller step as what it is.
+        from .search.report import seconds
+
+        trust = "" if time["interval"] is None else f" (±{time['interval']:.1%})"
+        console.print(
+            f"training time: {epochs:g} epochs x {known.training_set} samples / {effective_batch} a step x "
+            f"{seconds(time['step_s'])} a step = {seconds(time['train_s'])}{trust} on {known.device}",
+            markup=False,
+        )
     if made.accumulation > 1:
         console.print(
             "Each pass adds its summed loss over the whole step's denominator, so the step equals one large batch.\n"

@@ -37,37 +37,47 @@ _FEWEST_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One look at every plan: seconds of a step and of the waiting for input in it, and seconds to evaluate a sample."""
+    """One look at every plan: seconds of a step and of the waiting for input in it.
+
+    `evaluations` are seconds to evaluate a sample: one figure or none, or one a plan in passes as large as the plan's.
+    """
 
     steps: tuple[tuple[float, float], ...]
-    evaluate_sample_s: float | None
+    evaluations: tuple[float, ...] = ()
 
 
-def timed_rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan]) -> Iterator[Round]:
+def timed_rounds(
+    reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool = False
+) -> Iterator[Round]:
     """Rounds of timing the plans, without end; all plans are for the same number of devices.
+
+    Args:
+        evaluates_each: evaluate in passes of each plan's size in every round, rather than a few times in all.
 
     Raises:
         ProbeError: a rank of several died.
     """
     (devices,) = {plan.devices for plan in plans}
     if devices == 1:
-        yield from _rounds(reference, setup, plans)
+        yield from _rounds(reference, setup, plans, evaluates_each)
         return
     values = [(plan.effective_batch, plan.accumulation, plan.devices) for plan in plans]
     try:
         ranks = rank_processes(devices, setup.device, setup.cpus)
-        with closing(ranks.run(rounds_in_rank, reference, setup.to_dict(), values)) as rounds:  # type: ignore[type-var]
+        with closing(ranks.run(rounds_in_rank, reference, setup.to_dict(), values, evaluates_each)) as rounds:  # type: ignore[type-var]
             yield from rounds
     except RankDiedError as error:
         raise ProbeError(f"timing steps on {devices} devices: {error}") from None
 
 
-def rounds_in_rank(reference: str, setup: Mapping[str, Any], plans: Sequence[tuple[int, int, int]]) -> Iterator[Round]:
+def rounds_in_rank(
+    reference: str, setup: Mapping[str, Any], plans: Sequence[tuple[int, int, int]], evaluates_each: bool
+) -> Iterator[Round]:
     """One rank's part of `timed_rounds`."""
-    yield from _rounds(reference, TrialSetup.from_dict(setup), [BatchPlan(*plan) for plan in plans])
+    yield from _rounds(reference, TrialSetup.from_dict(setup), [BatchPlan(*plan) for plan in plans], evaluates_each)
 
 
-def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan]) -> Iterator[Round]:
+def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
     task = load_objective(reference)
     if not isinstance(task, Task):
         raise ObjectiveError(f"task {reference}: is a generator: its steps are its own and cannot be timed apart")
@@ -78,18 +88,28 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan]) -> It
     run._peak_rates = [0.0] * len(run._peak_rates)
     orders = _orders(len(plans))
     loader = run.loader(plans[index] for order in _orders(len(plans)) for index in order for _ in range(_DROPPED + _KEPT))
-    count = min(_EVALUATED, len(run.data.evaluation))  # type: ignore[arg-type]
-    keys = in_order(count, -(-min(count, setup.evaluation_batch or count) // run.ranks.count), setup.seed)
     for number, order in enumerate(orders):
         steps: dict[int, tuple[float, float]] = {}
+        evaluations: dict[int, float] = {}
         for index in order:
             steps[index] = _timed(run, plans[index], loader)
-        evaluate_sample_s = None
-        if number <= _EVALUATED_ROUNDS:
-            begun = time.perf_counter()
-            run.evaluate(keys)
-            evaluate_sample_s = (time.perf_counter() - begun) / count if number else None  # the first warms up
-        yield Round(tuple(steps[index] for index in range(len(plans))), evaluate_sample_s)
+            if evaluates_each:
+                evaluations[index] = _evaluated(run, plans[index].largest_micro_batch)
+        if not evaluates_each and 0 < number <= _EVALUATED_ROUNDS:
+            evaluations[0] = _evaluated(run, setup.evaluation_batch or _EVALUATED)
+        yield Round(
+            tuple(steps[index] for index in range(len(plans))), tuple(evaluations[index] for index in sorted(evaluations))
+        )
+
+
+def _evaluated(run: TrainingRun, batch: int) -> float:
+    """Seconds of evaluating one sample in passes of so many: a first pass warms up."""
+    count = min(max(_EVALUATED, 2 * batch * run.ranks.count), len(run.data.evaluation))  # type: ignore[arg-type]
+    keys = in_order(count, min(batch, -(-count // run.ranks.count)), run.setup.seed)
+    run.evaluate(keys[: run.ranks.count])
+    begun = time.perf_counter()
+    run.evaluate(keys)
+    return (time.perf_counter() - begun) / count
 
 
 def _orders(count: int) -> Iterator[list[int]]:
@@ -156,5 +176,5 @@ def _fitted(rounds: Sequence[Round], plans: Sequence[BatchPlan]) -> StepTime:
         TimedPlan(plan, tuple(one.steps[index][0] for one in used), median(one.steps[index][1] for one in used))
         for index, plan in enumerate(plans)
     ]
-    evaluations = [one.evaluate_sample_s for one in rounds if one.evaluate_sample_s is not None]
+    evaluations = [one.evaluations[0] for one in rounds if one.evaluations]
     return replace(fit_step_time(timed), evaluate_sample_s=median(evaluations) if evaluations else 0.0)

@@ -18,8 +18,6 @@ from ..spaces.trial import Suggestion, TrialSetup
 
 # Combinations of parameters that change cost; each is looked at on the device before the first trial.
 MOST_PROFILES = 16
-# Passes beyond which none was ever faster.
-MOST_PASSES = 64
 
 
 def trial_setup(
@@ -110,7 +108,7 @@ def planned(
     law = profile.step_time(devices)
     if law is None or domain is not None or profile.batch_statistics:
         return plan
-    return fastest_plan(plan, law, most=MOST_PASSES, smallest_micro_batch=profile.smallest_micro_batch)
+    return fastest_plan(plan, law, smallest_micro_batch=profile.smallest_micro_batch)
 
 
 def micro_batch_cap(spec: StudySpec, profile: DeviceProfile, devices: int = 1) -> int | None:

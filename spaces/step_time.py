@@ -23,6 +23,8 @@ from .plan import BatchPlan, plan_batch, step_sizes
 
 # Resamples of the rounds for an interval; more move its first digit no further.
 _RESAMPLES = 200
+# Passes beyond which none was ever faster.
+_MOST_PASSES = 64
 # Rounds below which resampling says nothing.
 _FEWEST_ROUNDS = 4
 
@@ -201,19 +203,19 @@ def _misfit(timed: Sequence[TimedPlan]) -> tuple[float, float] | None:
     return (median(errors), max(errors)) if errors else None
 
 
-def fastest_plan(plan: BatchPlan, law: StepTime, *, most: int, smallest_micro_batch: int = 1) -> BatchPlan:
-    """The number of passes, from the plan's own up to `most`, of the least known step time.
+def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 1) -> BatchPlan:
+    """The number of passes, from the plan's own up, of the least known step time.
 
     More passes than needed have to save 3 % of the time and twice the law's interval; what saves less may be noise.
 
     >>> law = StepTime(((1, 0.002), (64, 0.065), (256, 2.0)), update_s=0.0, interval=0.01)
-    >>> fastest_plan(BatchPlan(256), law, most=64).accumulation
+    >>> fastest_plan(BatchPlan(256), law).accumulation
     4
     """
     if law.interval is None:
         return plan
     best, best_s = plan, law.step_s(plan) * (1 - max(0.03, 2 * law.interval))
-    for accumulation in range(plan.accumulation + 1, min(most, plan.shares[-1] // smallest_micro_batch) + 1):
+    for accumulation in range(plan.accumulation + 1, min(_MOST_PASSES, plan.shares[-1] // smallest_micro_batch) + 1):
         other = BatchPlan(plan.effective_batch, accumulation, plan.devices)
         if (other_s := law.step_s(other)) < best_s * (1 - 1e-9):
             best, best_s = other, other_s

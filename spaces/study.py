@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -18,6 +19,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    ValidationError,
     model_validator,
 )
 
@@ -40,6 +42,7 @@ from .domain import (
     values_of,
     whole_numbers,
 )
+from .errors import Fault, StudyFileError
 from .learning_rate import RATE_RULES
 from .memory import bytes_of
 from .schedule import SCHEDULES
@@ -348,6 +351,24 @@ class StudySpec(Section):
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
         return parts
+
+    def changed(self, sections: Mapping[str, Mapping[str, Any]]) -> Self:
+        """The study with some keys of some sections changed, and checked again.
+
+        Raises:
+            StudyFileError: a value that the key does not take.
+        """
+        update = {}
+        for name, values in sections.items():
+            section: Section = getattr(self, name)
+            try:
+                update[name] = type(section).model_validate({**section.model_dump(exclude_unset=True), **values})
+            except ValidationError as error:
+                found = error.errors()
+                raise StudyFileError([Fault(".".join(map(str, (name, *one["loc"]))), one["msg"]) for one in found]) from None
+        made = self.model_copy(update=update)
+        made._folder = self._folder
+        return made
 
     def domains(self) -> dict[str, Domain]:
         """Every parameter's domain by name, the number of devices among them."""
