@@ -94,10 +94,16 @@ class SampleStream:
 
     def take(self, start: int, size: int) -> SampleKeys:
         """The samples at stream positions start ... start + size - 1."""
-        positions = np.arange(start, start + size)
-        epoch = positions // self.samples
-        index = np.concatenate([self._order(int(e))[positions[epoch == e] % self.samples] for e in np.unique(epoch)])
-        return SampleKeys(index, epoch, self.seed)
+        parts, epochs = [], []
+        while size:
+            epoch, place = divmod(start, self.samples)
+            part = self._order(epoch)[place : place + size]
+            parts.append(part)
+            epochs.append(np.full(len(part), epoch))
+            start, size = start + len(part), size - len(part)
+        if len(parts) == 1:
+            return SampleKeys(parts[0], epochs[0], self.seed)
+        return SampleKeys(np.concatenate(parts), np.concatenate(epochs), self.seed)
 
 
 @contextmanager
@@ -118,13 +124,14 @@ class Fetcher(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self.dataset = dataset
         self.collate = collate
+        self._whole = isinstance(dataset, BatchDataset)  # asked once: a protocol's question costs 15 us
 
     def __getitems__(self, keys: SampleKeys) -> Any:
         return self.fetch(keys)
 
     def fetch(self, keys: SampleKeys) -> Any:
-        if isinstance(self.dataset, BatchDataset):
-            return self.dataset.fetch(keys)
+        if self._whole:
+            return self.dataset.fetch(keys)  # type: ignore[attr-defined]  # a BatchDataset
         if type(self.dataset) is TensorDataset:
             index = torch.from_numpy(keys.index)
             return [tensor[index] for tensor in self.dataset.tensors]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import pickle
 import signal
@@ -58,10 +59,8 @@ class Ranks:
             raise ObjectiveError(f"expected to run as one of {devices} ranks, got a process of its own")
         return cls(dist.get_rank(), devices)
 
-    def wrapped(self, loss: nn.Module, device: torch.device) -> nn.Module:
+    def averaging(self, loss: nn.Module, device: torch.device) -> nn.Module:
         """The loss whose gradients are averaged over the ranks in the pass that talks."""
-        if self.count == 1:
-            return loss
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             return DistributedDataParallel(
@@ -80,20 +79,27 @@ class Ranks:
             return loss.no_sync()
         return nullcontext()
 
-    def begin_sum(self, total: Tensor, denominator: Tensor | float) -> tuple[Any, Any]:
-        """Begin to add a step's loss up over the ranks, while the last pass's gradients are still being made."""
+    def begin_sum(self, totals: list[Tensor], denominator: Tensor | float) -> Any:
+        """Begin to add a step's loss up over passes and ranks, while the last pass's gradients are still being made.
+
+        Args:
+            totals: the passes' summed losses, float64 scalars.
+        """
+        total = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
         if self.count == 1:
             return total, denominator
         many = denominator if isinstance(denominator, Tensor) else torch.tensor(denominator, device=total.device)
         both = torch.stack([total, many.double()])
         return both, dist.all_reduce(both, async_op=True)
 
-    def end_sum(self, total: Any, denominator: Any) -> tuple[Tensor, Tensor | float]:
-        """What `begin_sum` began: the sums over all ranks."""
+    def end_sum(self, begun: Any) -> tuple[Tensor, Tensor | float]:
+        """What `begin_sum` began: the sums over all ranks, of losses and of denominators."""
         if self.count == 1:
+            total, denominator = begun
             return total, denominator
-        denominator.wait()
-        return total[0], total[1]
+        both, work = begun
+        work.wait()
+        return both[0], both[1]
 
     def agree_on_buffers(self, model: nn.Module) -> None:
         """Give all ranks the mean of their running statistics, which is what averaging at every pass would have come to."""
@@ -156,7 +162,10 @@ class RankProcesses:
             for rank in range(devices):
                 ours, theirs = context.Pipe()
                 process = context.Process(
-                    target=_rank_main, args=(theirs, rank, devices, kind, self._folder.name), daemon=True, name=f"rank-{rank}"
+                    # Not daemons, which may have no children: loaders have.
+                    target=_rank_main,
+                    args=(theirs, rank, devices, kind, self._folder.name),
+                    name=f"rank-{rank}",
                 )
                 process.start()
                 theirs.close()
@@ -220,6 +229,15 @@ class RankProcesses:
             line.close()
         self._folder.cleanup()
 
+    def dismiss(self) -> None:
+        """Let processes that wait for work end by themselves, which leaves nothing of theirs behind."""
+        for line in self._lines:
+            line.close()
+        until = time.monotonic() + _GRACE_S
+        for process in self._processes:
+            process.join(max(until - time.monotonic(), 0.0))
+        self.close()
+
     def _stopped(self) -> bool:
         """End the job between two reports; False where a rank did not say so in time."""
         try:
@@ -282,7 +300,7 @@ def rank_processes(devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> Rank
     for kept in list(_kept):
         if kept.alive and kept.key == (devices, kind, cpus):
             return kept
-        kept.close()
+        kept.dismiss()
         _kept.remove(kept)
     _kept.append(RankProcesses(devices, kind, cpus))
     return _kept[-1]
@@ -292,7 +310,7 @@ def rank_processes(devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> Rank
 def close_ranks() -> None:
     """End the ranks that were kept for a next trial."""
     while _kept:
-        _kept.pop().close()
+        _kept.pop().dismiss()
 
 
 def is_failure(report: Any) -> bool:
@@ -325,6 +343,8 @@ def _rank_main(line: Connection, rank: int, count: int, kind: str, folder: str) 
         while True:
             _, job, arguments = line.recv()
             _run_job(line, job, arguments)
+            gc.collect()  # no DistributedDataParallel may outlive its job: ending the group under one aborts the process
+    dist.destroy_process_group()
 
 
 def _run_job(line: Connection, job: Callable[..., Iterator[Any]], arguments: Any) -> None:

@@ -13,7 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,9 @@ class TrainingRun:
         self._train_on(model.to(self.device))
         if setup.training.compile:
             self.model.compile()
-        self.loss = self.ranks.wrapped(_LossOf(task, self.model, setup), self.device)
+        self.loss: Any = _LossOf(task, self.model, setup)
+        if self.ranks.count > 1:
+            self.loss = self.ranks.averaging(self.loss, self.device)
         if self.ranks.rank:
             # Weights are alike everywhere by now; what a model draws while it trains (dropout) is not to be.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
@@ -105,9 +107,12 @@ class TrainingRun:
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around a forward pass: the precision the study asks for."""
         precision = self.setup.training.precision
-        return torch.autocast(self.device.type, _DTYPES[precision], enabled=precision != "fp32")
+        if precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, _DTYPES[precision])
 
     def step(self, passes: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """One optimizer step over `size` samples, this device's part in passes of (samples, batch).
@@ -117,7 +122,7 @@ class TrainingRun:
         Returns:
             The step's mean loss, a detached scalar on the device, the same on all devices.
         """
-        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        totals: list[Tensor] = []
         denominator: Tensor | float = 0.0
         for number, (samples, batch) in enumerate(passes, start=1):
             made = self._on_device(batch() if callable(batch) else batch)
@@ -126,19 +131,22 @@ class TrainingRun:
                 with self.autocast():
                     loss_total, loss_denominator = self.loss(made, samples)
                 del made
-                total += loss_total.detach()
+                totals.append(loss_total.detach().double())
                 denominator = denominator + loss_denominator
-                if last:
-                    total, denominator = self.ranks.begin_sum(total, denominator)
+                summing = self.ranks.begin_sum(totals, denominator) if last else None
                 # DistributedDataParallel averages over devices; a step's gradient is a sum.
-                self.scaler.scale(loss_total * (self.ranks.count / size)).backward()
-        total, denominator = self.ranks.end_sum(total, denominator)
-        self.scaler.unscale_(self.optimizer)
+                self.scaler.scale(loss_total).backward(torch.full_like(loss_total, self.ranks.count / size))
+        total, denominator = self.ranks.end_sum(summing)
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
         self._bring_to(denominator, size)
         if self.setup.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         # A step whose every label is ignored has no loss, rather than 0/0.
         return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
@@ -275,6 +283,10 @@ class _LossOf(nn.Module):
     def __init__(self, task: Task, model: nn.Module, setup: TrialSetup) -> None:
         super().__init__()
         self.task, self.model, self.setup = task, model, setup
+
+    # Alone it is a plain function: what a module's call adds is for hooks, and it has none.
+    def __call__(self, batch: Any, samples: int) -> tuple[Tensor, Tensor | float]:
+        return self.forward(batch, samples)
 
     def forward(self, batch: Any, samples: int) -> tuple[Tensor, Tensor | float]:
         loss = self.task.loss(self.model, batch, self.setup)

@@ -16,11 +16,13 @@ from .pareto import no_slower, no_worse
 def seconds(value: float | None) -> str:
     """Seconds as people say them.
 
-    >>> seconds(0.0123), seconds(75.2), seconds(7260)
-    ('0.0123 s', '1 min 15 s', '2 h 1 min')
+    >>> seconds(0.000123), seconds(0.0123), seconds(0.123), seconds(75.2), seconds(7260)
+    ('123 µs', '12.3 ms', '0.123 s', '1 min 15 s', '2 h 1 min')
     """
     if value is None or not math.isfinite(value):
         return "-"
+    if value < 0.1:
+        return f"{value * 1e6:.3g} µs" if value < 1e-3 else f"{value * 1e3:.3g} ms"
     if value < 60:
         return f"{value:.3g} s"
     if value < 3600:

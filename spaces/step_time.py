@@ -231,7 +231,8 @@ def timing_plans(smallest: int, highest: int, *, devices: int = 1, edges: bool =
     >>> [(plan.effective_batch, plan.accumulation) for plan in timing_plans(1, 256)]
     [(1, 1), (3, 1), (9, 1), (28, 1), (84, 1), (256, 1), (6, 2), (27, 3), (168, 2)]
     """
-    sizes = sorted({round(smallest * (highest / smallest) ** (part / 5)) for part in range(6)})
+    gaps = 3 if edges else 5
+    sizes = sorted({round(smallest * (highest / smallest) ** (part / gaps)) for part in range(gaps + 1)})
     if edges:
         near = 1 << max((smallest + highest) // 2, 1).bit_length() - 1
         sizes = sorted({*sizes, *(size for size in (near - 1, near, near + 1) if smallest <= size <= highest)})
