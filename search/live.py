@@ -66,7 +66,7 @@ class LiveView:
     def _picture(self) -> Any:
         run = self._run
         if run is None:
-            return Text("trying the training code on a worker ...", style="dim")
+            return Text("...", style="dim")
         total, elapsed = run.spec.budget.trials, run.elapsed_s()
         here = run.counted - run.counted_before
         remaining = f", about {seconds(elapsed / here * (total - run.counted))} left" if here else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, Literal
 
@@ -276,3 +276,15 @@ def legal_words(spec: StudySpec, legal: tuple[int, int], profiles: Iterable[Devi
     if limits:
         words += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} kept free)"
     return words
+
+
+def price_words(profiles: Iterable[DeviceProfile]) -> Iterator[str]:
+    """How well training times are known, a line for each number of devices."""
+    laws = [law for profile in profiles for law in profile.step_times]
+    if not laws:
+        yield "train_s is the clock's: steps were not timed beforehand"
+    for devices in sorted({law.devices for law in laws}):
+        trust = [law.interval for law in laws if law.devices == devices]
+        known = [interval for interval in trust if interval is not None]
+        words = f" to ±{max(known):.1%}" if len(known) == len(trust) else " roughly: there was time for a few looks only"
+        yield f"train_s is known beforehand on {devices} device{'s' * (devices > 1)}{words}"

@@ -37,6 +37,7 @@ from .setups import (
     known_train_s,
     legal_batches,
     legal_words,
+    price_words,
     profile_faults,
     profile_request,
     trial_setup,
@@ -445,7 +446,7 @@ def run_study(
     records = Records(spec.storage)
     identity = study_identity(spec, task_hash)
     name = study_name(records, spec, identity, fresh=fresh)
-    profiles = study_profiles(spec, runner, task_hash, records)
+    profiles = study_profiles(spec, runner, task_hash, records, notify)
     legal = legal_batches(spec, profiles.values())
     if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, legal)]:
         raise StudyFileError(dict.fromkeys(faults))
@@ -456,6 +457,8 @@ def run_study(
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
         run = StudyRun(spec, name, Suggester(spec.storage, name, spec, legal), records, profiles, runner.device, notify)
         notify(Event("message", text=legal_words(spec, legal, profiles.values())))
+        for words in price_words(profiles.values()):
+            notify(Event("message", text=words))
         run.queue_start()
         run.recover()
         watch(run)
@@ -480,7 +483,9 @@ def run_study(
         records.release(name)
 
 
-def study_profiles(spec: StudySpec, runner: Runner, task_hash: str, records: Records) -> dict[CostKey, DeviceProfile]:
+def study_profiles(
+    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[Event], None]
+) -> dict[CostKey, DeviceProfile]:
     """A profile for every combination of parameters that change cost; from the database where it was made before."""
     profiles = {}
     for key in cost_keys(spec):
@@ -495,6 +500,9 @@ def study_profiles(spec: StudySpec, runner: Runner, task_hash: str, records: Rec
             sort_keys=True,
         )
         known = records.profile(about)
+        if not known:
+            timing = f" and timing its steps, up to {request.timing_s:g} s," if request.timing_s else ""
+            notify(Event("message", text=f"trying the training code{timing} on a worker ..."))
         profile = DeviceProfile.from_dict(known) if known else runner.profile(spec.task, request)
         if not known:
             records.keep_profile(about, profile.to_dict())

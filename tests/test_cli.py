@@ -34,7 +34,7 @@ class Mine(Task):
         return Data(points, points)
     def model(self, setup): return nn.Linear(2, 2)
 """
-COMMANDS = ["run", "check", "profile", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
+COMMANDS = ["run", "check", "profile", "bench", "reprice", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
 
 
 def bsearch(*arguments: object) -> Result:

@@ -157,7 +157,6 @@ def test_timing_trains_nothing_away_and_tells_what_input_took() -> None:
     seen = next(rounds)
     rounds.close()  # type: ignore[attr-defined]
     assert all(step_s > input_s > 0 for step_s, input_s in seen.steps)
-    assert not any(process.name.startswith("rank") for process in torch.multiprocessing.active_children())
 
 
 def profiled(name: str, **request: object) -> DeviceProfile:

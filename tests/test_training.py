@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -215,6 +216,20 @@ def test_every_precision_learns(precision: str) -> None:
     last = list(train_task(Digits(), setup(50, 2, 1197 * 4, training={"precision": precision})))[-1]
     assert last.accuracy is not None
     assert last.accuracy > 0.8
+
+
+def test_layout_changes_nothing_but_rounding() -> None:
+    plain = list(train_task(Digits(), setup(50, 2, 1197)))[-1]
+    last = list(train_task(Digits(), setup(50, 2, 1197, training={"channels_last": True})))[-1]
+    assert last.train_loss == pytest.approx(plain.train_loss, rel=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_learns_the_same() -> None:
+    plain = list(train_task(Digits(), setup(100, 1, 1000)))[-1]
+    compiled = list(train_task(Digits(), setup(100, 1, 1000, training={"compile": True})))[-1]
+    assert compiled.train_loss == pytest.approx(plain.train_loss, rel=1e-3)
 
 
 def test_the_schedule_reaches_every_group_at_its_own_share() -> None:
