@@ -26,6 +26,9 @@ from .step_time import measured_step_time, timed_rounds
 from .task import Task
 from .training import TrainingRun, batch_norms
 
+# A factor in a step's bytes or operations from which on one law cannot speak for both.
+_ANOTHER_COST = 1.1
+
 
 class _ReadParameters(dict[str, Parameter]):
     """The study's further parameters, remembering which of them the task asked for."""
@@ -96,11 +99,34 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
         torch.cuda.empty_cache()
     profile = with_memory(objective, profile, request)
     try:
-        return with_step_times(reference, profile, request)
+        return with_step_times(reference, with_other_costs(objective, profile, request), request)
     except BsearchError:
         raise
     except (Exception, SystemExit) as error:
         raise _failed(reference, error) from error
+
+
+def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
+    """The profile with what other values of parameters cost, where a step's bytes or operations change by a tenth or more."""
+    if not request.others:
+        return profile
+    smallest = profile.smallest_micro_batch
+
+    def cost(parameters: Mapping[str, Parameter]) -> tuple[int, int]:
+        setup = replace(request.setup, parameters=parameters, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
+        probe = MemoryProbe(task, setup)
+        return probe.train_peak(smallest).total, probe.operations(smallest)
+
+    here = cost(request.setup.parameters)
+    found = []
+    for name, value in request.others:
+        there = cost({**request.setup.parameters, name: value})
+        factor = max(
+            (b / a for a, b in zip(here, there, strict=True) if a and b), key=lambda one: abs(math.log(one)), default=1
+        )
+        if abs(math.log(factor)) > math.log(_ANOTHER_COST):
+            found.append((name, value, factor))
+    return replace(profile, other_costs=tuple(found))
 
 
 def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:

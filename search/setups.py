@@ -216,13 +216,23 @@ def profile_request(
 ) -> ProfileRequest:
     """What to ask a device about a study's task."""
     highest = spec.memory.largest_micro_batch or int(bounds(spec.space.effective_batch)[1])
+    setup = profiling_setup(spec, device, key)
+    # Values that are not said to change what a step costs: a law for one of them is to hold for all.
+    others = [
+        (name, value)
+        for name, domain in spec.space.task_parameters().items()
+        if not getattr(domain, "changes_cost", False)
+        for value in dict.fromkeys(values_of(domain))
+        if value != setup.parameters[name]
+    ]
     return ProfileRequest(
-        setup=profiling_setup(spec, device, key),
+        setup=setup,
         memory=spec.memory,
         highest=highest,
         traces=traces,
         devices=spec.devices.counts,
         timing_s=float(spec.budget.profile_s),
+        others=tuple(others) if spec.budget.profile_s else (),
     )
 
 
@@ -259,6 +269,15 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, in
                 "space.rule",
                 f"expected a rule for {profile.optimizer}, which has no betas; got {adam_rules[0]!r}, which scales them. "
                 "Use linear or sqrt, or an Adam optimizer.",
+            )
+        )
+    for name, value, factor in profile.other_costs:
+        faults.append(
+            Fault(
+                f"space.{name}",
+                f"expected changes_cost: true, since a step's bytes or operations at {value} are {factor:.3g} times those at the "
+                f"first value. Write {{choices: [...], changes_cost: true}}, and each value gets step times of its own; or "
+                "budget: {profile_s: 0}, and trials are timed by the clock.",
             )
         )
     for name in profile.unused_parameters:

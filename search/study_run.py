@@ -502,7 +502,8 @@ def study_profiles(
         known = records.profile(about)
         if not known:
             timing = f" and timing its steps, up to {request.timing_s:g} s," if request.timing_s else ""
-            notify(Event("message", text=f"trying the training code{timing} on a worker ..."))
+            values = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
+            notify(Event("message", text=f"trying the training code{values}{timing} on a worker ..."))
         profile = DeviceProfile.from_dict(known) if known else runner.profile(spec.task, request)
         if not known:
             records.keep_profile(about, profile.to_dict())

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from .memory import MemoryLaw
 from .step_time import StepTime
 from .study import Memory
-from .trial import TrialSetup
+from .trial import Parameter, TrialSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class DeviceProfile:
         memory: the law behind these; None where nothing limits them.
         gradient_bytes: what one more copy of the gradients takes: several devices keep one to talk with.
         step_times: the step-time law for each number of devices that a trial may have; none where steps were not timed.
+        other_costs: (parameter, value, factor): what another value of a parameter does to the bytes or the operations of a
+            step, where that is much; a law for one value says nothing of the other.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -50,6 +52,7 @@ class DeviceProfile:
     memory: MemoryLaw | None = None
     gradient_bytes: int = 0
     step_times: tuple[StepTime, ...] = ()
+    other_costs: tuple[tuple[str, Parameter, float], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,6 +66,7 @@ class DeviceProfile:
                 "unused_parameters": tuple(values["unused_parameters"]),
                 "memory": MemoryLaw.from_dict(memory) if memory else None,
                 "step_times": tuple(map(StepTime.from_dict, values.get("step_times", ()))),
+                "other_costs": tuple((name, value, factor) for name, value, factor in values.get("other_costs", ())),
             }
         )
 
@@ -101,6 +105,7 @@ class ProfileRequest:
         traces: look into memory even where the study sets no limit.
         devices: the numbers of devices that a trial may have.
         timing_s: seconds that timing steps may take, for each of them; 0 leaves it out.
+        others: (parameter, value) pairs that a trial may have instead, and that are expected to cost the same.
     """
 
     setup: TrialSetup
@@ -109,6 +114,7 @@ class ProfileRequest:
     traces: bool = False
     devices: tuple[int, ...] = (1,)
     timing_s: float = 0.0
+    others: tuple[tuple[str, Parameter], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -118,6 +124,7 @@ class ProfileRequest:
             "traces": self.traces,
             "devices": list(self.devices),
             "timing_s": self.timing_s,
+            "others": [list(pair) for pair in self.others],
         }
 
     @classmethod
@@ -129,4 +136,5 @@ class ProfileRequest:
             traces=values["traces"],
             devices=tuple(values["devices"]),
             timing_s=values["timing_s"],
+            others=tuple((name, value) for name, value in values["others"]),
         )

@@ -247,3 +247,11 @@ class OneRankFails(Points):
                 raise torch.OutOfMemoryError(f"tried to allocate {len(batch[1])} samples")
             raise ValueError("rank 1 alone does not like this")
         return super().loss(model, batch, setup)
+
+
+class LabelledDigits(Digits):
+    """Digits with a parameter that changes nothing a step costs."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        assert setup.parameters["label"] in ("a", "b")
+        return super().model(setup)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from bsearch.cli import main
 from bsearch.objectives.loading import objective_hash
 from bsearch.objectives.probe import profile_objective
@@ -176,6 +175,28 @@ def test_sizes_that_run_out_of_memory_are_not_timed() -> None:
     """The task holds 50 samples and no study said so: nothing larger is known, so nothing larger is planned."""
     (law,) = profiled("SmallMemory").step_times
     assert law.largest_micro_batch == 50
+
+
+def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Callable[..., Path]) -> None:
+    space = {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1, "epochs": 1}
+    choices = {"width": [32, 64], "optimizer": ["sgd", "adam"], "label": ["a", "b"]}
+    path = study_file(task=f"{TASKS}:LabelledDigits", space=space | choices, budget=KNOWN)
+    refused = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    assert refused.exit_code == 2
+    assert "space.width: expected changes_cost: true, since a step's bytes or operations at 64 are 1." in refused.output
+    assert "space.optimizer: expected changes_cost: true" in refused.output
+    assert "space.label" not in refused.output
+    said = {"width": {"choices": [16, 64], "changes_cost": True}, "label": ["a", "b"]}
+    path = study_file(task=f"{TASKS}:LabelledDigits", space=space | said, budget=KNOWN)
+    result = run(path)
+    spec = read_study(path)
+    assert spec.storage is not None
+    prices = Records(spec.storage).prices("small") or {}
+    laws = {json.loads(key)[0][1]: StepTime.from_dict(kept[0]) for key, kept in prices.items()}
+    assert set(laws) == {16, 64}
+    for record in result.records:
+        plan = BatchPlan(record.facts["effective_batch"], record.facts["accumulation"])
+        assert record.train_s == pytest.approx(laws[record.parameters["width"]].train_s(plan, 1197))
 
 
 def run(path: Path) -> StudyResult:
