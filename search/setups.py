@@ -275,8 +275,8 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, in
         faults.append(
             Fault(
                 f"space.{name}",
-                f"expected changes_cost: true, since a step's bytes or operations at {value} are {factor:.3g} times those at the "
-                f"first value. Write {{choices: [...], changes_cost: true}}, and each value gets step times of its own; or "
+                f"expected changes_cost: true, since at {value} a step's bytes or operations are {factor:.3g} times those at "
+                f"the first value. Write {{choices: [...], changes_cost: true}}, and each value gets step times of its own; or "
                 "budget: {profile_s: 0}, and trials are timed by the clock.",
             )
         )

@@ -183,7 +183,7 @@ def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Call
     path = study_file(task=f"{TASKS}:LabelledDigits", space=space | choices, budget=KNOWN)
     refused = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert refused.exit_code == 2
-    assert "space.width: expected changes_cost: true, since a step's bytes or operations at 64 are 1." in refused.output
+    assert "space.width: expected changes_cost: true, since at 64 a step's bytes or operations are 1." in refused.output
     assert "space.optimizer: expected changes_cost: true" in refused.output
     assert "space.label" not in refused.output
     said = {"width": {"choices": [16, 64], "changes_cost": True}, "label": ["a", "b"]}
