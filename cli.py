@@ -22,7 +22,6 @@ from . import __version__
 from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
-from .spaces.step_time import fastest_plan
 from .spaces.study import StudySpec
 from .spaces.study_file import located, read_study, settled, study_from_dict
 from .spaces.trial import ParetoFront, TrialRecord
@@ -389,6 +388,7 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     fastest accumulation for each effective batch.
     """
     spec = read_study(study, storage=storage)
+    from .objectives.loading import objective_hash
     from .objectives.probe import memory_rows
     from .search.export import json_text, write_file
     from .search.profile_report import (
@@ -401,6 +401,7 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     )
     from .search.serial import SerialRunner
     from .search.setups import cost_keys, profile_request
+    from .search.study_run import study_identity
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -412,7 +413,8 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
         profiles = {key: runner.profile(spec.task, request) for key, request in requests.items()}
         first = next(iter(profiles))
         rows = memory_rows(spec.task, requests[first], profiles[first], 5.0 if seconds is None else seconds)
-    document = profile_document(spec, profiles, rows)
+    task = study_identity(spec, objective_hash(spec.task))["task"]
+    document = profile_document(spec, task, profiles, rows)
     for path, content in ((png, lambda: profile_picture(document)), (out, lambda: json_text(document))):
         if path is not None:
             write_file(path, content())
@@ -458,16 +460,18 @@ def reprice(study: str, profile_file: Path, name: str | None, storage: str | Non
     device = read_profile(profile_file)
     url, full_name, before, records = _kept(study, name, storage)
     kept = Records(url)
-    spec = StudySpec.model_validate(next(one.spec for one in kept.studies() if one.name == full_name))
-    after = repriced(spec, records, kept.attempts(full_name), device)
+    study_kept = next(one for one in kept.studies() if one.name == full_name)
+    spec = StudySpec.model_validate(study_kept.spec)
+    after = repriced(spec, study_kept.identity["task"], records, kept.attempts(full_name), device)
     if as_json:
         document = study_document(full_name, masked(url), after.front, after.records)
         document |= {"device": device.name, "was": after.was, "left_out": after.left_out, "notes": after.notes}
         click.echo(json_text(document), nl=False)
         return
     console = _terminal()
+    trials = len(after.records) + len(after.left_out)
     console.print(
-        f"Front of {full_name} on {device.name}: {len(after.front.trials)} of {len(after.records)} trials",
+        f"Front of {full_name} on {device.name}: {len(after.front.trials)} of {trials} trials",
         style="bold",
         markup=False,
     )
@@ -543,6 +547,8 @@ def bench(
 
 def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> StudySpec:
     """The study file, or a study of the task's that has just the sizes."""
+    if study.endswith(".py"):
+        raise click.UsageError(f"a task is named with its file: write {study}:NAME")
     if ":" not in study or Path(study).exists():
         if parameters:
             raise click.UsageError(f"--set goes with a task; a study file says it itself. Change {study}.")
@@ -550,7 +556,7 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
     given: dict[str, Any] = {}
     for text in parameters:
         name, equals, value = text.partition("=")
-        if not equals:
+        if not equals or not name:
             raise click.UsageError(f"--set: expected NAME=VALUE, got {text!r}")
         given[name] = yaml.safe_load(value)
     space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant", **given}
@@ -596,35 +602,25 @@ def plan(
     """Print how one step of EFFECTIVE_BATCH samples is made: shares, passes, weights, learning rate, known time."""
     known = None
     if profile_file is not None:
-        from .search.reprice import read_profile
+        from .search.reprice import planned_on, read_profile
 
-        ((_, known), *_) = read_profile(profile_file).profiles
-        smallest = max(smallest, known.smallest_micro_batch)
-        law = known.step_time(devices)
-        if law is None:
-            there = ", ".join(str(one.devices) for one in known.step_times)
-            raise StudyFileError(f"{profile_file}: --devices {devices}: expected one of those it was timed on: {there}")
-        cap = min(one for one in (cap, known.largest_micro_batch, law.largest_micro_batch) if one is not None)
-    made = plan_batch(
-        effective_batch,
-        devices=devices,
-        accumulation=accumulation,
-        largest_micro_batch=cap,
-        smallest_micro_batch=smallest,
-    )
-    time: dict[str, Any] | None = None
-    if known is not None and law is not None:
-        assert known.training_set is not None
-        if accumulation is None and not known.batch_statistics:
-            made = fastest_plan(made, law, smallest_micro_batch=smallest)
-        samples = max(1, round(epochs * known.training_set))
-        time = {
-            "device": known.device,
-            "step_s": law.step_s(made),
-            "samples_budget": samples,
-            "train_s": law.train_s(made, samples, smallest_micro_batch=smallest),
-            "interval": law.interval,
-        }
+        made, known = planned_on(
+            read_profile(profile_file),
+            effective_batch,
+            epochs,
+            devices=devices,
+            accumulation=accumulation,
+            largest_micro_batch=cap,
+            smallest_micro_batch=smallest,
+        )
+    else:
+        made = plan_batch(
+            effective_batch,
+            devices=devices,
+            accumulation=accumulation,
+            largest_micro_batch=cap,
+            smallest_micro_batch=smallest,
+        )
     settings = None
     if rate is not None:
         settings = scaled_settings(
@@ -650,7 +646,7 @@ def plan(
             "micro_batch": made.largest_micro_batch,
             "devices": shares,
             "optimizer": None if settings is None else {"rule": rule, **asdict(settings)},
-            "time": time,
+            "time": None if known is None else asdict(known),
         }
         click.echo(json.dumps(document, indent=2))
         return
@@ -675,14 +671,15 @@ def plan(
         console.print(f"learning rate {settings.learning_rate:.6g} ({rule}, {rate:g} at {at_batch})")
         if settings.betas != OptimizerSettings(1.0).betas:
             console.print(f"betas {settings.betas}, eps {settings.eps:g}")
-    if time is not None and known is not None:
-        # The rule of thumb read aloud; the exact figure prices the last, smaller step as what it is.
+    if known is not None:
+        # The rule of thumb read aloud, then the exact figure, which prices the last step as small as it is.
         from .search.report import seconds
 
-        trust = "" if time["interval"] is None else f" (±{time['interval']:.1%})"
+        steps = known.samples_budget / effective_batch
+        trust = "" if known.interval is None else f" (±{known.interval:.1%})"
         console.print(
-            f"training time: {epochs:g} epochs x {known.training_set} samples / {effective_batch} a step x "
-            f"{seconds(time['step_s'])} a step = {seconds(time['train_s'])}{trust} on {known.device}",
+            f"training time: {epochs:g} x {known.training_set} samples / {effective_batch} a step = {steps:.4g} steps x "
+            f"{seconds(known.step_s)}; with the last step as small as it is {seconds(known.train_s)}{trust} on {known.device}",
             markup=False,
         )
     if made.accumulation > 1:

@@ -13,7 +13,7 @@ import os
 import platform
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,10 +162,14 @@ class TuneRunner:
             ) from error
         self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
         if not self._fits:
-            have = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
-            needed = self._resources(max(self._devices.counts))
+            most = max(self._devices.counts)
+            needed = _words(self._resources(most))
+            machines = sorted({_words(node["Resources"]) for node in ray.nodes() if node["Alive"]})
             self.__exit__()
-            raise LauncherError(f"devices: expected {needed} for one trial; the cluster has {have}")
+            raise LauncherError(
+                f"devices: a trial on {most} device{'s' * (most > 1)} needs {needed} on one machine; there are machines with "
+                f"{' and with '.join(machines)}. Lower devices.per_trial or devices.cpus, or name another cluster.address."
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -239,6 +243,11 @@ class TuneRunner:
                 tuner.fit()
         if study.crashed is not None:
             raise study.crashed
+
+
+def _words(resources: Mapping[str, float]) -> str:
+    """The CPUs and GPUs among a machine's resources."""
+    return ", ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU")
 
 
 def _knock(address: str) -> None:

@@ -6,14 +6,12 @@ of a step's losses, and evaluation. The processes are kept between trials, for s
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import os
 import pickle
 import signal
 import socket
-import tempfile
 import threading
 import time
 import warnings
@@ -23,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
+from multiprocessing.util import Finalize
 from typing import Any, Literal
 
 import torch
@@ -32,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..spaces.errors import BsearchError, ObjectiveError
+from .loading import users_line
 
 # How long ranks that did not fail may take to notice that another did.
 _GRACE_S = 2.0
@@ -88,8 +87,11 @@ class Ranks:
         total = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
         if self.count == 1:
             return total, denominator
-        many = denominator if isinstance(denominator, Tensor) else torch.tensor(denominator, device=total.device)
-        both = torch.stack([total, many.double()])
+        if isinstance(denominator, Tensor):
+            many = denominator.detach().to(total.device, torch.float64)
+        else:
+            many = torch.full((), denominator, dtype=torch.float64, device=total.device)
+        both = torch.stack([total, many])
         return both, dist.all_reduce(both, async_op=True)
 
     def end_sum(self, begun: Any) -> tuple[Tensor, Tensor | float]:
@@ -121,6 +123,14 @@ class Ranks:
             for buffer, mean in zip(running, means, strict=True):
                 buffer.copy_(mean.view_as(buffer))
 
+    def longest(self, seconds: float) -> float:
+        """The most of what the ranks measured, so that all decide alike."""
+        if self.count == 1:
+            return seconds
+        most = torch.tensor(seconds, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return float(most)
+
     def gathered(self, found: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """What all ranks found, by name."""
         if self.count == 1:
@@ -149,7 +159,8 @@ class RankProcesses:
 
     def __init__(self, devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> None:
         self.key = (devices, kind, cpus)
-        self._folder = tempfile.TemporaryDirectory(prefix="bsearch-ranks-", ignore_cleanup_errors=True)
+        # Where the ranks find one another: a port that is free now and ours, and nothing on disk to be left behind.
+        self._store = _store(0, is_master=True)
         context = get_context("spawn")
         self._processes: list[BaseProcess] = []
         self._lines: list[Connection] = []
@@ -164,7 +175,7 @@ class RankProcesses:
                 process = context.Process(
                     # Not daemons, which may have no children: loaders have.
                     target=_rank_main,
-                    args=(theirs, rank, devices, kind, self._folder.name),
+                    args=(theirs, rank, devices, kind, self._store.port),
                     name=f"rank-{rank}",
                 )
                 process.start()
@@ -177,8 +188,12 @@ class RankProcesses:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-        for _ in self._round("start", timeout_s=_START_S):
-            pass
+        try:
+            for _ in self._round("start", timeout_s=_START_S):
+                pass
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, job: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
         """Run a generator function in every rank, in step with one another; yields what rank 0 yields.
@@ -227,7 +242,6 @@ class RankProcesses:
         for process, line in zip(self._processes, self._lines, strict=True):
             process.join()
             line.close()
-        self._folder.cleanup()
 
     def dismiss(self) -> None:
         """Let processes that wait for work end by themselves, which leaves nothing of theirs behind."""
@@ -302,11 +316,13 @@ def rank_processes(devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> Rank
             return kept
         kept.dismiss()
         _kept.remove(kept)
+    if not _kept:
+        # Before multiprocessing waits for its children at this process's end, which ranks would let it do for ever.
+        Finalize(None, close_ranks, exitpriority=10)
     _kept.append(RankProcesses(devices, kind, cpus))
     return _kept[-1]
 
 
-@atexit.register
 def close_ranks() -> None:
     """End the ranks that were kept for a next trial."""
     while _kept:
@@ -321,7 +337,7 @@ def is_failure(report: Any) -> bool:
 # What runs in a rank's process
 
 
-def _rank_main(line: Connection, rank: int, count: int, kind: str, folder: str) -> None:
+def _rank_main(line: Connection, rank: int, count: int, kind: str, port: int) -> None:
     # Ctrl-C goes to the whole process group; ours is to end when the one who started us says so, or dies.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
@@ -332,7 +348,7 @@ def _rank_main(line: Connection, rank: int, count: int, kind: str, folder: str) 
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl" if kind == "gpu" else "gloo",
-        init_method=f"file://{Path(folder) / 'meeting'}",
+        store=_store(port, is_master=False),
         rank=rank,
         world_size=count,
         device_id=torch.device("cuda", rank) if kind == "gpu" else None,
@@ -345,6 +361,11 @@ def _rank_main(line: Connection, rank: int, count: int, kind: str, folder: str) 
             _run_job(line, job, arguments)
             gc.collect()  # no DistributedDataParallel may outlive its job: ending the group under one aborts the process
     dist.destroy_process_group()
+
+
+def _store(port: int, *, is_master: bool) -> Any:
+    """The meeting place on the loopback; port 0 takes a free one."""
+    return dist.TCPStore("127.0.0.1", port, is_master=is_master, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def _run_job(line: Connection, job: Callable[..., Iterator[Any]], arguments: Any) -> None:
@@ -374,7 +395,7 @@ def _that_travels(error: Exception) -> Exception:
     with contextlib.suppress(Exception):
         if isinstance(pickle.loads(pickle.dumps(error)), BsearchError | torch.OutOfMemoryError):  # noqa: S301  # our own bytes
             return error
-    return ObjectiveError(f"{type(error).__name__}: {error}")
+    return ObjectiveError(f"{type(error).__name__}: {error}{users_line(error)}")
 
 
 def _die_with_parent() -> None:

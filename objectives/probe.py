@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,12 @@ from ..spaces.plan import BatchPlan
 from ..spaces.step_time import StepTime, timing_plans
 from ..spaces.trial import Parameter, TrialSetup
 from .batches import in_order
+from .data_parallel import close_ranks
 from .loading import load_objective, users_line
 from .memory import MemoryProbe, calibrated, does_not_fit, evaluation_batch, memory_law
 from .step_time import measured_step_time, timed_rounds
 from .task import Task
-from .training import TrainingRun, batch_norms
+from .training import TrainingRun, batch_norms, is_out_of_memory, release_memory
 
 # A factor in a step's bytes or operations from which on one law cannot speak for both.
 _ANOTHER_COST = 1.1
@@ -67,13 +68,9 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
         raise ProbeError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
-    try:
+    with told(reference, "trying it"):
         smallest, run = _smallest_workable(objective, setup)
         scores = run.evaluate(in_order(min(4, len(run.data.evaluation)), 4, setup.seed))  # type: ignore[arg-type]
-    except BsearchError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _failed(reference, error) from error
     if setup.metric not in scores:
         raise ObjectiveError(
             f"objectives.accuracy: expected a metric that {type(objective).__name__}.score gives "
@@ -95,15 +92,14 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
     )
     # What was tried goes before memory is looked at.
     del run
-    if kind == "gpu":
-        torch.cuda.empty_cache()
+    release_memory(kind)
     profile = with_memory(objective, profile, request)
-    try:
-        return with_step_times(reference, with_other_costs(objective, profile, request), request)
-    except BsearchError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _failed(reference, error) from error
+    with told(reference, "comparing what its parameters cost"):
+        profile = with_other_costs(objective, profile, request)
+    largest = min(request.highest, profile.training_set or request.highest)
+    advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to time trials by the clock"
+    with told(reference, f"timing its steps (batches of up to {largest}; {advice})"):
+        return with_step_times(reference, profile, request)
 
 
 def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
@@ -135,13 +131,14 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
     Raises:
         ProbeError: a rank of several devices died.
     """
-    if not request.timing_s:
-        return profile
+    refused = request.highest > (profile.training_set or request.highest) or profile.unused_parameters or profile.other_costs
+    if not request.timing_s or refused:
+        return profile  # what the driver will refuse for other reasons need not be timed
     laws = []
     for devices in request.devices:
         smallest = profile.smallest_micro_batch
-        cap = profile.cap_on(devices, request.memory.headroom) or request.highest
-        share = -(-min(request.highest, profile.training_set or request.highest) // devices)
+        share = _largest_share(profile, request, devices)
+        cap = profile.cap_on(devices, request.memory.headroom) or share
         plans = timing_plans(smallest, max(min(cap, share), smallest), devices=devices, edges=profile.kind == "gpu")
         setup = replace(
             request.setup,
@@ -151,8 +148,9 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
             # On a CPU the limit is a virtual device's, and counting bytes would slow the steps that are timed.
             memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
         )
+        release_memory(profile.kind)  # ranks have this process's device among theirs
         laws.append(_timed_as_it_fits(reference, setup, plans, request.timing_s))
-    return replace(profile, step_times=tuple(laws))
+    return replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
 
 
 def _timed_as_it_fits(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> StepTime:
@@ -161,15 +159,27 @@ def _timed_as_it_fits(reference: str, setup: TrialSetup, plans: list[BatchPlan],
         try:
             with closing(timed_rounds(reference, setup, plans)) as rounds:  # type: ignore[type-var]  # a generator
                 return measured_step_time(rounds, plans, limit_s)
-        except torch.OutOfMemoryError:
+        except Exception as error:
             largest = max(plan.largest_micro_batch for plan in plans) // 2
-            if largest < setup.smallest_micro_batch:
+            if not is_out_of_memory(error) or largest < setup.smallest_micro_batch:
                 raise
-            plans = timing_plans(setup.smallest_micro_batch, largest, devices=plans[0].devices)
+        release_memory(setup.device)
+        plans = timing_plans(setup.smallest_micro_batch, largest, devices=plans[0].devices, edges=setup.device == "gpu")
 
 
-def _failed(reference: str, error: BaseException) -> ObjectiveError:
-    return ObjectiveError(f"task {reference}: trying it failed: {type(error).__name__}: {error}{users_line(error)}")
+@contextmanager
+def told(reference: str, doing: str) -> Iterator[None]:
+    """Whatever the user's code raises inside is told in words, with the line it came from."""
+    try:
+        yield
+    except BsearchError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(reference, doing, error) from error
+
+
+def _failed(reference: str, doing: str, error: BaseException) -> ObjectiveError:
+    return ObjectiveError(f"task {reference}: {doing} failed: {type(error).__name__}: {error}{users_line(error)}")
 
 
 def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
@@ -181,25 +191,33 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
     limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
     if limit is None and not request.traces:
         return profile
-    usable = math.inf if limit is None else limit * (1 - request.memory.headroom)
+    profile = replace(profile, limit_bytes=limit)
+    usable = profile.usable_bytes(1, request.memory.headroom)
+    least = profile.usable_bytes(max(request.devices), request.memory.headroom)
     smallest = profile.smallest_micro_batch
-    highest = max(min(request.highest, profile.training_set or request.highest), smallest)
+    highest = max(_largest_share(profile, request, min(request.devices)), smallest)
     setup = replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
     probe = MemoryProbe(task, setup)
     law = memory_law(probe, usable, smallest, highest)
     largest = law.largest_micro_batch(usable)
-    if largest is None:
-        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest)))
+    if largest is None or law.largest_micro_batch(least) is None:
+        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), least, smallest)))
     if limit is not None:
         try:
             law, largest = confirmed(law, probe, limit, usable, largest)
         except torch.OutOfMemoryError:
             fault = Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest))
             raise StudyFileError(fault) from None
-    most, looks = evaluation_batch(probe, usable, law, largest)
+    most, looks = evaluation_batch(probe, least, law, largest)
     evaluation = fastest_evaluation_batch(probe, most, largest)
     law = replace(law, evaluation_points=tuple(sorted(looks.items())), source=probe.source, note=law.note or probe.note)
-    return replace(profile, limit_bytes=limit, largest_micro_batch=largest, evaluation_batch=evaluation, memory=law)
+    return replace(profile, largest_micro_batch=largest, evaluation_batch=evaluation, memory=law)
+
+
+def _largest_share(profile: DeviceProfile, request: ProfileRequest, devices: int) -> int:
+    """The most samples of a pass that a trial on so many devices could ask for, memory aside."""
+    batch = min(request.highest, profile.training_set or request.highest)
+    return min(-(-batch // devices), request.memory.largest_micro_batch or batch)
 
 
 def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, patience_s: float = 2.0) -> int:
@@ -324,6 +342,14 @@ def _device_bytes(kind: str) -> int:
         free, _ = torch.cuda.mem_get_info()
         return int(free + torch.cuda.memory_reserved())
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def profile_apart(reference: str, request: ProfileRequest) -> DeviceProfile:
+    """`profile_objective` for a process of its own: its ranks, which wait for more work, would keep that from ending."""
+    try:
+        return profile_objective(reference, request)
+    finally:
+        close_ranks()
 
 
 def device_name(kind: str) -> str:

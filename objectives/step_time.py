@@ -6,6 +6,7 @@ trained away. Plans are timed in random order, round after round, so that a busy
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,23 +16,25 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..spaces.errors import ObjectiveError, ProbeError
 from ..spaces.plan import BatchPlan
-from ..spaces.step_time import StepTime, TimedPlan, fit_step_time, with_trust
+from ..spaces.step_time import PRECISION, StepTime, TimedPlan, fit_step_time, with_trust
 from ..spaces.trial import TrialSetup
 from .batches import in_order
 from .data_parallel import RankDiedError, rank_processes
 from .loading import load_objective
 from .task import Task
-from .training import TrainingRun
+from .training import StepClock, TrainingRun
 
 # Steps in a row: the first after a change of shape is up to 1.45 times slower and is dropped.
 _DROPPED, _KEPT = 1, 3
+# Steps longer than this are timed once in a row: they are not noisy, and there are few of them in a training.
+_LONG_S = 0.3
 # Samples to time evaluation with, and rounds in which it is timed.
 _EVALUATED, _EVALUATED_ROUNDS = 512, 3
-# The law's interval at which timing ends, and rounds below which there is none.
-PRECISION = 0.02
+# Rounds before the law's interval is asked for.
 _FEWEST_ROUNDS = 5
 
 
@@ -83,19 +86,27 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
         raise ObjectiveError(f"task {reference}: is a generator: its steps are its own and cannot be timed apart")
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.model.train()
-    for group in run.optimizer.param_groups:
-        group["lr"] = 0.0
-    run._peak_rates = [0.0] * len(run._peak_rates)
+    run.stand_still()
+    clock, summed = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
     orders = _orders(len(plans))
-    loader = run.loader(plans[index] for order in _orders(len(plans)) for index in order for _ in range(_DROPPED + _KEPT))
+    kept = [_KEPT] * len(plans)
+    # With loader processes the order of steps is fixed some passes ahead, so how many there are is settled beforehand.
+    loader = run.loader(
+        plans[index]
+        for order in _orders(len(plans))
+        for index in order
+        for _ in range(_dropped(run, plans[index]) + _ahead(run, plans[index], kept[index]))
+    )
     for number, order in enumerate(orders):
         steps: dict[int, tuple[float, float]] = {}
         evaluations: dict[int, float] = {}
         for index in order:
-            steps[index] = _timed(run, plans[index], loader)
+            steps[index] = _timed(run, plans[index], loader, _ahead(run, plans[index], kept[index]), clock, summed)
+            if not run.setup.training.workers and run.ranks.longest(steps[index][0]) > _LONG_S:
+                kept[index] = 1
             if evaluates_each:
                 evaluations[index] = _evaluated(run, plans[index].largest_micro_batch)
-        if not evaluates_each and 0 < number <= _EVALUATED_ROUNDS:
+        if not evaluates_each and number < _EVALUATED_ROUNDS:
             evaluations[0] = _evaluated(run, setup.evaluation_batch or _EVALUATED)
         yield Round(
             tuple(steps[index] for index in range(len(plans))), tuple(evaluations[index] for index in sorted(evaluations))
@@ -120,47 +131,65 @@ def _orders(count: int) -> Iterator[list[int]]:
         yield chance.sample(range(count), count)
 
 
-def _timed(run: TrainingRun, plan: BatchPlan, loader: Iterator[Any]) -> tuple[float, float]:
-    """Seconds of a step and of the waiting for input in it."""
-    waited_s = 0.0
+def _dropped(run: TrainingRun, plan: BatchPlan) -> int:
+    """Steps before the timed ones; loader processes have fetched some while other plans ran, which are to be used up."""
+    return _DROPPED + -(-2 * run.setup.training.workers // plan.accumulation)
 
-    def fetched() -> Any:
-        nonlocal waited_s
-        begun = time.perf_counter()
-        batch = next(loader)
-        waited_s += time.perf_counter() - begun
-        return batch
+
+def _ahead(run: TrainingRun, plan: BatchPlan, kept: int) -> int:
+    """Timed steps; loader processes deliver in bursts, of which several are to be seen."""
+    return max(kept, -(-4 * run.setup.training.workers // plan.accumulation))
+
+
+def _timed(
+    run: TrainingRun, plan: BatchPlan, loader: Iterator[Any], kept: int, clock: StepClock, summed: Tensor
+) -> tuple[float, float]:
+    """Seconds of a step and of the waiting for input in it."""
+    waits: list[float] = []
+
+    def waiting() -> Iterator[Any]:
+        while True:
+            begun = time.perf_counter()
+            batch = next(loader)
+            waits[-1] += time.perf_counter() - begun
+            yield batch
+
+    input_s = waiting()
 
     def step() -> float:
+        waits.append(0.0)
         begun = time.perf_counter()
-        run.set_rate(0.5)
-        run.step([(samples, fetched) for samples, _ in run.passes(plan, loader)], plan.effective_batch)
+        run.train_step(plan, input_s, 0.5, clock, summed)
         return time.perf_counter() - begun
 
-    for _ in range(_DROPPED):
+    for _ in range(_dropped(run, plan)):
         step()
-    waited_s = 0.0
-    if run.device.type == "cpu":
-        return median(step() for _ in range(_KEPT)), waited_s / _KEPT
-    torch.cuda.synchronize(run.device)
+    waits.clear()
+    if run.device.type == "cpu" and not run.setup.training.workers:
+        return median(step() for _ in range(kept)), median(waits)
+    # A GPU runs behind its driver and loaders run ahead of it: only the steps together have a time.
+    if run.device.type == "cuda":
+        torch.cuda.synchronize(run.device)
     begun = time.perf_counter()
-    for _ in range(_KEPT):
+    for _ in range(kept):
         step()
-    torch.cuda.synchronize(run.device)
-    return (time.perf_counter() - begun) / _KEPT, waited_s / _KEPT
+    if run.device.type == "cuda":
+        torch.cuda.synchronize(run.device)
+    return (time.perf_counter() - begun) / kept, sum(waits) / kept
 
 
 def measured_step_time(rounds: Iterator[Round], plans: Sequence[BatchPlan], limit_s: float) -> StepTime:
     """The law of as many rounds as it takes for its interval to be below 2 %, or as the limit allows; one at least.
 
-    The first round warms up and is left out where there are others.
+    The first round warms up: it is left out where there are others, and the limit counts from its end.
     """
-    begun = time.perf_counter()
+    begun = math.inf
     kept: list[Round] = []
     law: StepTime | None = None
     for seen in rounds:
         kept.append(seen)
-        over = time.perf_counter() - begun > limit_s
+        begun = min(begun, time.perf_counter())
+        over = time.perf_counter() - begun >= limit_s
         if not over and (len(kept) <= _FEWEST_ROUNDS or len(kept) % 3):
             continue
         law = with_trust(_fitted(kept, plans))
@@ -177,4 +206,4 @@ def _fitted(rounds: Sequence[Round], plans: Sequence[BatchPlan]) -> StepTime:
         for index, plan in enumerate(plans)
     ]
     evaluations = [one.evaluations[0] for one in rounds if one.evaluations]
-    return replace(fit_step_time(timed), evaluate_sample_s=median(evaluations) if evaluations else 0.0)
+    return replace(fit_step_time(timed), evaluate_sample_s=median(evaluations) if evaluations else None)

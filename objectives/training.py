@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import math
 import random
 import time
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..spaces.errors import ObjectiveError
-from ..spaces.plan import BatchPlan, plan_batch, step_sizes
+from ..spaces.plan import BatchPlan, step_plans
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
@@ -39,6 +40,10 @@ _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 
 # Evaluation keeps no activations, so it takes more samples at once than training does.
 _EVALUATION_BATCH = 512
+
+
+class EvaluationMemoryError(torch.OutOfMemoryError):
+    """Memory ran out while evaluating: the passes of evaluation are to shrink, not those of training."""
 
 
 class TrainingRun:
@@ -160,13 +165,17 @@ class TrainingRun:
         if not isinstance(denominator, Tensor):
             if denominator == size:
                 return
-            denominator = torch.tensor(denominator, device=self.device)
+            denominator = torch.full((), denominator, device=self.device)  # a fill does not wait for a GPU as a copy does
         # In double precision: a count of tokens over a count of samples would lose eight digits in single.
         denominator = denominator.double()
         # A step whose every label is ignored has no gradient, rather than 0/0.
         ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_mul_(gradients, ratio.to(gradients[0].dtype))
+
+    def stand_still(self) -> None:
+        """Train at rate zero from here on: every step costs what it costs and changes nothing that the optimizer moves."""
+        self._peak_rates = [0.0] * len(self._peak_rates)
 
     def set_rate(self, fraction: float) -> None:
         """Put the schedule's learning rate for a fraction of the budget into every group."""
@@ -186,12 +195,17 @@ class TrainingRun:
         size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
         keys = some or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
         found: dict[str, list[tuple[Any, Any]]] = {}
-        with torch.no_grad():
-            for batch in batches(self.evaluation_fetcher, keys[self.ranks.rank :: self.ranks.count], 0):
-                with self.autocast():
-                    scores = self.task.score(self.model, self._on_device(batch), self.setup)
-                for name, score in _named(self.task, scores).items():
-                    found.setdefault(name, []).append((score.total, score.denominator))
+        try:
+            with torch.no_grad():
+                for batch in batches(self.evaluation_fetcher, keys[self.ranks.rank :: self.ranks.count], 0):
+                    with self.autocast():
+                        scores = self.task.score(self.model, self._on_device(batch), self.setup)
+                    for name, score in _named(self.task, scores).items():
+                        found.setdefault(name, []).append((score.total, score.denominator))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise EvaluationMemoryError(str(error)) from error
+            raise
         self.model.train()
         # Read at the end: each reading waits for a GPU.
         sums = {name: [(float(total), float(many)) for total, many in pairs] for name, pairs in found.items()}
@@ -203,24 +217,18 @@ class TrainingRun:
     def measurements(self) -> Iterator[Measurement]:
         """Train the whole budget; measure at equal fractions of it and at its end."""
         setup = self.setup
-        limits: dict[str, Any] = {
-            "devices": setup.plan.devices,
-            "largest_micro_batch": setup.largest_micro_batch,
-            "smallest_micro_batch": setup.smallest_micro_batch,
-        }
-        sizes = list(step_sizes(setup.samples_budget, setup.effective_batch, **limits))
-        plans = {size: setup.plan if size == setup.effective_batch else plan_batch(size, **limits) for size in {*sizes}}
-        loader = self.loader(plans[size] for size in sizes)
+        full, last = step_plans(setup.plan, setup.samples_budget, **setup.limits)
+        plans = [setup.plan] * full + list(last)
+        loader = self.loader(plans)
         points = iter(evaluation_points(setup.samples_budget, setup.training.evaluations))
-        clock = StepClock(self, counts_memory=len(sizes) >= 4 * _COUNTED_STEPS)
-        facts: dict[str, Parameter] = self._facts(len(sizes))
+        clock = StepClock(self, counts_memory=len(plans) >= 4 * _COUNTED_STEPS)
+        facts: dict[str, Parameter] = self._facts(len(plans))
 
         self.model.train()
         due, seen, summed, since = next(points), 0, torch.zeros((), device=self.device, dtype=torch.float64), 0
-        for number, size in enumerate(sizes, start=1):
-            with clock.step(size):
-                self.set_rate((seen + size / 2) / setup.samples_budget)
-                summed += self.step(self.passes(plans[size], loader), size)
+        for number, plan in enumerate(plans, start=1):
+            size = plan.effective_batch
+            self.train_step(plan, loader, (seen + size / 2) / setup.samples_budget, clock, summed)
             seen += size
             since += 1
             # Reading the loss waits for a GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
@@ -245,6 +253,16 @@ class TrainingRun:
             summed, since = torch.zeros_like(summed), 0
             due = next((point for point in points if point > seen), setup.samples_budget)
             clock.restart()
+
+    def train_step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, summed: Tensor) -> None:
+        """One planned step at a fraction of the budget, as trials take it and as the step-time law is told of it.
+
+        Args:
+            summed: what the step's mean loss is added to.
+        """
+        with clock.step(plan.effective_batch):
+            self.set_rate(fraction)
+            summed += self.step(self.passes(plan, loader), plan.effective_batch)
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
         """This device's batches of every pass of so planned steps, from a position of the stream on."""
@@ -273,7 +291,9 @@ class TrainingRun:
             "model_parameters": sum(parameter.numel() for parameter in self.parameters),
         }
         if any(True for _ in batch_norms(self.model)):
-            facts["ghost_batch"] = plan.largest_micro_batch
+            # Synchronised, the passes of all devices are one; else each device's BatchNorm sees its own.
+            whole = -(-plan.effective_batch // plan.accumulation)
+            facts["ghost_batch"] = whole if self.setup.training.sync_batch_norm else plan.largest_micro_batch
         return facts
 
 
@@ -297,8 +317,9 @@ class _LossOf(nn.Module):
 class StepClock:
     """Seconds of training, evaluation left out; on a CPU the first steps' living tensors are counted as well.
 
-    Counting slows a step down, so counted steps are priced as the others: the mean step's time. Under a memory limit
-    the first steps of every size are counted, since memory repeats after them, and the limit is a virtual device's.
+    Some steps say nothing of the others' time: the first of each size (kernels are chosen, a model is compiled, loaders
+    start) and those in which bytes are counted. They are priced as the others: the mean step's time. Under a memory limit the
+    first steps of every size are counted, since memory repeats after them, and the limit is a virtual device's.
     """
 
     def __init__(self, run: TrainingRun, counts_memory: bool) -> None:
@@ -306,9 +327,9 @@ class StepClock:
         self.peak_bytes = 0
         self._limit_bytes = run.setup.memory_limit_bytes if self.device.type == "cpu" else None
         self._counts = self.device.type == "cpu" and (counts_memory or self._limit_bytes is not None)
-        self._counted_of: Counter[int] = Counter()
-        self._counted = self._samples = self._counted_samples = 0
-        self._running_s = self._counted_s = self._begun = 0.0
+        self._steps_of: Counter[int] = Counter()
+        self._samples = self._odd_samples = 0
+        self._running_s = self._odd_s = self._begun = 0.0
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.restart()
@@ -317,19 +338,24 @@ class StepClock:
     def step(self, size: int) -> Iterator[None]:
         """Around one step of so many samples."""
         self._samples += size
-        enough = self._counted_of[size] if self._limit_bytes is not None else self._counted
-        if not self._counts or enough >= _COUNTED_STEPS:
+        before = self._steps_of[size] if self._limit_bytes is not None else self._steps_of.total()
+        counts = self._counts and before < _COUNTED_STEPS
+        first = self._steps_of[size] == 0
+        self._steps_of[size] += 1
+        if not counts and not first:
             yield
             return
         self._keep()
         begun = time.perf_counter()
-        with LiveBytes(self._limit_bytes).counting(self.run.model, self.run.optimizer) as counter:
+        if counts:
+            with LiveBytes(self._limit_bytes).counting(self.run.model, self.run.optimizer) as counter:
+                yield
+            self.peak_bytes = max(self.peak_bytes, counter.peak_bytes)
+        else:
             yield
-        self.peak_bytes = max(self.peak_bytes, counter.peak_bytes)
-        self._counted += 1
-        self._counted_of[size] += 1
-        self._counted_samples += size
-        self._counted_s += time.perf_counter() - begun
+        self._wait()
+        self._odd_samples += size
+        self._odd_s += time.perf_counter() - begun
         self.restart()
 
     def restart(self) -> None:
@@ -346,9 +372,9 @@ class StepClock:
         self.restart()
         if self.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
-        timed = self._samples - self._counted_samples
-        # Where every step was counted, its slow time is all there is.
-        return self._running_s * self._samples / timed if timed else self._running_s + self._counted_s
+        timed = self._samples - self._odd_samples
+        # Where every step was an odd one, their time is all there is.
+        return self._running_s * self._samples / timed if timed else self._running_s + self._odd_s
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -358,6 +384,22 @@ class StepClock:
 def train_task(task: Task, setup: TrialSetup) -> Iterator[Measurement]:
     """A task as the same kind of generator that people with a loop of their own write."""
     yield from TrainingRun(task, setup).measurements()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Allocations that fail outside torch's caching allocator come as plain RuntimeErrors."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(sign in text for sign in ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA out of memory"))
+    )
+
+
+def release_memory(kind: str) -> None:
+    """Give a GPU back what nobody here uses any more; DistributedDataParallel and its buckets hold each other."""
+    if kind == "gpu":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def batch_norms(model: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-import torch
-
 from ..spaces.errors import BsearchError, InfeasiblePlanError, ObjectiveError
 from ..spaces.trial import Measurement, Outcome, TrialSetup
-from .data_parallel import RankDiedError, rank_processes
+from .data_parallel import RankDiedError, close_ranks, rank_processes
 from .loading import load_objective, users_line
 from .task import Task, TrainFunction
-from .training import train_task
+from .training import EvaluationMemoryError, is_out_of_memory, release_memory, train_task
 
 
 def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
@@ -32,6 +29,8 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
     if isinstance(objective, Task) and setup.plan.devices > 1:
         attempt = _over_ranks(reference, setup)
     else:
+        if setup.device == "gpu":
+            close_ranks()  # those of another trial hold memory of this one's GPU
         attempt = _attempt(objective, setup, reference)
     with closing(attempt):
         yield from attempt
@@ -71,14 +70,12 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
                 return
         _check_end(last, setup, name)
         yield Outcome("complete")
-    except torch.OutOfMemoryError as error:
-        yield _out_of_memory(error, setup)
     except InfeasiblePlanError as error:
         yield Outcome("infeasible", str(error))
     except BsearchError as error:
         yield Outcome("error", str(error))
     except (Exception, SystemExit) as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             yield _out_of_memory(error, setup)
         else:
             place = users_line(error)
@@ -89,9 +86,7 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
         # Generators hold models and data: a closed one gives its memory back before the next trial begins.
         if hasattr(measurements, "close"):
             measurements.close()
-        if setup.device == "gpu":
-            gc.collect()  # DistributedDataParallel and its buckets hold each other
-            torch.cuda.empty_cache()
+        release_memory(setup.device)
 
 
 def _check(measurement: object, last: Measurement | None, setup: TrialSetup, name: str) -> None:
@@ -122,13 +117,7 @@ def _not_finite(measurement: Measurement, metric: str) -> str:
     return "" if math.isfinite(measurement.score(metric)) else metric
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Allocations that fail outside torch's caching allocator come as plain RuntimeErrors."""
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(
-        sign in text for sign in ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA out of memory")
-    )
-
-
 def _out_of_memory(error: BaseException, setup: TrialSetup) -> Outcome:
-    return Outcome("out_of_memory", str(error).splitlines()[0], micro_batch=setup.plan.largest_micro_batch)
+    """`micro_batch` is the size that did not fit, or None where it was evaluation's that did not."""
+    failed = None if isinstance(error, EvaluationMemoryError) else setup.plan.largest_micro_batch
+    return Outcome("out_of_memory", str(error).splitlines()[0], micro_batch=failed)

@@ -139,6 +139,7 @@ def bench_document(
     plans: Mapping[int, BatchPlan],
     rounds: Sequence[Round],
     facts: BenchFacts,
+    asked: Iterable[int],
     suggested: Sequence[int],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -146,6 +147,7 @@ def bench_document(
 
     Args:
         plans: by size, in the order of the rounds' figures.
+        asked: sizes that were asked about; the others are there for the rule's sake.
         rounds: those that count: the first, which warms up, is not among them.
     """
     assert profile.training_set is not None and profile.evaluation_set is not None
@@ -168,28 +170,25 @@ def bench_document(
                 "suggested": size in suggested,
             }
         )
-    asked = neighbours(set(plans) - _beside(suggested))
-    beside = [(one, near) for one in suggested for near in (one - 1, one + 1) if {one, near} <= set(plans)]
-    told = differences(per_sample_s, asked + beside)
+    near = neighbours({*asked} & {*plans})
+    beside = [(one, other) for one in suggested for other in (one - 1, one + 1) if {one, other} <= {*plans}]
+    told = differences(per_sample_s, near + beside)
     return {
         **about,
         "device": profile.device,
         "rounds": len(rounds),
         "rows": rows,
-        "differences": [_difference(one) for one in told[: len(asked)]],
+        "differences": [_difference(one) for one in told[: len(near)]],
         "rule": {
             "image": facts.image,
             "multiprocessors": facts.multiprocessors,
             "suggested": list(suggested),
-            "differences": [_difference(one) for one in told[len(asked) :]],
+            "differences": [_difference(one) for one in told[len(near) :]],
         },
         "largest_micro_batch": profile.largest_micro_batch,
         "limit_bytes": profile.limit_bytes,
+        "training_set": profile.training_set,
     }
-
-
-def _beside(suggested: Sequence[int]) -> set[int]:
-    return {near for one in suggested for near in (one - 1, one + 1)}
 
 
 def _mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
@@ -231,6 +230,7 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
             "rule" if row["suggested"] else "",
         )
     yield table
+    yield from document["left_out"]
     if published:
         where = "a V100" if devices == 1 else f"{devices} V100s"
         yield (
@@ -249,6 +249,8 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     yield from _rule_words(document["rule"])
     if document["limit_bytes"] is None:
         yield "No memory limit here; --memory 2GiB finds the largest micro-batch that fits it."
+    elif document["largest_micro_batch"] == document["training_set"]:
+        yield f"The whole training set of {document['training_set']} samples fits {readable_bytes(document['limit_bytes'])}"
     else:
         yield f"The largest micro-batch that fits {readable_bytes(document['limit_bytes'])}: {document['largest_micro_batch']}"
 

@@ -9,7 +9,9 @@ from itertools import islice
 from typing import Any
 
 from ..objectives.bench import bench_facts
-from ..objectives.step_time import timed_rounds
+from ..objectives.probe import told
+from ..objectives.step_time import Round, timed_rounds
+from ..objectives.training import release_memory
 from ..spaces.errors import InfeasiblePlanError, StudyFileError
 from ..spaces.plan import BatchPlan, plan_batch
 from ..spaces.study import StudySpec
@@ -26,37 +28,52 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
         repeats: rounds that count; one more goes before them.
 
     Raises:
-        StudyFileError: no size can be planned.
+        StudyFileError: no size can be planned, or one is larger than the training set.
         ObjectiveError: the training code does not work.
     """
     devices = max(spec.devices.counts)
     runner = SerialRunner(spec.devices)
     # What fits is looked for up to the training set's size, whatever sizes are asked about.
-    request = replace(profile_request(spec, runner.device), timing_s=0.0, highest=spec.memory.largest_micro_batch or 1 << 30)
+    request = replace(profile_request(spec, runner.device), timing_s=0.0, highest=1 << 30, others=())
     tell("looking at memory ...")
     profile = runner.profile(spec.task, request)
-    cap, smallest = micro_batch_cap(spec, profile, devices), profile.smallest_micro_batch
-    suggested = some_suggestions(bench_facts(spec.task, request, ()), sizes)
-    beside = [near for one in suggested for near in (one - 1, one, one + 1)]
+    wide = bench_facts(spec.task, request, ())
+    assert profile.training_set is not None
+    if profile.unused_parameters:
+        names = ", ".join(profile.unused_parameters)
+        raise StudyFileError(f"{spec.task}: expected parameters that the task reads; it never asked for {names}")
+    if sizes[-1] > profile.training_set:
+        raise StudyFileError(f"--sizes: expected at most the training set's {profile.training_set} samples, got {sizes[-1]}")
+    suggested = some_suggestions(wide, sizes)
+    beside = [near for one in suggested for near in (one - 1, one, one + 1) if near <= profile.training_set]
+    limits: dict[str, Any] = {
+        "largest_micro_batch": micro_batch_cap(spec, profile, devices),
+        "smallest_micro_batch": profile.smallest_micro_batch,
+        "every_pass": spec.training.sync_batch_norm,
+    }
     plans: dict[int, BatchPlan] = {}
+    left_out = []
     for size in sorted({*sizes, *beside}):
         try:
-            plans[size] = plan_batch(size, devices=devices, largest_micro_batch=cap, smallest_micro_batch=smallest)
+            plans[size] = plan_batch(size, devices=devices, **limits)
         except InfeasiblePlanError as error:
-            tell(str(error))
+            left_out.append(f"{size} is left out: {error}")
     if not plans:
-        raise StudyFileError(f"--sizes: expected sizes of at least {devices * smallest} samples, got {list(sizes)}")
-    facts = bench_facts(spec.task, request, [plan.largest_micro_batch for plan in plans.values()])
+        raise StudyFileError(f"--sizes: expected sizes that can be planned, got {list(sizes)}: {left_out[-1]}")
+    with told(spec.task, f"looking at batches of up to {max(plans)}"):
+        facts = bench_facts(spec.task, request, [plan.largest_micro_batch for plan in plans.values()])
     setup = replace(
         request.setup,
         plan=next(iter(plans.values())),
-        smallest_micro_batch=smallest,
+        smallest_micro_batch=profile.smallest_micro_batch,
         memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
     )
-    rounds = []
-    with closing(timed_rounds(spec.task, setup, list(plans.values()), evaluates_each=True)) as timing:  # type: ignore[type-var]
+    rounds: list[Round] = []
+    release_memory(profile.kind)  # ranks have this process's device among theirs
+    timed = timed_rounds(spec.task, setup, list(plans.values()), evaluates_each=True)
+    with told(spec.task, f"timing batches of up to {max(plans)}"), closing(timed) as timing:  # type: ignore[type-var]
         for seen in islice(timing, repeats + 1):
             rounds.append(seen)
             tell(f"timing {len(plans)} sizes: round {len(rounds)} of {repeats + 1}")
-    about = {"task": spec.task, "precision": spec.training.precision, "devices": devices}
-    return bench_document(profile, plans, rounds[1:], facts, suggested, about)
+    about = {"task": spec.task, "precision": spec.training.precision, "devices": devices, "left_out": left_out}
+    return bench_document(profile, plans, rounds[1:], facts, sizes, suggested, about)

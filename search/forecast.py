@@ -11,7 +11,7 @@ from ..spaces.device import DeviceProfile
 from ..spaces.domain import Choices, Fixed, bounds, values_of
 from ..spaces.errors import InfeasiblePlanError
 from ..spaces.study import StudySpec
-from .setups import micro_batch_cap, planned
+from .setups import lowest_wish, micro_batch_cap, plan_limits, planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,8 @@ def forecast(spec: StudySpec, profile: DeviceProfile, slots: int) -> Forecast:
         law = profile.step_time(devices)
         assert law is not None
         for batch in sample_batches(spec):
-            wished = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
             try:
-                plan = planned(spec, profile, batch, devices, wished)
+                plan = planned(spec, profile, batch, devices, lowest_wish(spec))
             except InfeasiblePlanError:
                 continue
             plans.append(
@@ -70,13 +69,13 @@ def forecast(spec: StudySpec, profile: DeviceProfile, slots: int) -> Forecast:
                     accumulation=plan.accumulation,
                     micro_batch=plan.largest_micro_batch,
                     step_s=law.step_s(plan),
-                    epoch_s=law.train_s(plan, profile.training_set, smallest_micro_batch=profile.smallest_micro_batch),
+                    epoch_s=law.train_s(plan, profile.training_set, **plan_limits(spec, profile, devices)),
                 )
             )
     epochs = bounds(spec.space.epochs)
     epoch_s = [plan.epoch_s for plan in plans]
     fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]
-    evaluation_s = spec.training.evaluations * (profile.evaluation_set or 0) * profile.step_times[0].evaluate_sample_s
+    evaluation_s = spec.training.evaluations * (profile.evaluation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
     # Searched on log scales, so the geometric mean is the middle one.
     middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * math.sqrt(epochs[0] * epochs[1])
     study_s = spec.budget.trials * (middle + evaluation_s) / slots

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from ..objectives.probe import MemoryRow
 from ..spaces.device import DeviceProfile
-from ..spaces.domain import bounds
 from ..spaces.errors import InfeasiblePlanError
 from ..spaces.memory import readable_bytes
 from ..spaces.step_time import StepTime
@@ -18,20 +17,25 @@ from ..spaces.study import StudySpec
 from .export import png_of
 from .forecast import sample_batches
 from .report import column, number, seconds
-from .setups import CostKey, planned
+from .setups import CostKey, lowest_wish, plan_limits, planned, training_cost
 
 
-def profile_document(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], rows: Sequence[MemoryRow]) -> dict[str, Any]:
+def profile_document(
+    spec: StudySpec, task: Mapping[str, Any], profiles: Mapping[CostKey, DeviceProfile], rows: Sequence[MemoryRow]
+) -> dict[str, Any]:
     """The JSON document of `bsearch profile --json`, which `reprice` and `plan` read again.
 
     Args:
+        task: its name and the identity of its code, as a study keeps them.
         profiles: for every combination of parameters that change cost; tables show the first.
     """
     first = next(iter(profiles.values()))
     return {
         "study": spec.study,
+        "task": dict(task),
         "device": first.device,
         "precision": spec.training.precision,
+        "training": training_cost(spec),
         "training_set": first.training_set,
         "memory": memory_document(spec, first, rows) if first.memory else None,
         "speed": [speed_document(spec, first, law) for law in first.step_times],
@@ -44,9 +48,8 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> di
     alone = profile.step_time(1)
     fastest = []
     for batch in sample_batches(spec, 8):
-        wished = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
         try:
-            plan = planned(spec, profile, batch, law.devices, wished)
+            plan = planned(spec, profile, batch, law.devices, lowest_wish(spec))
         except InfeasiblePlanError:
             continue
         assert profile.training_set is not None
@@ -57,7 +60,7 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> di
                 "accumulation": plan.accumulation,
                 "micro_batch": plan.largest_micro_batch,
                 "step_s": step_s,
-                "epoch_s": law.train_s(plan, profile.training_set, smallest_micro_batch=profile.smallest_micro_batch),
+                "epoch_s": law.train_s(plan, profile.training_set, **plan_limits(spec, profile, law.devices)),
                 "samples_per_s": batch / step_s,
             }
         )

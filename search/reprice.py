@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..spaces.device import DeviceProfile
 from ..spaces.errors import InfeasiblePlanError, StudyFileError
+from ..spaces.plan import BatchPlan, plan_batch
+from ..spaces.step_time import fastest_plan
 from ..spaces.study import StudySpec
 from ..spaces.trial import ParetoFront, TrialRecord, TrialSetup
 from .pareto import study_front
-from .setups import known_train_s, planned
+from .setups import known_train_s, plan_limits, planned, training_cost
 
 
 @dataclass(frozen=True, slots=True)
 class KnownDevice:
-    """A device as `bsearch profile --out` wrote it down: a profile for each combination that changes cost."""
+    """A device as `bsearch profile --out` wrote it down: a profile for each combination that changes cost.
+
+    `task` and `training` are what it was profiled with, as studies keep them.
+    """
 
     name: str
+    task: Mapping[str, Any]
+    training: Mapping[str, Any]
     profiles: tuple[tuple[Mapping[str, Any], DeviceProfile], ...]
 
     def profile(self, parameters: Mapping[str, Any]) -> DeviceProfile | None:
@@ -41,15 +48,14 @@ def read_profile(path: Path) -> KnownDevice:
         document = json.loads(path.read_text(encoding="utf-8"))
         known = KnownDevice(
             str(document["device"]),
+            dict(document["task"]),
+            dict(document["training"]),
             tuple((dict(one["parameters"]), DeviceProfile.from_dict(one["profile"])) for one in document["profiles"]),
         )
     except OSError as error:
         raise StudyFileError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise StudyFileError(
-            f"{path}: expected what `bsearch profile STUDY --out FILE` writes, got something else "
-            f"({type(error).__name__}: {error})"
-        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise StudyFileError(f"{path}: expected what `bsearch profile STUDY --out FILE` writes, got something else") from None
     if not all(profile.step_times for _, profile in known.profiles):
         raise StudyFileError(f"{path}: its steps were not timed. Profile again, without --seconds 0.")
     return known
@@ -70,15 +76,30 @@ class Repriced:
 
 
 def repriced(
-    spec: StudySpec, records: Sequence[TrialRecord], attempts: Iterable[Mapping[str, Any]], device: KnownDevice
+    spec: StudySpec,
+    task: Mapping[str, Any],
+    records: Sequence[TrialRecord],
+    attempts: Iterable[Mapping[str, Any]],
+    device: KnownDevice,
 ) -> Repriced:
     """Price a study's complete trials by another device's laws; batch, rate and accuracy stay as they were.
 
     Args:
+        task: the study's, as its identity keeps it.
         attempts: the study's, as `Records.attempts` gives them; a trial's last one holds its setup.
+
+    Raises:
+        StudyFileError: the profile is of another task.
     """
+    if device.task.get("name") != task.get("name"):
+        raise StudyFileError(
+            f"--profile: expected a profile of the task {task.get('name')}, got one of {device.task.get('name')}"
+        )
     setups = {row["number"]: TrialSetup.from_dict(row["setup"]) for row in attempts}
-    priced, left_out, notes, was = [], [], [], {}
+    priced, left_out, was = [], [], {}
+    notes = [f"the profile is of other training: {key} {value}" for key, value in _differing(device, spec)]
+    if device.task != task:
+        notes.append("the profile is of other code of the task")
     for record in records:
         if record.outcome != "complete" or record.train_s is None:
             continue
@@ -88,13 +109,20 @@ def repriced(
             missing = "its parameters that change cost" if profile is None else f"{setup.plan.devices} devices"
             left_out.append(f"trial {record.number}: the profile knows nothing of {missing}")
             continue
+        wished = record.parameters.get("accumulation")
+        limits = plan_limits(spec, profile, setup.plan.devices)
         try:
-            wished = None if spec.space.accumulation is None else setup.plan.accumulation
-            plan = planned(spec, profile, setup.effective_batch, setup.plan.devices, wished)
+            plan = planned(spec, profile, setup.effective_batch, setup.plan.devices, None if wished is None else int(wished))
+            there = replace(
+                setup,
+                plan=plan,
+                largest_micro_batch=limits["largest_micro_batch"],
+                smallest_micro_batch=limits["smallest_micro_batch"],
+            )
+            train_s = known_train_s(profile, there)
         except InfeasiblePlanError as error:
             left_out.append(f"trial {record.number}: {error}")
             continue
-        train_s = known_train_s(profile, plan, setup.samples_budget)
         assert train_s is not None
         if profile.batch_statistics and plan.largest_micro_batch != setup.plan.largest_micro_batch:
             notes.append(
@@ -114,6 +142,12 @@ def repriced(
     return Repriced(study_front(priced, spec.objectives), tuple(priced), was, tuple(left_out), tuple(notes))
 
 
+def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]]:
+    """What of the training that a step's cost hangs on differs, as the profile has it."""
+    ours = training_cost(spec)
+    yield from ((key, value) for key, value in device.training.items() if ours.get(key, value) != value)
+
+
 def repriced_words(before: ParetoFront, after: Repriced) -> str:
     """How the front changed, in a sentence."""
     old, new = ({trial.number for trial in front.trials} for front in (before, after.front))
@@ -123,3 +157,63 @@ def repriced_words(before: ParetoFront, after: Repriced) -> str:
         return ", ".join(map(str, numbers)) or "none"
 
     return f"On both fronts: {named(stayed)}. Joined: {named(joined)}. Left: {named(left)}."
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTime:
+    """What a plan takes on a device: one step, and a training of so many samples."""
+
+    device: str
+    training_set: int
+    samples_budget: int
+    step_s: float
+    train_s: float
+    interval: float | None
+
+
+def planned_on(
+    device: KnownDevice,
+    effective_batch: int,
+    epochs: float,
+    *,
+    devices: int,
+    accumulation: int | None,
+    largest_micro_batch: int | None,
+    smallest_micro_batch: int,
+) -> tuple[BatchPlan, KnownTime]:
+    """A batch as it would be trained on a known device, and how long that takes.
+
+    Raises:
+        StudyFileError: the device was timed with another number of devices, or for several combinations that change cost.
+        InfeasiblePlanError: no plan.
+    """
+    if len(device.profiles) > 1:
+        raise StudyFileError(f"--profile: expected one combination of parameters that change cost, got {len(device.profiles)}")
+    ((_, profile),) = device.profiles
+    law = profile.step_time(devices)
+    if law is None:
+        there = ", ".join(str(one.devices) for one in profile.step_times)
+        raise StudyFileError(f"--devices {devices}: expected a number that the profile was timed on: {there}")
+    caps = (largest_micro_batch, profile.cap_on(devices, 0.0), law.largest_micro_batch)
+    limits: dict[str, Any] = {
+        "largest_micro_batch": min(cap for cap in caps if cap is not None),
+        "smallest_micro_batch": max(smallest_micro_batch, profile.smallest_micro_batch),
+    }
+    plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits)
+    if accumulation is None and not profile.batch_statistics:
+        plan = fastest_plan(plan, law, smallest_micro_batch=limits["smallest_micro_batch"])
+    assert profile.training_set is not None
+    samples = max(1, round(epochs * profile.training_set))
+    most = min(samples, profile.training_set)
+    if effective_batch > most:
+        raise StudyFileError(
+            f"EFFECTIVE_BATCH: expected at most the {most} samples there are to train on, got {effective_batch}"
+        )
+    return plan, KnownTime(
+        device=device.name,
+        training_set=profile.training_set,
+        samples_budget=samples,
+        step_s=law.step_s(plan),
+        train_s=law.train_s(plan, samples, **limits),
+        interval=law.interval,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from ..objectives.probe import device_name, profile_objective
+from ..objectives.probe import device_name, profile_apart, profile_objective
 from ..objectives.trial import start_attempt
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import Fault, StudyFileError
@@ -30,9 +31,12 @@ class SerialRunner:
             raise StudyFileError(
                 Fault("devices.kind", "expected a GPU that torch can use, got none here. Write kind: cpu or auto.")
             )
-        have, most = torch.cuda.device_count(), max(devices.counts)
-        if self.device == "gpu" and have < most:
-            raise StudyFileError(Fault("devices.per_trial", f"expected at most the {have} GPUs of this machine, got {most}"))
+        have, things = torch.cuda.device_count(), "GPUs"
+        if self.device == "cpu":
+            have, things = (os.cpu_count() or 1) // devices.cpus, f"times {devices.cpus} cores"
+        if max(devices.counts) > max(have, 1):
+            message = f"expected at most the {have} {things} of this machine, got {max(devices.counts)}"
+            raise StudyFileError(Fault("devices.per_trial", message))
 
     @property
     def device_id(self) -> str:
@@ -43,7 +47,7 @@ class SerialRunner:
             return profile_objective(reference, request)
         # A process of its own: whatever runs out of memory there leaves nothing behind here.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            return process.submit(profile_objective, reference, request).result()
+            return process.submit(profile_apart, reference, request).result()
 
     def run(self, study: StudyRun) -> None:
         while True:

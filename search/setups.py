@@ -11,7 +11,7 @@ from ..spaces.domain import Range, bounds, values_of
 from ..spaces.errors import Fault, InfeasiblePlanError, StudyFileError
 from ..spaces.learning_rate import RULES_FOR_ADAM, OptimizerSettings, RuleConstants, scaled_settings
 from ..spaces.memory import readable_bytes
-from ..spaces.plan import BatchPlan, plan_batch, step_sizes
+from ..spaces.plan import BatchPlan, plan_batch, step_plans
 from ..spaces.step_time import fastest_plan
 from ..spaces.study import StudySpec
 from ..spaces.trial import Suggestion, TrialSetup
@@ -34,18 +34,14 @@ def trial_setup(
     effective_batch, epochs = int(values.pop("effective_batch")), values.pop("epochs")
     devices = int(values.pop("devices"))
     samples_budget = max(1, round(float(epochs) * training_set))
+    limits = plan_limits(spec, profile, devices)
     plan = planned(spec, profile, effective_batch, devices, values.pop("accumulation", None))
-    limits: dict[str, Any] = {
-        "largest_micro_batch": timed_cap(spec, profile, devices),
-        "smallest_micro_batch": profile.smallest_micro_batch,
-    }
     if effective_batch > samples_budget:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
             violation=effective_batch / samples_budget - 1,
         )
-    for size in set(step_sizes(samples_budget, effective_batch, devices=devices, **limits)):
-        plan_batch(size, devices=devices, **limits)
+    step_plans(plan, samples_budget, **limits)
     reference = OptimizerSettings(
         learning_rate=float(values.pop("reference_rate")),
         betas=spec.training.betas,
@@ -79,7 +75,8 @@ def trial_setup(
         parameters=values,
         evaluation_batch=profile.evaluation_batch,
         memory_limit_bytes=profile.limit_bytes,
-        **limits,
+        largest_micro_batch=limits["largest_micro_batch"],
+        smallest_micro_batch=limits["smallest_micro_batch"],
     )
 
 
@@ -102,8 +99,7 @@ def planned(
         devices=devices,
         accumulation=accumulation,
         accumulation_high=None if domain is None else int(bounds(domain)[1]),
-        largest_micro_batch=timed_cap(spec, profile, devices),
-        smallest_micro_batch=profile.smallest_micro_batch,
+        **plan_limits(spec, profile, devices),
     )
     law = profile.step_time(devices)
     if law is None or domain is not None or profile.batch_statistics:
@@ -124,12 +120,33 @@ def timed_cap(spec: StudySpec, profile: DeviceProfile, devices: int) -> int | No
     return min((cap for cap in caps if cap is not None), default=None)
 
 
-def known_train_s(profile: DeviceProfile, plan: BatchPlan, samples_budget: int) -> float | None:
+def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int) -> dict[str, Any]:
+    """What every plan on so many devices keeps to, as `plan_batch` takes it."""
+    return {
+        "largest_micro_batch": timed_cap(spec, profile, devices),
+        "smallest_micro_batch": profile.smallest_micro_batch,
+        "every_pass": spec.training.sync_batch_norm,
+    }
+
+
+def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     """Seconds that training will take, evaluation left out; None where steps were not timed."""
-    law = profile.step_time(plan.devices)
-    if law is None:
-        return None
-    return law.train_s(plan, samples_budget, smallest_micro_batch=profile.smallest_micro_batch)
+    law = profile.step_time(setup.plan.devices)
+    return None if law is None else law.train_s(setup.plan, setup.samples_budget, **setup.limits)
+
+
+def lowest_wish(spec: StudySpec) -> int | None:
+    """The fewest passes the study wishes for, where it says."""
+    return None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
+
+
+# What of `training` no step's bytes or seconds hang on.
+_NO_COST = {"schedule", "warmup", "evaluations", "seed", "betas", "eps"}
+
+
+def training_cost(spec: StudySpec) -> dict[str, Any]:
+    """What of a study's training a step's bytes and seconds hang on."""
+    return spec.training.model_dump(mode="json", exclude=_NO_COST)
 
 
 # The values of the parameters that change what a step costs; each combination has a profile of its own.
@@ -173,7 +190,7 @@ def legal_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[i
     for profile in profiles:
         lows.append(max(low, fewest * profile.smallest_micro_batch))
         reach = [high, profile.training_set or high]
-        cap = micro_batch_cap(spec, profile, most)
+        cap = timed_cap(spec, profile, most)
         if cap is not None and most_passes is not None:
             reach.append(cap * most_passes * most)
         highs.append(min(reach))
@@ -215,7 +232,6 @@ def profile_request(
     spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = (), *, traces: bool = False
 ) -> ProfileRequest:
     """What to ask a device about a study's task."""
-    highest = spec.memory.largest_micro_batch or int(bounds(spec.space.effective_batch)[1])
     setup = profiling_setup(spec, device, key)
     # Values that are not said to change what a step costs: a law for one of them is to hold for all.
     others = [
@@ -228,7 +244,7 @@ def profile_request(
     return ProfileRequest(
         setup=setup,
         memory=spec.memory,
-        highest=highest,
+        highest=int(bounds(spec.space.effective_batch)[1]),
         traces=traces,
         devices=spec.devices.counts,
         timing_s=float(spec.budget.profile_s),
@@ -297,13 +313,22 @@ def legal_words(spec: StudySpec, legal: tuple[int, int], profiles: Iterable[Devi
     return words
 
 
-def price_words(profiles: Iterable[DeviceProfile]) -> Iterator[str]:
+def price_words(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Iterator[str]:
     """How well training times are known, a line for each number of devices."""
+    profiles = list(profiles)
     laws = [law for profile in profiles for law in profile.step_times]
     if not laws:
         yield "train_s is the clock's: steps were not timed beforehand"
     for devices in sorted({law.devices for law in laws}):
-        trust = [law.interval for law in laws if law.devices == devices]
-        known = [interval for interval in trust if interval is not None]
-        words = f" to ±{max(known):.1%}" if len(known) == len(trust) else " roughly: there was time for a few looks only"
+        these = [law for law in laws if law.devices == devices]
+        intervals, misfits = [law.interval for law in these], [law.misfit[0] for law in these if law.misfit]
+        known = [interval for interval in intervals if interval is not None]
+        words = f" to ±{max(known):.1%}" if len(known) == len(intervals) else " roughly: there was time for a few looks only"
+        if misfits:
+            words += f" (plans between the timed ones: {max(misfits):.1%})"
         yield f"train_s is known beforehand on {devices} device{'s' * (devices > 1)}{words}"
+        caps = [micro_batch_cap(spec, profile, devices) for profile in profiles]
+        largest = -(-int(bounds(spec.space.effective_batch)[1]) // devices)
+        for law, cap in zip(these, caps, strict=False):
+            if law.largest_micro_batch < min(largest, cap or largest):
+                yield f"passes of more than {law.largest_micro_batch} samples were not timed, so none is planned"

@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import Fault, InfeasiblePlanError, LauncherError, StudyFileError
 from ..spaces.learning_rate import RULES_FOR_ADAM
-from ..spaces.plan import plan_batch
+from ..spaces.plan import plan_batch, step_plans
 from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
 from ..spaces.trial import Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
@@ -40,6 +40,7 @@ from .setups import (
     price_words,
     profile_faults,
     profile_request,
+    training_cost,
     trial_setup,
 )
 from .suggest import Suggester, trial_record
@@ -52,9 +53,6 @@ LOST_ATTEMPTS = 3
 INFEASIBLE_IN_A_ROW = 100
 # A trial whose own time departs from the known one by more than this share had neighbours, or was timed beside some.
 CONTENDED = 0.15
-
-# What of `training` no step's bytes or seconds hang on.
-_NO_COST = {"schedule", "warmup", "evaluations", "seed", "betas", "eps"}
 
 Wait = Literal["wait"]
 
@@ -204,7 +202,7 @@ class StudyRun:
     def known_train_s(self, setup: TrialSetup) -> float | None:
         """Seconds that training by a setup takes, by the law; None where trials are timed by the clock."""
         profile = self.profiles[cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})]
-        return known_train_s(profile, setup.plan, setup.samples_budget)
+        return known_train_s(profile, setup)
 
     def recover(self) -> None:
         """Settle what an earlier driver left RUNNING: tell what it had written down, queue the rest anew."""
@@ -239,10 +237,11 @@ class StudyRun:
     # Inside
 
     def _start(self, setup: TrialSetup) -> TrialSetup:
+        facts = _facts(setup, self.known_train_s(setup))
         self._running[setup.number] = (setup, [])
         self._records.begin(setup)
         if setup.attempt == 0:
-            self._suggester.note(setup.number, _facts(setup, self.known_train_s(setup)))
+            self._suggester.note(setup.number, facts)
         self.notify(Event("started", setup=setup))
         return setup
 
@@ -250,25 +249,34 @@ class StudyRun:
         """The next attempt at the same experiment, where one makes sense."""
         if outcome.kind == "interrupted":
             return replace(setup, attempt=setup.attempt + 1)
-        if outcome.kind != "out_of_memory" or setup.plan.largest_micro_batch == 1:
+        if outcome.kind != "out_of_memory":
+            return None
+        if outcome.micro_batch is None:
+            return self._smaller_evaluation(setup)
+        if setup.plan.largest_micro_batch == 1:
             return None
         # The same experiment: batch and rate stay, only the passes get smaller. And no later trial asks for so much.
         key = cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})
-        profile = self.profiles[key].after_out_of_memory(setup.plan.largest_micro_batch, self.spec.memory.headroom)
+        headroom, devices = self.spec.memory.headroom, setup.plan.devices
+        profile = self.profiles[key].after_out_of_memory(setup.plan.largest_micro_batch, headroom, devices)
         known = self.profiles[key].largest_micro_batch
-        if known is None or profile.largest_micro_batch is None or profile.largest_micro_batch < known:
+        if known is None or profile.largest_micro_batch is None or profile.largest_micro_batch <= known:
             self.profiles[key] = profile
-        cap = min(self.profiles[key].largest_micro_batch or 1, setup.plan.largest_micro_batch - 1)
+        cap = min(self.profiles[key].cap_on(devices, headroom) or 1, setup.plan.largest_micro_batch - 1)
+        again = replace(setup, attempt=setup.attempt + 1, largest_micro_batch=cap)
         try:
-            plan = plan_batch(
-                setup.effective_batch,
-                devices=setup.plan.devices,
-                largest_micro_batch=cap,
-                smallest_micro_batch=setup.smallest_micro_batch,
-            )
+            plan = plan_batch(setup.effective_batch, devices=devices, **again.limits)
+            step_plans(plan, setup.samples_budget, **again.limits)
         except InfeasiblePlanError:
             return None
-        return replace(setup, attempt=setup.attempt + 1, plan=plan, largest_micro_batch=cap)
+        return replace(again, plan=plan)
+
+    def _smaller_evaluation(self, setup: TrialSetup) -> TrialSetup | None:
+        """The next attempt with passes of evaluation half as large; those of training were not what failed."""
+        batch = setup.evaluation_batch or setup.plan.largest_micro_batch
+        if batch == 1:
+            return None
+        return replace(setup, attempt=setup.attempt + 1, evaluation_batch=batch // 2)
 
     def _infeasible(self, suggestion: Suggestion, error: InfeasiblePlanError) -> None:
         facts = {"outcome": "infeasible", "message": str(error), **_searched_only(self.spec, suggestion)}
@@ -446,18 +454,23 @@ def run_study(
     records = Records(spec.storage)
     identity = study_identity(spec, task_hash)
     name = study_name(records, spec, identity, fresh=fresh)
-    profiles = study_profiles(spec, runner, task_hash, records, notify)
+    if records.any_counted(name) and not any((records.prices(name) or {}).values()):
+        if spec.budget.profile_s:
+            text = "the study was begun with the clock's times and stays with them; --new begins one with known times"
+            notify(Event("message", text=text))
+        spec = spec.changed({"budget": {"profile_s": 0}})
+    profiles = study_prices(study_profiles(spec, runner, task_hash, records, notify), records, name)
     legal = legal_batches(spec, profiles.values())
     if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, legal)]:
         raise StudyFileError(dict.fromkeys(faults))
     records.keep_study(name, spec.study, identity, spec.model_dump(mode="json"))
     records.take(name)
     try:
-        profiles = priced(profiles, records, name)
+        keep_prices(profiles, records, name)
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
-        run = StudyRun(spec, name, Suggester(spec.storage, name, spec, legal), records, profiles, runner.device, notify)
+        run = StudyRun(spec, name, Suggester(records.url, name, spec, legal), records, profiles, runner.device, notify)
         notify(Event("message", text=legal_words(spec, legal, profiles.values())))
-        for words in price_words(profiles.values()):
+        for words in price_words(spec, profiles.values()):
             notify(Event("message", text=words))
         run.queue_start()
         run.recover()
@@ -493,51 +506,58 @@ def study_profiles(
         about = json.dumps(
             {
                 "task": [spec.task.rpartition(":")[2], task_hash],
-                "request": request.to_dict() | {"setup": _cost_of(request.setup), "timing_s": request.timing_s > 0},
+                "request": request.to_dict()
+                | {"setup": _cost_of(request.setup, training_cost(spec)), "timing_s": request.timing_s > 0},
                 "device": runner.device_id,
                 "torch": version("torch"),
             },
             sort_keys=True,
         )
-        known = records.profile(about)
-        if not known:
-            timing = f" and timing its steps, up to {request.timing_s:g} s," if request.timing_s else ""
+        kept = records.profile(about)
+        known = DeviceProfile.from_dict(kept) if kept else None
+        if known is not None and known.rough and request.timing_s > known.timing_s:
+            known = None  # there is more time now than there was
+        if known is None:
+            timing = (
+                f" and timing its steps for up to {request.timing_s:g} s or a look at each size," if request.timing_s else ""
+            )
             values = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
             notify(Event("message", text=f"trying the training code{values}{timing} on a worker ..."))
-        profile = DeviceProfile.from_dict(known) if known else runner.profile(spec.task, request)
-        if not known:
+        profile = known or runner.profile(spec.task, request)
+        if known is None:
             records.keep_profile(about, profile.to_dict())
         profiles[key] = profile
     return profiles
 
 
-def priced(profiles: Mapping[CostKey, DeviceProfile], records: Records, study: str) -> dict[CostKey, DeviceProfile]:
+def study_prices(profiles: Mapping[CostKey, DeviceProfile], records: Records, study: str) -> dict[CostKey, DeviceProfile]:
     """The profiles with the step-time laws that the study was begun with: one study has one kind of seconds.
 
-    Raises:
-        StudyFileError: its trials have known times, and this run would time them by the clock.
+    Until a trial counts, the newest laws are as good as any, and its code may have been mended.
     """
     now = {json.dumps(key): [law.to_dict() for law in profile.step_times] for key, profile in profiles.items()}
-    kept = records.prices(study)
-    if kept is None:
-        # Trials of before prices were kept were timed by the clock.
-        kept = {key: [] for key in now} if records.any_counted(study) else now
-        records.keep_prices(study, kept)
+    # Trials of before prices were kept were timed by the clock.
+    kept = (records.prices(study) or {key: [] for key in now}) if records.any_counted(study) else now
     return {
         key: replace(profile, step_times=tuple(map(StepTime.from_dict, kept[json.dumps(key)])))
         for key, profile in profiles.items()
     }
 
 
-def _cost_of(setup: TrialSetup) -> dict[str, Any]:
+def keep_prices(profiles: Mapping[CostKey, DeviceProfile], records: Records, study: str) -> None:
+    """Write down the laws that price a study's trials."""
+    laws = {json.dumps(key): [law.to_dict() for law in profile.step_times] for key, profile in profiles.items()}
+    records.keep_prices(study, laws)
+
+
+def _cost_of(setup: TrialSetup, cost: Mapping[str, Any]) -> dict[str, Any]:
     """What of a setup a profile hangs on."""
-    training = setup.training
     return {
         "parameters": dict(setup.parameters),
         "metric": setup.metric,
         "folder": setup.folder,
         "cpus": setup.cpus,
-        "training": training.model_dump(mode="json", exclude=_NO_COST),
+        "training": cost,
     }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
 from .memory import MemoryLaw
-from .step_time import StepTime
+from .step_time import PRECISION, StepTime
 from .study import Memory
 from .trial import Parameter, TrialSetup
 
@@ -28,6 +29,7 @@ class DeviceProfile:
         limit_bytes: what of it a trial may hold; None where there is no limit.
         largest_micro_batch: the most samples in a training pass that fit the limit less its headroom.
         evaluation_batch: samples of an evaluation pass, which keeps no activations and so takes more.
+        timing_s: seconds that timing was given; a rough law is timed anew where there are more.
         memory: the law behind these; None where nothing limits them.
         gradient_bytes: what one more copy of the gradients takes: several devices keep one to talk with.
         step_times: the step-time law for each number of devices that a trial may have; none where steps were not timed.
@@ -53,6 +55,7 @@ class DeviceProfile:
     gradient_bytes: int = 0
     step_times: tuple[StepTime, ...] = ()
     other_costs: tuple[tuple[str, Parameter, float], ...] = ()
+    timing_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,18 +73,28 @@ class DeviceProfile:
             }
         )
 
+    @property
+    def rough(self) -> bool:
+        """Whether some law is less certain than timing aims at."""
+        return any(law.interval is None or law.interval > PRECISION for law in self.step_times)
+
     def step_time(self, devices: int = 1) -> StepTime | None:
         """The law for so many devices, where it was measured."""
         return next((law for law in self.step_times if law.devices == devices), None)
 
+    def usable_bytes(self, devices: int, headroom: float) -> float:
+        """What a trial on so many devices may hold on each: several keep one more copy of the gradients to talk with."""
+        if self.limit_bytes is None:
+            return math.inf
+        return self.limit_bytes * (1 - headroom) - (self.gradient_bytes if devices > 1 else 0)
+
     def cap_on(self, devices: int, headroom: float) -> int | None:
         """The most samples that fit a pass of a trial on so many devices; None where nothing limits them."""
-        if devices == 1 or self.memory is None or self.limit_bytes is None or self.largest_micro_batch is None:
+        if devices == 1 or self.memory is None or self.largest_micro_batch is None:
             return self.largest_micro_batch
-        usable = self.limit_bytes * (1 - headroom) - self.gradient_bytes
-        return min(self.memory.largest_micro_batch(usable) or 1, self.largest_micro_batch)
+        return min(self.memory.largest_micro_batch(self.usable_bytes(devices, headroom)) or 1, self.largest_micro_batch)
 
-    def after_out_of_memory(self, micro_batch: int, headroom: float) -> Self:
+    def after_out_of_memory(self, micro_batch: int, headroom: float, devices: int = 1) -> Self:
         """The profile after a micro-batch it allowed did not fit: the law is raised, and the cap follows it.
 
         Where nothing fits any more, or there is no law, the cap is half of what failed.
@@ -89,8 +102,10 @@ class DeviceProfile:
         cap = max(micro_batch // 2, 1)
         law = self.memory
         if law is not None and self.limit_bytes is not None:
-            law = law.raised_by(micro_batch, self.limit_bytes * (1 - headroom))
-            cap = min(law.largest_micro_batch(self.limit_bytes * (1 - headroom)) or cap, micro_batch - 1)
+            law = law.raised_by(micro_batch, self.usable_bytes(devices, headroom))
+            alone = law.largest_micro_batch(self.usable_bytes(1, headroom))
+            # What failed on several devices may fit one, which keeps no second copy of the gradients.
+            cap = min(alone or cap, micro_batch - 1) if devices == 1 else alone or cap
         return replace(self, memory=law, largest_micro_batch=max(cap, 1))
 
 
@@ -101,7 +116,7 @@ class ProfileRequest:
     Args:
         setup: any setup of the study with the parameters that change cost; its plan and budget are not used.
         memory: the study's limits.
-        highest: the largest micro-batch that could ever be asked for.
+        highest: the largest effective batch that could ever be asked for.
         traces: look into memory even where the study sets no limit.
         devices: the numbers of devices that a trial may have.
         timing_s: seconds that timing steps may take, for each of them; 0 leaves it out.

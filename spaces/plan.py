@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import InfeasiblePlanError
 
@@ -92,6 +93,7 @@ def plan_batch(
     accumulation: int | None = None,
     largest_micro_batch: int | None = None,
     smallest_micro_batch: int = 1,
+    every_pass: bool = False,
     accumulation_high: int | None = None,
 ) -> BatchPlan:
     """Plan one step under a cap: the fewest passes that fit, or the wished number where that is more.
@@ -100,6 +102,7 @@ def plan_batch(
         accumulation: wished passes per step; below the legal minimum it is raised to it.
         largest_micro_batch: the cap, samples that fit one pass on one device; None for no cap.
         smallest_micro_batch: samples below which the model does not work (2 with batch statistics).
+        every_pass: no device may skip a pass, because devices talk in each (synchronised batch statistics).
         accumulation_high: passes the study allows at most.
 
     Raises:
@@ -128,7 +131,35 @@ def plan_batch(
             f"got {plan.smallest_micro_batch}",
             violation=(smallest_micro_batch - plan.smallest_micro_batch) / smallest_micro_batch,
         )
+    if every_pass and plan.shares[-1] < plan.accumulation:
+        raise InfeasiblePlanError(
+            f"effective_batch {effective_batch} in {plan.accumulation} passes on {devices} devices: expected samples for every "
+            "pass of every device, since synchronised batch statistics are talked about in each",
+            violation=plan.accumulation / plan.shares[-1] - 1,
+        )
     return plan
+
+
+def step_plans(plan: BatchPlan, samples_budget: int, **limits: Any) -> tuple[int, tuple[BatchPlan, ...]]:
+    """How a whole training is stepped: so many steps by the plan itself, then the plans of its last steps.
+
+    What a worker runs and what the step-time law prices is this.
+
+    Args:
+        limits: `largest_micro_batch`, `smallest_micro_batch` and `every_pass` as for `plan_batch`.
+
+    Raises:
+        InfeasiblePlanError: the last step's remainder has no plan, nor has it together with the step before.
+
+    >>> step_plans(BatchPlan(4, accumulation=2), 10, largest_micro_batch=4)
+    (2, (BatchPlan(effective_batch=2, accumulation=1, devices=1),))
+    """
+    batch, devices = plan.effective_batch, plan.devices
+    # All but the last two steps are alike, and there may be millions of them.
+    alike = max(samples_budget // batch - 1, 0)
+    sizes = list(step_sizes(samples_budget - alike * batch, batch, devices=devices, **limits))
+    full = sum(size == batch for size in sizes)
+    return alike + full, tuple(plan_batch(size, devices=devices, **limits) for size in sizes if size != batch)
 
 
 def step_sizes(
@@ -136,8 +167,7 @@ def step_sizes(
     effective_batch: int,
     *,
     devices: int = 1,
-    largest_micro_batch: int | None = None,
-    smallest_micro_batch: int = 1,
+    **limits: Any,
 ) -> Iterator[int]:
     """Samples of each step of a training, in order: they sum to `samples_budget` exactly.
 
@@ -149,12 +179,7 @@ def step_sizes(
     steps, remainder = divmod(samples_budget, effective_batch)
     if remainder:
         try:
-            plan_batch(
-                remainder,
-                devices=devices,
-                largest_micro_batch=largest_micro_batch,
-                smallest_micro_batch=smallest_micro_batch,
-            )
+            plan_batch(remainder, devices=devices, **limits)
         except InfeasiblePlanError:
             if steps == 0:
                 raise

@@ -7,7 +7,6 @@ largest size that was timed it says nothing.
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,8 +18,10 @@ import numpy as np
 from scipy.optimize import nnls
 
 from .errors import ProbeError
-from .plan import BatchPlan, plan_batch, step_sizes
+from .plan import BatchPlan, step_plans
 
+# The interval, relative, at which timing is content.
+PRECISION = 0.02
 # Resamples of the rounds for an interval; more move its first digit no further.
 _RESAMPLES = 200
 # Passes beyond which none was ever faster.
@@ -52,7 +53,7 @@ class StepTime:
     Args:
         points: (micro-batch, seconds of a forward and backward pass), sizes ascending.
         update_s: what a step takes besides its passes: the optimizer, and on several devices their talk.
-        evaluate_sample_s: seconds of evaluating one sample; known beside the law and no part of a step.
+        evaluate_sample_s: seconds of evaluating one sample, where that was timed; no part of a step.
         interval: half width of the predictions' 95 % interval, relative, the widest of the timed plans; None where too
             few rounds were timed to say.
         misfit: how far the law misses a timed plan that it was not fitted to, relative, median and worst.
@@ -65,7 +66,7 @@ class StepTime:
     points: tuple[tuple[int, float], ...]
     update_s: float
     devices: int = 1
-    evaluate_sample_s: float = 0.0
+    evaluate_sample_s: float | None = None
     interval: float | None = None
     misfit: tuple[float, float] | None = None
     timed: tuple[TimedPlan, ...] = ()
@@ -89,24 +90,17 @@ class StepTime:
             )
         return self._seconds(plan)
 
-    def train_s(self, plan: BatchPlan, samples_budget: int, *, smallest_micro_batch: int = 1) -> float:
+    def train_s(self, plan: BatchPlan, samples_budget: int, **limits: Any) -> float:
         """Seconds of a whole training: its steps times the seconds of one, its last step as large as it is.
+
+        Args:
+            limits: those that the trial plans under: see `spaces.plan.step_plans`.
 
         >>> StepTime(((1, 1.0), (100, 1.0)), update_s=0.0).train_s(BatchPlan(100, accumulation=2), 1050)
         21.0
         """
-        limits: dict[str, Any] = {"largest_micro_batch": plan.largest_micro_batch, "smallest_micro_batch": smallest_micro_batch}
-        step_s = self.step_s(plan)
-        # All but the last step or two are alike, and there may be millions of them.
-        alike = max(samples_budget // plan.effective_batch - 1, 0)
-        rest = list(
-            step_sizes(samples_budget - alike * plan.effective_batch, plan.effective_batch, devices=plan.devices, **limits)
-        )
-        others = (
-            step_s if size == plan.effective_batch else self._seconds(plan_batch(size, devices=plan.devices, **limits))
-            for size in rest
-        )
-        return alike * step_s + sum(others)
+        full, last = step_plans(plan, samples_budget, **limits)
+        return full * self.step_s(plan) + sum(map(self._seconds, last))
 
     def pass_s(self, micro_batch: int) -> float:
         """Seconds of one forward and backward pass."""
@@ -178,15 +172,17 @@ def with_trust(law: StepTime, seed: int = 0) -> StepTime:
 
 
 def _interval(timed: Sequence[TimedPlan], seed: int) -> float | None:
-    if min(len(one.rounds) for one in timed) < _FEWEST_ROUNDS:
+    """Whole rounds are resampled: plans of one round were timed under the same load."""
+    seconds = np.array([one.rounds for one in timed])  # (plans, rounds)
+    if seconds.shape[1] < _FEWEST_ROUNDS:
         return None
     sizes = _sizes(timed)
     terms = np.array([_terms(one.plan, sizes) for one in timed])
-    chance = random.Random(seed)
+    chance = np.random.default_rng(seed)
     predictions = []
     for _ in range(_RESAMPLES):
-        seconds = np.array([median(chance.choices(one.rounds, k=len(one.rounds))) for one in timed])
-        predictions.append(terms @ _solved(terms, seconds))
+        drawn = chance.integers(seconds.shape[1], size=seconds.shape[1])
+        predictions.append(terms @ _solved(terms, np.median(seconds[:, drawn], axis=1)))
     low, middle, high = np.percentile(np.array(predictions), [2.5, 50, 97.5], axis=0)
     return float(((high - low) / 2 / middle).max())
 
@@ -206,7 +202,8 @@ def _misfit(timed: Sequence[TimedPlan]) -> tuple[float, float] | None:
 def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 1) -> BatchPlan:
     """The number of passes, from the plan's own up, of the least known step time.
 
-    More passes than needed have to save 3 % of the time and twice the law's interval; what saves less may be noise.
+    More passes than needed have to save 3 % of the time, and twice the law's interval and misfit; what saves less may be
+    noise, or a line drawn where the truth bends.
 
     >>> law = StepTime(((1, 0.002), (64, 0.065), (256, 2.0)), update_s=0.0, interval=0.01)
     >>> fastest_plan(BatchPlan(256), law).accumulation
@@ -214,7 +211,8 @@ def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 
     """
     if law.interval is None:
         return plan
-    best, best_s = plan, law.step_s(plan) * (1 - max(0.03, 2 * law.interval))
+    misfit = law.misfit[0] if law.misfit else 0.0
+    best, best_s = plan, law.step_s(plan) * (1 - max(0.03, 2 * law.interval, 2 * misfit))
     for accumulation in range(plan.accumulation + 1, min(_MOST_PASSES, plan.shares[-1] // smallest_micro_batch) + 1):
         other = BatchPlan(plan.effective_batch, accumulation, plan.devices)
         if (other_s := law.step_s(other)) < best_s * (1 - 1e-9):

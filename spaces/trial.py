@@ -62,6 +62,15 @@ class TrialSetup:
         return self.plan.effective_batch
 
     @property
+    def limits(self) -> dict[str, Any]:
+        """What every plan of this trial keeps to, as `plan_batch` takes it."""
+        return {
+            "largest_micro_batch": self.largest_micro_batch,
+            "smallest_micro_batch": self.smallest_micro_batch,
+            "every_pass": self.training.sync_batch_norm,
+        }
+
+    @property
     def learning_rate(self) -> float:
         return self.optimizer.learning_rate
 

@@ -6,22 +6,43 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from bsearch.objectives import probe
 from bsearch.objectives.batches import in_order
 from bsearch.objectives.loading import load_objective
 from bsearch.objectives.training import TrainingRun, batch_norms
+from bsearch.spaces.device import ProfileRequest
+from bsearch.spaces.study import Memory
 from bsearch.spaces.trial import TrialSetup
 
 
 def trained(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[torch.Tensor]]:
-    """Parameters after so many steps, then the running statistics all agree on."""
+    """The losses of so many steps, then the parameters after them."""
     run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
     losses = [float(run.step(run.passes(plan, loader), plan.effective_batch)) for _ in range(steps)]
+    yield [torch.tensor(losses, dtype=torch.float64), *(p.detach().clone() for p in run.parameters)]
+
+
+def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tuple[list[list[float]], list[float]]]:
+    """Every rank's running means and variances after so many steps, and what they agreed on."""
+    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run.model.train()
+    plan = run.setup.plan
+    loader = run.loader([plan] * steps)
+    for _ in range(steps):
+        run.step(run.passes(plan, loader), plan.effective_batch)
+
+    def here() -> list[float]:
+        norms = list(batch_norms(run.model))
+        return [float(x) for norm in norms for part in (norm.running_mean, norm.running_var) if part is not None for x in part]
+
+    before = run.ranks.gathered({"all": [here()]})["all"]
     run.ranks.agree_on_buffers(run.model)
-    statistics = [norm.running_mean for norm in batch_norms(run.model) if norm.running_mean is not None]
-    yield [torch.tensor(losses, dtype=torch.float64), *(p.detach().clone() for p in run.parameters), *statistics]
+    after = run.ranks.gathered({"all": [here()]})["all"]
+    assert all(one == after[0] for one in after)
+    yield before, after[0]
 
 
 def evaluated(reference: str, setup: dict[str, Any], batch: int | None) -> Iterator[dict[str, float]]:
@@ -30,8 +51,28 @@ def evaluated(reference: str, setup: dict[str, Any], batch: int | None) -> Itera
     yield run.evaluate(None if batch is None else in_order(count, batch, 0))
 
 
+def plans_run(reference: str, setup: dict[str, Any]) -> Iterator[list[tuple[int, ...]]]:
+    """The sizes of the passes that this rank really ran, step by step."""
+    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    ran: list[tuple[int, ...]] = []
+    step = run.step
+    run.step = lambda passes, size: (ran.append(tuple(samples for samples, _ in passes)), step(passes, size))[1]  # type: ignore[method-assign,func-returns-value]
+    for _ in run.measurements():
+        pass
+    yield ran
+
+
 def who(times: int) -> Iterator[int]:
     """This rank's process, again and again."""
     for _ in range(times):
         dist.barrier()
         yield os.getpid()
+
+
+def profiled(name: str) -> int:
+    """The number of devices that a profile was made for, by one function of the probe or the other."""
+    from test_training import setup
+
+    request = ProfileRequest(setup(), Memory(), highest=64, devices=(2,), timing_s=0.1)
+    made = getattr(probe, name)("bsearch.objectives.digits:Digits", request)
+    return int(made.step_times[0].devices)

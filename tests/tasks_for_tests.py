@@ -255,3 +255,30 @@ class LabelledDigits(Digits):
     def model(self, setup: TrialSetup) -> nn.Module:
         assert setup.parameters["label"] in ("a", "b")
         return super().model(setup)
+
+
+class SlowDataset(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Points of which each takes its time to read."""
+
+    def __init__(self, data: TensorDataset, sample_s: float) -> None:
+        self.data, self.sample_s = data, sample_s
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        time.sleep(self.sample_s)
+        inputs, label = self.data[index]
+        return inputs, label
+
+
+class SlowInput(Points):
+    def data(self, setup: TrialSetup) -> Data:
+        return Data(SlowDataset(points(400, 0), float(setup.parameters["sample_s"])), points(20, 1))
+
+
+class RaisesLarge(Points):
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if len(batch[1]) > 100:
+            raise ValueError("too many")
+        return super().loss(model, batch, setup)

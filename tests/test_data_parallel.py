@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from bsearch.objectives.data_parallel import RankDiedError, RankProcesses, close_ranks, rank_processes
 from bsearch.objectives.loading import objective_hash
 from bsearch.objectives.trial import start_attempt
@@ -25,7 +24,7 @@ from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, Outcome
 from conftest import TASKS
-from rank_jobs import evaluated, trained, who
+from rank_jobs import evaluated, statistics, trained, who
 from test_training import setup
 
 WIDE = f"{TASKS}:WideNet"
@@ -61,11 +60,10 @@ def test_clipping_and_parameters_that_are_never_used_change_nothing(ranks: RankP
 
 
 def test_ranks_agree_on_running_statistics(ranks: RankProcesses) -> None:
-    reference = f"{TASKS}:NeedsTwo"
-    (alone,) = trained(reference, on(1, 200), 4)
-    (shared,) = ranks.run(trained, reference, on(2, 200), 4)
-    assert torch.allclose(alone[-1], shared[-1], atol=0.05)
-    assert not torch.equal(shared[-1], torch.zeros(2))
+    ((before, after),) = ranks.run(statistics, f"{TASKS}:NeedsTwo", on(2, 201, 3), 4)
+    assert len(before) == 2
+    assert before[0] != before[1]  # each saw its own samples
+    assert after == pytest.approx([sum(pair) / 2 for pair in zip(*before, strict=True)], rel=1e-6)
 
 
 @pytest.mark.parametrize("batch", [1, 64, 77, 301])
@@ -151,6 +149,24 @@ def test_a_rank_killed_between_trials_is_told() -> None:
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(RankDiedError, match="rank 0 of 2 died by SIGKILL"):
         list(reports)
+
+
+def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """As the serial runner makes them on GPUs: ranks that wait for more work must not keep that process from ending."""
+    script = tmp_path / "profiles.py"
+    script.write_text(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from multiprocessing import get_context\n"
+        "from rank_jobs import profiled\n"
+        "if __name__ == '__main__':\n"
+        "    for name in ('profile_apart', 'profile_objective'):\n"
+        "        with ProcessPoolExecutor(1, mp_context=get_context('spawn')) as process:\n"
+        "            print(process.submit(profiled, name).result(), flush=True)\n"
+    )
+    jobs = Path(__file__).parent
+    done = subprocess.run([sys.executable, str(script), str(jobs)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split() == ["2", "2"], done.stderr
 
 
 def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:

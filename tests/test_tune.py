@@ -52,7 +52,9 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 def test_devices_that_are_not_there_are_told(ray_address: str, tmp_path: Path) -> None:
     with (
-        pytest.raises(LauncherError, match=r"devices: expected .*'GPU': 1.* for one trial; the cluster has .*'CPU': 2"),
+        pytest.raises(
+            LauncherError, match=r"a trial on 1 device needs 1 CPUs, 1 GPUs on one machine; there are machines with 2 CPUs"
+        ),
         TuneRunner(Cluster(address=ray_address), Devices(kind="gpu"), tmp_path / "ray.log"),
     ):
         pass
