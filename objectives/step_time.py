@@ -28,10 +28,10 @@ from .loading import load_objective
 from .task import Task
 from .training import StepClock, TrainingRun
 
-# Steps in a row: the first after a change of shape is up to 1.45 times slower and is dropped.
-_DROPPED, _KEPT = 1, 3
-# Steps longer than this are timed once in a row: they are not noisy, and there are few of them in a training.
-_LONG_S = 0.3
+# Steps in a row whose mean counts, by the seconds that one takes at most; the first after a change of shape is up to 1.45
+# times slower and is dropped. Three short steps in a row came out slower than a training's, ten do not (docs/log.md).
+_DROPPED = 1
+_KEPT = ((0.05, 10), (0.3, 3), (math.inf, 1))
 # Samples to time evaluation with, and rounds in which it is timed.
 _EVALUATED, _EVALUATED_ROUNDS = 512, 3
 # Rounds before the law's interval is asked for.
@@ -89,7 +89,7 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
     run.stand_still()
     clock, summed = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
     orders = _orders(len(plans))
-    kept = [_KEPT] * len(plans)
+    kept = [3] * len(plans)
     # With loader processes the order of steps is fixed some passes ahead, so how many there are is settled beforehand.
     loader = run.loader(
         plans[index]
@@ -102,8 +102,9 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
         evaluations: dict[int, float] = {}
         for index in order:
             steps[index] = _timed(run, plans[index], loader, _ahead(run, plans[index], kept[index]), clock, summed)
-            if not run.setup.training.workers and run.ranks.longest(steps[index][0]) > _LONG_S:
-                kept[index] = 1
+            if number == 0 and not run.setup.training.workers:
+                step_s = run.ranks.longest(steps[index][0])
+                kept[index] = next(count for limit_s, count in _KEPT if step_s <= limit_s)
             if evaluates_each:
                 evaluations[index] = _evaluated(run, plans[index].largest_micro_batch)
         if not evaluates_each and number < _EVALUATED_ROUNDS:
@@ -156,25 +157,18 @@ def _timed(
 
     input_s = waiting()
 
-    def step() -> float:
+    def step() -> None:
         waits.append(0.0)
-        begun = time.perf_counter()
         run.train_step(plan, input_s, 0.5, clock, summed)
-        return time.perf_counter() - begun
 
     for _ in range(_dropped(run, plan)):
         step()
     waits.clear()
-    if run.device.type == "cpu" and not run.setup.training.workers:
-        return median(step() for _ in range(kept)), median(waits)
-    # A GPU runs behind its driver and loaders run ahead of it: only the steps together have a time.
-    if run.device.type == "cuda":
-        torch.cuda.synchronize(run.device)
+    clock.restart()  # waits for a GPU, which runs behind its driver: only the steps together have a time
     begun = time.perf_counter()
     for _ in range(kept):
         step()
-    if run.device.type == "cuda":
-        torch.cuda.synchronize(run.device)
+    clock.restart()
     return (time.perf_counter() - begun) / kept, sum(waits) / kept
 
 
