@@ -34,6 +34,7 @@ from .setups import (
     CostKey,
     cost_key,
     cost_keys,
+    known_seconds,
     known_train_s,
     legal_batches,
     legal_words,
@@ -468,7 +469,15 @@ def run_study(
     try:
         keep_prices(profiles, records, name)
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
-        run = StudyRun(spec, name, Suggester(records.url, name, spec, legal), records, profiles, runner.device, notify)
+        run = StudyRun(
+            spec,
+            name,
+            Suggester(records.url, name, spec, legal, known_seconds(spec, name, profiles, runner.device)),
+            records,
+            profiles,
+            runner.device,
+            notify,
+        )
         notify(Event("message", text=legal_words(spec, legal, profiles.values())))
         for words in price_words(spec, profiles.values()):
             notify(Event("message", text=words))

@@ -6,13 +6,15 @@ both directions, metric names, parameters by their own names, derived values as 
 
 from __future__ import annotations
 
+import importlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -21,11 +23,48 @@ from ..spaces.errors import Fault, LauncherError, StudyFileError
 from ..spaces.study import StudySpec
 from ..spaces.trial import Suggestion, TrialRecord
 from .records import masked, storage_engine, tune_sqlite
+from .sampler import FrontSampler
 
 _STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}
 
 # Optuna's own word for a trial's constraints; its dashboard and its samplers read this system attribute.
 _CONSTRAINTS = "constraints"
+
+
+def _sampler(
+    spec: StudySpec,
+    searched: Mapping[str, BaseDistribution],
+    known_seconds: Callable[[Mapping[str, Any]], float] | None,
+    seed: int,
+) -> BaseSampler:
+    """The sampler that the study names.
+
+    Raises:
+        StudyFileError: it names one that cannot be imported or is none.
+    """
+    match spec.sampler:
+        case "front":
+            # Its first points are told apart by their trials' numbers, so its seed stays.
+            return FrontSampler(space=searched, known_seconds=known_seconds, seed=spec.training.seed)
+        case "tpe":
+            return optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed)
+        case "gp":
+            return optuna.samplers.GPSampler(seed=seed)
+        case "nsga2":
+            return optuna.samplers.NSGAIISampler(seed=seed)
+        case "qmc":
+            return optuna.samplers.QMCSampler(seed=seed, warn_independent_sampling=False)
+        case "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+    module, _, name = spec.sampler.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), name)
+        sampler = made() if isinstance(made, type) else made
+    except Exception as error:
+        raise StudyFileError(Fault("sampler", f"{spec.sampler}: {type(error).__name__}: {error}")) from None
+    if not isinstance(sampler, BaseSampler):
+        raise StudyFileError(Fault("sampler", f"expected an Optuna sampler at {spec.sampler}, got {type(sampler).__name__}"))
+    return sampler
 
 
 @contextmanager
@@ -69,7 +108,14 @@ def distribution(domain: Domain) -> BaseDistribution:
 class Suggester:
     """One Optuna study under our rules. `name` is its full name in the storage; `legal` the batches that can be planned."""
 
-    def __init__(self, url: str, name: str, spec: StudySpec, legal: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        spec: StudySpec,
+        legal: tuple[int, int] | None = None,
+        known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
+    ) -> None:
         self.url, self.spec = url, spec
         self.storage = open_storage(url)
         self.searched = {key: distribution(domain) for key, domain in spec.searched().items()}
@@ -95,9 +141,7 @@ class Suggester:
             if not trials:
                 self.study.set_metric_names([spec.objectives.speed, metric.metric])
             # A sampler made anew with the same seed replays its first points.
-            self.study.sampler = optuna.samplers.TPESampler(
-                multivariate=True, constant_liar=True, seed=spec.training.seed + len(trials)
-            )
+            self.study.sampler = _sampler(spec, self.searched, known_seconds, spec.training.seed + len(trials))
 
     def ask(self) -> Suggestion:
         """The next thing to try; the trial is RUNNING from here on."""

@@ -303,6 +303,17 @@ class Cluster(Section):
     trials_at_once: StrictInt | None = Field(None, ge=1, description="Trials that run side by side at most.")
 
 
+SAMPLERS = ("front", "tpe", "gp", "nsga2", "qmc", "random")
+
+
+def _sampler(value: str) -> str:
+    if re.fullmatch(r"[\w.]+:[A-Za-z_]\w*", value):
+        return value
+    if value not in SAMPLERS:
+        raise fault(f"expected one of {', '.join(SAMPLERS)}, or module:attr; got {value!r}.{near_miss(value, SAMPLERS)}")
+    return value
+
+
 def _study_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
         raise fault(f"expected a name of letters, digits, '.', '_' and '-', got {value!r}")
@@ -329,6 +340,11 @@ class StudySpec(Section):
     start: tuple[dict[str, Scalar], ...] = Field((), description="Settings to try first: what you use today.")
     storage: Annotated[StrictStr, Field(min_length=1)] | None = Field(
         None, description="SQLAlchemy URL of the results; default: SQLite beside the study file."
+    )
+    sampler: Annotated[StrictStr, AfterValidator(_sampler)] = Field(
+        "tpe",
+        description=f"Who proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler. "
+        "front is ours, the others Optuna's.",
     )
     cluster: Cluster = Cluster()
 

@@ -1,0 +1,321 @@
+"""FrontSampler: propose the trial with the most expected gain in hypervolume at its time.
+
+Two Gaussian processes believe in log seconds (or a law that knows them) and in accuracy. For two objectives the expected
+gain has a closed form: the front cuts the time axis into strips with a level each, and a candidate gains, in every strip it
+is early enough for, what it is expected to rise above that level. It is an ordinary Optuna sampler, for plain Optuna too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from scipy.special import ndtr, ndtri
+from scipy.stats import qmc, rankdata
+
+from .gaussian_process import Array, GaussianProcess, conditioned, fitted
+
+# Candidates that are looked at: spread over the space, then around the best, in so many ever smaller rounds.
+_SPREAD, _AROUND, _ROUNDS = 1024, 256, 3
+# Steps of a fit from nothing, and from the last trial's, which one more point moves little.
+_FIRST_STEPS, _MORE_STEPS = 40, 8
+# Trials from which the last fit is a good beginning; before, one more may turn the picture round.
+_SETTLED = 60
+# Finished trials up to which exact processes are quick; beyond, Optuna's multivariate TPE goes on.
+MOST_TRIALS = 300
+# Points before the model speaks: so many more than there are parameters.
+_FIRST = 2
+# Nodes of Gauss and Hermite's quadrature, for expectations of what is normal on its ranks' scale.
+_NODES, _SHARES = np.polynomial.hermite_e.hermegauss(20)
+_SHARES = _SHARES / _SHARES.sum()
+
+
+class FrontSampler(BaseSampler):
+    """Expected hypervolume improvement over seconds (first objective) and accuracy (second).
+
+    Studies of other than two objectives, and of more than 300 finished trials, go on with Optuna's multivariate TPE.
+
+    Args:
+        space: what is searched; not given, what finished trials have in common.
+        known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned at all, which
+            is then never proposed.
+        seed: of the first points and of the candidates.
+    """
+
+    def __init__(
+        self,
+        *,
+        space: Mapping[str, BaseDistribution] | None = None,
+        known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._space = dict(space) if space is not None else None
+        self._known_seconds = known_seconds
+        self._seed = seed
+        self._independent = RandomSampler(seed=seed)
+        self._common = IntersectionSearchSpace()
+        self._many = TPESampler(multivariate=True, constant_liar=True, seed=seed)
+        self._last: dict[str, tuple[Array, float]] = {}  # length scales and noise of the last fits, to begin the next from
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        space = self._space if self._space is not None else self._common.calculate(study)
+        return {name: distribution for name, distribution in space.items() if not distribution.single()}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+        if not search_space:
+            return {}
+        coding = Coding(search_space)
+        trials = study.get_trials(deepcopy=False)
+        done = [
+            one
+            for one in trials
+            if one.state == TrialState.COMPLETE and one.values is not None and set(search_space) <= set(one.params)
+        ]
+        number = trial.number
+        if len(done) > MOST_TRIALS or len(study.directions) != 2:
+            return self._many.sample_relative(study, trial, self._many.infer_relative_search_space(study, trial))
+        if len(done) < len(search_space) + _FIRST:
+            return coding.decode(_sobol(coding.width, self._seed, number))
+        running = [
+            one
+            for one in trials
+            if one.state == TrialState.RUNNING and one.number != number and set(search_space) <= set(one.params)
+        ]
+        points = np.array([coding.encode(one.params) for one in done])
+        values = np.array([one.values for one in done])
+        signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
+        model = FrontModel(points, -signs[0] * values[:, 0], signs[1] * values[:, 1], self._last)
+        model.await_(
+            np.array([coding.encode(one.params) for one in running]).reshape(len(running), coding.width), self._known(coding)
+        )
+        return coding.decode(model.best(coding, self._known(coding), np.random.default_rng((self._seed, number))))
+
+    def _known(self, coding: Coding) -> Callable[[Array], Array | None]:
+        """Log seconds of encoded points by the law; None where there is none."""
+        law = self._known_seconds
+        if law is None:
+            return lambda points: None
+
+        def log_seconds(points: Array) -> Array | None:
+            return np.asarray(np.log([law(coding.decode(point)) for point in points]))
+
+        return log_seconds
+
+
+class Coding:
+    """Parameters as points of a cube: numbers on their own scale, categories as corners."""
+
+    def __init__(self, space: Mapping[str, BaseDistribution]) -> None:
+        self.space = dict(space)
+        self.width = sum(len(one.choices) if isinstance(one, CategoricalDistribution) else 1 for one in space.values())
+
+    def encode(self, parameters: Mapping[str, Any]) -> Array:
+        parts: list[float] = []
+        for name, distribution in self.space.items():
+            value = parameters[name]
+            if isinstance(distribution, CategoricalDistribution):
+                parts += [float(choice == value) for choice in distribution.choices]
+            else:
+                low, high, at = _scale(distribution)
+                parts.append((at(value) - low) / (high - low))
+        return np.array(parts)
+
+    def decode(self, point: Array) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        place = 0
+        for name, distribution in self.space.items():
+            if isinstance(distribution, CategoricalDistribution):
+                count = len(distribution.choices)
+                values[name] = distribution.choices[int(np.argmax(point[place : place + count]))]
+                place += count
+                continue
+            assert isinstance(distribution, IntDistribution | FloatDistribution)
+            low, high, _ = _scale(distribution)
+            number = low + float(point[place]) * (high - low)
+            place += 1
+            number = math.exp(number) if distribution.log else number
+            if isinstance(distribution, IntDistribution):
+                step = distribution.step
+                number = distribution.low + step * round((number - distribution.low) / step)
+                values[name] = int(min(max(number, distribution.low), distribution.high))
+            else:
+                values[name] = float(min(max(number, distribution.low), distribution.high))
+        return values
+
+    def settled(self, points: Array) -> Array:
+        """Points moved to where their parameters really are: whole numbers, single choices."""
+        return np.array([self.encode(self.decode(point)) for point in points])
+
+
+def _scale(distribution: BaseDistribution) -> tuple[float, float, Callable[[float], float]]:
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    at: Callable[[float], float] = math.log if distribution.log else float
+    return at(distribution.low), at(distribution.high), at
+
+
+def _sobol(width: int, seed: int, number: int) -> Array:
+    """Point `number` of a scrambled Sobol sequence."""
+    engine = qmc.Sobol(width, scramble=True, rng=np.random.default_rng(seed))
+    if number:
+        engine.fast_forward(number)
+    return np.asarray(engine.random(1)[0])
+
+
+class RankScale:
+    """A monotone scale on which values are as normal as their ranks; straight between them and beyond their ends.
+
+    >>> scale = RankScale(np.array([0.1, 0.1, 0.9, 0.95, 0.99]))
+    >>> scale.back(scale.of(np.array([0.1, 0.93, 1.0]))).round(6).tolist()
+    [0.1, 0.93, 1.0]
+    """
+
+    def __init__(self, values: Array) -> None:
+        self.values, first = np.unique(values, return_index=True)
+        self.scores = ndtri((rankdata(values) - 0.5) / len(values))[first]
+        if len(self.values) == 1:
+            self.values, self.scores = self.values + np.array([0.0, 1.0]), np.array([0.0, 1.0])
+
+    def of(self, values: Array) -> Array:
+        return _straight(values, self.values, self.scores)
+
+    def back(self, scores: Array) -> Array:
+        return _straight(scores, self.scores, self.values)
+
+
+def _straight(at: Array, x: Array, y: Array) -> Array:
+    """Linear interpolation; beyond the ends on with the slope of the outer quarter of the points."""
+    few = max(len(x) // 4, 1)
+    low, high = (y[few] - y[0]) / (x[few] - x[0]), (y[-1] - y[-1 - few]) / (x[-1] - x[-1 - few])
+    inside = np.interp(at, x, y)
+    return np.asarray(inside + np.minimum(at - x[0], 0.0) * low + np.maximum(at - x[-1], 0.0) * high)
+
+
+class FrontModel:
+    """What is believed of seconds and accuracy, and the gain that points of the cube promise.
+
+    Args:
+        points: (n, width) of finished trials.
+        seconds: (n,), > 0.
+        accuracy: (n,), higher is better.
+    """
+
+    def __init__(self, points: Array, seconds: Array, accuracy: Array, last: dict[str, tuple[Array, float]]) -> None:
+        self.log_seconds = np.log(np.maximum(seconds, 1e-9))
+        # A trial that failed badly says "bad", not how bad: its depth would bend the whole surface. So accuracy is believed
+        # in on the scale of its ranks, on which those that failed and those that differ in the last digit are as far apart.
+        self.scale = RankScale(accuracy)
+        self.accuracy = self.scale.of(accuracy)
+        self.points = points
+        self.end = -math.inf
+        self.believes = {
+            "seconds": self._fit("seconds", points, self.log_seconds, last),
+            "accuracy": self._fit("accuracy", points, self.accuracy, last),
+        }
+
+    @staticmethod
+    def _fit(name: str, points: Array, values: Array, last: dict[str, tuple[Array, float]]) -> GaussianProcess:
+        start = last.get(name)
+        near = start is not None and len(start[0]) == points.shape[1] and len(points) >= _SETTLED
+        process = fitted(points, values, start if near else None, _MORE_STEPS if near else _FIRST_STEPS)
+        last[name] = process.log_scales, process.log_noise
+        return process
+
+    def await_(self, pending: Array, known: Callable[[Array], Array | None]) -> None:
+        """Take running trials for finished as they are expected to, so that no near copy of them is proposed."""
+        own_known = known(self.points)
+        if own_known is not None:
+            self.log_seconds = np.where(np.isnan(own_known), self.log_seconds, own_known)
+        if not len(pending):
+            return
+        expected = {name: process.predict(pending)[0] for name, process in self.believes.items()}
+        times = known(pending)
+        self.points = np.vstack([self.points, pending])
+        times = expected["seconds"] if times is None else np.where(np.isnan(times), expected["seconds"], times)
+        self.log_seconds = np.append(self.log_seconds, times)
+        self.accuracy = np.append(self.accuracy, expected["accuracy"])
+        for name, values in (("seconds", self.log_seconds), ("accuracy", self.accuracy)):
+            old = self.believes[name]
+            # Without noise, so that the place of a running trial is known ground however noisy trials are.
+            self.believes[name] = conditioned(
+                self.points, values, old.log_scales, old.log_noise, old.mean, old.deviation, certain=len(pending)
+            )
+
+    def gain(self, points: Array, log_seconds: Array | None) -> Array:
+        """Expected hypervolume improvement at points (m, width), (m,)."""
+        mean, deviation = self.believes["accuracy"].predict(points)
+        if log_seconds is None:
+            time, time_deviation = self.believes["seconds"].predict(points)
+        else:
+            time, time_deviation = log_seconds, np.full(len(points), 1e-9)
+        cuts, levels = self._strips()
+        # Seconds saved up to each cut, expected; a strip's share is the difference of two.
+        early = _rise(cuts[None, :] - time[:, None], time_deviation[:, None])
+        widths = np.diff(early, axis=1, prepend=0.0)
+        drawn = self.scale.back(mean[:, None] + deviation[:, None] * _NODES[None, :])  # (m, nodes), as accuracy
+        rises = np.maximum(drawn[:, :, None] - levels[None, None, :], 0.0).transpose(0, 2, 1) @ _SHARES
+        return np.asarray(np.nan_to_num((widths * rises).sum(axis=1), nan=-1.0))
+
+    def _strips(self) -> tuple[Array, Array]:
+        """Ends of the strips on the log time axis, and the accuracy to rise above in each; of the believed, noiseless front."""
+        mean = self.scale.back(self.believes["accuracy"].predict(self.points)[0])
+        order = np.lexsort((-mean, self.log_seconds))
+        worst = float(np.min(mean))
+        cuts, levels, best = [], [worst], worst
+        for index in order:
+            if mean[index] > best:
+                best = float(mean[index])
+                cuts.append(float(self.log_seconds[index]))
+                levels.append(best)
+        cuts.append(max(self.end, float(self.log_seconds.max())) + 0.05)
+        return np.array(cuts), np.array(levels)
+
+    def best(self, coding: Coding, known: Callable[[Array], Array | None], chance: np.random.Generator) -> Array:
+        """The point of the most expected gain among many candidates."""
+        engine = qmc.Sobol(coding.width, scramble=True, rng=chance)
+        spread = np.asarray(engine.random(_SPREAD))
+        times = known(spread)
+        # The slowest that may be tried is where the last strip ends: what is better and slower gains up to there.
+        self.end = float(np.nanmax(self.believes["seconds"].predict(spread)[0] if times is None else times))
+        front = self.points[np.argsort(-self.gain_of_members())[:8]]
+        candidates = coding.settled(np.vstack([spread, _near(front, _AROUND, 0.1, chance)]))
+        gains = self.gain(candidates, known(candidates))
+        for part in range(_ROUNDS):
+            top = candidates[np.argsort(-gains)[:8]]
+            around = coding.settled(_near(top, _AROUND, 0.1 / 3**part, chance))
+            candidates = np.vstack([candidates, around])
+            gains = np.append(gains, self.gain(around, known(around)))
+        return np.asarray(candidates[int(np.argmax(gains))])
+
+    def gain_of_members(self) -> Array:
+        """How near each trial is to the front: what its strip's level lacks of it."""
+        mean = self.scale.back(self.believes["accuracy"].predict(self.points)[0])
+        cuts, levels = self._strips()
+        return np.asarray(mean - levels[np.searchsorted(cuts, self.log_seconds, side="right")])
+
+
+def _near(points: Array, count: int, deviation: float, chance: np.random.Generator) -> Array:
+    """Points around some, each coordinate moved with probability one half."""
+    chosen = points[chance.integers(len(points), size=count)]
+    moves = chance.normal(0.0, deviation, chosen.shape) * (chance.random(chosen.shape) < 0.5)
+    return np.clip(chosen + moves, 0.0, 1.0)
+
+
+def _rise(difference: Array, deviation: Array) -> Array:
+    """E[max(0, X)] of X normal with this mean and standard deviation: expected improvement."""
+    z = difference / deviation
+    return np.asarray(difference * ndtr(z) + deviation * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
+
+
+__all__ = ["Coding", "FrontModel", "FrontSampler"]
