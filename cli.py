@@ -152,9 +152,7 @@ def _study(
         file = Path(study)
         spec = read_study(file, storage=storage)
     if trials is not None:
-        changed = spec.model_copy(update={"budget": spec.budget.model_copy(update={"trials": trials})})
-        changed._folder = spec.folder
-        spec = changed
+        spec = spec.changed({"budget": {"trials": trials}})
     return file, spec
 
 

@@ -21,6 +21,7 @@ import math
 import statistics
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,17 +41,17 @@ TABLE = Path(__file__).parent / "data" / "digits.csv.gz"
 AFTER = (10, 25, 50, 75, 100)
 
 
-class Problem:
+class Problem(ABC):
     """What may be tried, and what a trial of it would measure; every setting that counts for the true front."""
 
     space: dict[str, BaseDistribution]
     lowest = 0.5  # accuracy from which a front counts
 
-    def seconds(self, parameters: Mapping[str, Any]) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def seconds(self, parameters: Mapping[str, Any]) -> float: ...
 
-    def accuracy(self, parameters: Mapping[str, Any]) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def accuracy(self, parameters: Mapping[str, Any]) -> float: ...
 
     def everything(self) -> list[tuple[float, float]]:
         chance = np.random.default_rng(1)

@@ -13,7 +13,7 @@ import os
 import platform
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from ray import tune
 from ray.exceptions import RayError
 from ray.tune.search import Searcher
 
+from ..objectives.data_parallel import environment
 from ..search.study_run import StudyRun
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import Fault, LauncherError, ObjectiveError, StudyFileError
@@ -239,7 +240,7 @@ class TuneRunner:
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 ),
             )
-            with _environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(self.slots + 1)}):
+            with environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(self.slots + 1)}):
                 tuner.fit()
         if study.crashed is not None:
             raise study.crashed
@@ -259,20 +260,6 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _log_to(file: Path) -> None:

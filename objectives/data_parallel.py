@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..spaces.errors import BsearchError, ObjectiveError
+from ..spaces.trial import COUNTED, Outcome
 from .loading import users_line
 
 # How long ranks that did not fail may take to notice that another did.
@@ -38,7 +39,7 @@ _GRACE_S = 2.0
 _START_S = 300.0
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Ranks:
     """One rank's view of the ranks of its trial; alone, every question has its plain answer."""
 
@@ -65,7 +66,7 @@ class Ranks:
             return DistributedDataParallel(
                 loss,
                 device_ids=[device] if device.type == "cuda" else None,
-                # Running statistics are agreed on where they are used: `agree_on_buffers`.
+                # Running statistics are agreed on where they are used: `agree_on_statistics`.
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
                 # Models may use parameters in some passes only; looking for them costs 35 us a step (docs/log.md).
@@ -103,17 +104,11 @@ class Ranks:
         work.wait()
         return both[0], both[1]
 
-    def agree_on_buffers(self, model: nn.Module) -> None:
+    def agree_on_statistics(self, norms: Iterable[nn.modules.batchnorm._BatchNorm]) -> None:
         """Give all ranks the mean of their running statistics, which is what averaging at every pass would have come to."""
         if self.count == 1:
             return
-        running = [
-            buffer
-            for module in model.modules()
-            if isinstance(module, nn.modules.batchnorm._BatchNorm)
-            for buffer in (module.running_mean, module.running_var)
-            if buffer is not None
-        ]
+        running = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
         if not running:
             return
         with torch.no_grad():
@@ -141,6 +136,21 @@ class Ranks:
         return {name: [value for one in everyone for value in one.get(name, [])] for name in names}
 
 
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that processes started inside inherit; as they were before, afterwards."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 class RankDiedError(Exception):
     """A rank's process ended without a word."""
 
@@ -166,10 +176,7 @@ class RankProcesses:
         self._lines: list[Connection] = []
         self.alive = True
         # Read when torch is imported; the log level hides a warning that no parameter was unused.
-        variables = {"OMP_NUM_THREADS": str(cpus), "MKL_NUM_THREADS": str(cpus), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
+        with environment({"OMP_NUM_THREADS": str(cpus), "MKL_NUM_THREADS": str(cpus), "TORCH_CPP_LOG_LEVEL": "ERROR"}):
             for rank in range(devices):
                 ours, theirs = context.Pipe()
                 process = context.Process(
@@ -182,12 +189,6 @@ class RankProcesses:
                 theirs.close()
                 self._processes.append(process)
                 self._lines.append(ours)
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
         try:
             for _ in self._round("start", timeout_s=_START_S):
                 pass
@@ -316,9 +317,6 @@ def rank_processes(devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> Rank
             return kept
         kept.dismiss()
         _kept.remove(kept)
-    if not _kept:
-        # Before multiprocessing waits for its children at this process's end, which ranks would let it do for ever.
-        Finalize(None, close_ranks, exitpriority=10)
     _kept.append(RankProcesses(devices, kind, cpus))
     return _kept[-1]
 
@@ -329,9 +327,13 @@ def close_ranks() -> None:
         _kept.pop().dismiss()
 
 
+# Before multiprocessing waits for its children at a process's end, which ranks would let it do for ever.
+Finalize(None, close_ranks, exitpriority=10)
+
+
 def is_failure(report: Any) -> bool:
-    """A report after which the other ranks may be waiting for this one: an outcome that was not trained to its end."""
-    return getattr(report, "kind", None) in ("out_of_memory", "infeasible", "error", "interrupted")
+    """A report after which the other ranks may be waiting for this one: an outcome that does not count as a trial's end."""
+    return isinstance(report, Outcome) and report.kind not in COUNTED
 
 
 # What runs in a rank's process

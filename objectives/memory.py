@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_map
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..spaces.memory import PARTS, MemoryLaw, largest_fitting, readable_bytes
 from ..spaces.trial import TrialSetup
@@ -68,27 +67,19 @@ class MemoryProbe:
         """Peak of an evaluation pass of this size, the optimizer's states beside it."""
         return self._look("evaluation", batch)
 
-    def operations(self, micro_batch: int) -> int:
-        """Floating-point operations of matrices and convolutions in the steps that a look takes."""
-        with FlopCounterMode(display=False) as counter:
-            self._looks_anew("train", micro_batch)
-        return int(counter.get_total_flops())
-
     def _look(self, kind: str, size: int) -> Peak:
         if (kind, size) not in self._counts:
-            self._counts[kind, size] = self._looks_anew(kind, size)
+            if not self.note:
+                try:
+                    self._counts[kind, size] = self._traced(kind, size)
+                except torch.OutOfMemoryError:
+                    raise
+                except Exception as error:
+                    reason = str(error).strip().splitlines()
+                    self.note = f"{type(error).__name__}: {reason[0] if reason else ''}"[:200]
+            if self.note:
+                self._counts[kind, size] = self.counted(kind, size)
         return self._counts[kind, size]
-
-    def _looks_anew(self, kind: str, size: int) -> Peak:
-        if not self.note:
-            try:
-                return self._traced(kind, size)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                reason = str(error).strip().splitlines()
-                self.note = f"{type(error).__name__}: {reason[0] if reason else ''}"[:200]
-        return self.counted(kind, size)
 
     def _traced(self, kind: str, size: int) -> Peak:
         fake = FakeTensorMode(allow_non_fake_inputs=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import BsearchError, Fault, ObjectiveError, ProbeError, StudyFileError
@@ -111,7 +112,9 @@ def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest
     def cost(parameters: Mapping[str, Parameter]) -> tuple[int, int]:
         setup = replace(request.setup, parameters=parameters, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
         probe = MemoryProbe(task, setup)
-        return probe.train_peak(smallest).total, probe.operations(smallest)
+        with FlopCounterMode(display=False) as counter:
+            peak = probe.train_peak(smallest).total
+        return peak, int(counter.get_total_flops())
 
     here = cost(request.setup.parameters)
     found = []

@@ -190,7 +190,7 @@ class TrainingRun:
         their order changes a digit where the batches are the same.
         """
         self.model.eval()
-        self.ranks.agree_on_buffers(self.model)
+        self.ranks.agree_on_statistics(batch_norms(self.model))
         count = len(self.data.evaluation)  # type: ignore[arg-type]
         size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
         keys = some or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
@@ -264,13 +264,14 @@ class TrainingRun:
             self.set_rate(fraction)
             summed += self.step(self.passes(plan, loader), plan.effective_batch)
 
-    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
-        """This device's batches of every pass of so planned steps, from a position of the stream on."""
+    def loader(self, plans: Iterable[BatchPlan]) -> Iterator[Any]:
+        """This device's batches of every pass of so planned steps, from the stream's beginning."""
         training = self.setup.training
         pinned = training.pin_memory and self.device.type == "cuda"
-        return batches(self.train_fetcher, self._pass_keys(plans, position), training.workers, pinned)
+        return batches(self.train_fetcher, self._pass_keys(plans), training.workers, pinned)
 
-    def _pass_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
+    def _pass_keys(self, plans: Iterable[BatchPlan]) -> Iterator[SampleKeys]:
+        position = 0
         for plan in plans:
             mine = position + sum(plan.shares[: self.ranks.rank])
             for samples in plan.passes(self.ranks.rank):

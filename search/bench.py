@@ -61,7 +61,7 @@ def suggested_sizes(facts: BenchFacts, low: int, high: int) -> list[int]:
 
     Source: quoted by Raschka 2022 (see PUBLISHED); SM is the number of a GPU's multiprocessors.
 
-    >>> suggested_sizes(BenchFacts({}, (3, 224, 224), 80), 1, 40)
+    >>> suggested_sizes(BenchFacts((3, 224, 224), 80), 1, 40)
     [8, 17, 26, 34]
     """
     if facts.image is None:
@@ -139,6 +139,7 @@ def bench_document(
     plans: Mapping[int, BatchPlan],
     rounds: Sequence[Round],
     facts: BenchFacts,
+    peaks: Mapping[int, int],
     asked: Iterable[int],
     suggested: Sequence[int],
     about: Mapping[str, Any],
@@ -147,6 +148,7 @@ def bench_document(
 
     Args:
         plans: by size, in the order of the rounds' figures.
+        peaks: peak bytes by micro-batch.
         asked: sizes that were asked about; the others are there for the rule's sake.
         rounds: those that count: the first, which warms up, is not among them.
     """
@@ -165,7 +167,7 @@ def bench_document(
                 "epoch_s": _mean_and_deviation(epochs),
                 "inference_s": _mean_and_deviation(inference),
                 "samples_per_s": _mean_and_deviation([size / step_s for step_s in steps]),
-                "peak_bytes": facts.peak_bytes.get(plan.largest_micro_batch),
+                "peak_bytes": peaks.get(plan.largest_micro_batch),
                 "published_minutes": PUBLISHED.get(plan.devices, {}).get(size),
                 "suggested": size in suggested,
             }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from ..objectives.bench import bench_facts
+from ..objectives.bench import bench_facts, bench_probe, peak_bytes
 from ..objectives.probe import told
 from ..objectives.step_time import Round, timed_rounds
 from ..objectives.training import release_memory
@@ -37,14 +37,15 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
     request = replace(profile_request(spec, runner.device), timing_s=0.0, highest=1 << 30, others=())
     tell("looking at memory ...")
     profile = runner.profile(spec.task, request)
-    wide = bench_facts(spec.task, request, ())
+    probe = bench_probe(spec.task, request)
     assert profile.training_set is not None
     if profile.unused_parameters:
         names = ", ".join(profile.unused_parameters)
         raise StudyFileError(f"{spec.task}: expected parameters that the task reads; it never asked for {names}")
     if sizes[-1] > profile.training_set:
         raise StudyFileError(f"--sizes: expected at most the training set's {profile.training_set} samples, got {sizes[-1]}")
-    suggested = some_suggestions(wide, sizes)
+    facts = bench_facts(probe)
+    suggested = some_suggestions(facts, sizes)
     beside = [near for one in suggested for near in (one - 1, one, one + 1) if near <= profile.training_set]
     limits: dict[str, Any] = {
         "largest_micro_batch": micro_batch_cap(spec, profile, devices),
@@ -61,7 +62,8 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
     if not plans:
         raise StudyFileError(f"--sizes: expected sizes that can be planned, got {list(sizes)}: {left_out[-1]}")
     with told(spec.task, f"looking at batches of up to {max(plans)}"):
-        facts = bench_facts(spec.task, request, [plan.largest_micro_batch for plan in plans.values()])
+        peaks = peak_bytes(probe, [plan.largest_micro_batch for plan in plans.values()])
+    del probe
     setup = replace(
         request.setup,
         plan=next(iter(plans.values())),
@@ -76,4 +78,4 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
             rounds.append(seen)
             tell(f"timing {len(plans)} sizes: round {len(rounds)} of {repeats + 1}")
     about = {"task": spec.task, "precision": spec.training.precision, "devices": devices, "left_out": left_out}
-    return bench_document(profile, plans, rounds[1:], facts, sizes, suggested, about)
+    return bench_document(profile, plans, rounds[1:], facts, peaks, sizes, suggested, about)

@@ -396,4 +396,5 @@ class StudySpec(Section):
 
     def fixed(self) -> dict[str, Any]:
         """The values of the others."""
-        return {name: next(values_of(domain)) for name, domain in self.domains().items() if name not in self.searched()}
+        searched = self.searched()
+        return {name: next(values_of(domain)) for name, domain in self.domains().items() if name not in searched}

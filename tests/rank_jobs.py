@@ -39,7 +39,7 @@ def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tu
         return [float(x) for norm in norms for part in (norm.running_mean, norm.running_var) if part is not None for x in part]
 
     before = run.ranks.gathered({"all": [here()]})["all"]
-    run.ranks.agree_on_buffers(run.model)
+    run.ranks.agree_on_statistics(batch_norms(run.model))
     after = run.ranks.gathered({"all": [here()]})["all"]
     assert all(one == after[0] for one in after)
     yield before, after[0]

@@ -57,8 +57,8 @@ def test_a_true_difference_of_five_per_cent_is_found_under_load() -> None:
 
 
 def test_the_rule_speaks_of_images_alone() -> None:
-    assert suggested_sizes(BenchFacts({}, None, 80), 1, 1000) == []
-    facts = BenchFacts({}, (3, 224, 224), 80)
+    assert suggested_sizes(BenchFacts(None, 80), 1, 1000) == []
+    facts = BenchFacts((3, 224, 224), 80)
     every = suggested_sizes(facts, 1, 1000)
     assert every == [int(n * (1 << 14) * 80 / (224 * 224 * 3)) for n in range(1, len(every) + 1)]
     assert set(some_suggestions(facts, [100, 500])) <= set(every)
