@@ -10,8 +10,9 @@ from typing import Any
 from ..spaces.device import DeviceProfile
 from ..spaces.domain import Choices, Fixed, bounds, values_of
 from ..spaces.errors import InfeasiblePlanError
+from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
-from .setups import lowest_wish, micro_batch_cap, plan_limits, planned
+from .setups import micro_batch_cap, plan_limits, planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +51,33 @@ def sample_batches(spec: StudySpec, count: int = 5) -> list[int]:
     return sorted({round(low * (high / low) ** (part / (count - 1))) for part in range(count)})
 
 
+def planned_batches(spec: StudySpec, profile: DeviceProfile, law: StepTime, count: int = 5) -> list[PlannedBatch]:
+    """A few effective batches as a law's devices would train them; those without a plan are left out."""
+    assert profile.training_set is not None
+    limits = plan_limits(spec, profile, law.devices)
+    wished = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
+    batches = []
+    for batch in sample_batches(spec, count):
+        try:
+            plan = planned(spec, profile, batch, law.devices, wished)
+        except InfeasiblePlanError:
+            continue
+        batches.append(
+            PlannedBatch(
+                effective_batch=batch,
+                devices=law.devices,
+                accumulation=plan.accumulation,
+                micro_batch=plan.largest_micro_batch,
+                step_s=law.step_s(plan),
+                epoch_s=law.train_s(plan, profile.training_set, **limits),
+            )
+        )
+    return batches
+
+
 def forecast(spec: StudySpec, profile: DeviceProfile, slots: int) -> Forecast:
     """Price the corners of the space and the study's length, by the step-time laws of the profile."""
-    assert profile.training_set is not None and profile.step_times
-    plans = []
-    for devices in spec.devices.counts:
-        law = profile.step_time(devices)
-        assert law is not None
-        for batch in sample_batches(spec):
-            try:
-                plan = planned(spec, profile, batch, devices, lowest_wish(spec))
-            except InfeasiblePlanError:
-                continue
-            plans.append(
-                PlannedBatch(
-                    effective_batch=batch,
-                    devices=devices,
-                    accumulation=plan.accumulation,
-                    micro_batch=plan.largest_micro_batch,
-                    step_s=law.step_s(plan),
-                    epoch_s=law.train_s(plan, profile.training_set, **plan_limits(spec, profile, devices)),
-                )
-            )
+    plans = [plan for law in profile.step_times for plan in planned_batches(spec, profile, law)]
     epochs = bounds(spec.space.epochs)
     epoch_s = [plan.epoch_s for plan in plans]
     fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -10,14 +11,13 @@ from rich.table import Table
 
 from ..objectives.probe import MemoryRow
 from ..spaces.device import DeviceProfile
-from ..spaces.errors import InfeasiblePlanError
 from ..spaces.memory import readable_bytes
 from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
 from .export import png_of
-from .forecast import sample_batches
-from .report import column, number, seconds
-from .setups import CostKey, lowest_wish, plan_limits, planned, training_cost
+from .forecast import planned_batches
+from .report import blank_plot, column, number, plot_text, seconds
+from .setups import CostKey, training_cost
 
 
 def profile_document(
@@ -46,24 +46,6 @@ def profile_document(
 def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> dict[str, Any]:
     """What is known of a task's step time on so many devices."""
     alone = profile.step_time(1)
-    fastest = []
-    for batch in sample_batches(spec, 8):
-        try:
-            plan = planned(spec, profile, batch, law.devices, lowest_wish(spec))
-        except InfeasiblePlanError:
-            continue
-        assert profile.training_set is not None
-        step_s = law.step_s(plan)
-        fastest.append(
-            {
-                "effective_batch": batch,
-                "accumulation": plan.accumulation,
-                "micro_batch": plan.largest_micro_batch,
-                "step_s": step_s,
-                "epoch_s": law.train_s(plan, profile.training_set, **plan_limits(spec, profile, law.devices)),
-                "samples_per_s": batch / step_s,
-            }
-        )
     return {
         "devices": law.devices,
         "interval": law.interval,
@@ -85,7 +67,9 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> di
             }
             for one in law.timed
         ],
-        "fastest": fastest,
+        "fastest": [
+            {**asdict(one), "samples_per_s": one.effective_batch / one.step_s} for one in planned_batches(spec, profile, law, 8)
+        ],
     }
 
 
@@ -130,14 +114,10 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
 
 def speed_plot(document: Mapping[str, Any], width: int) -> str:
     """Samples per second against the micro-batch as text: o by the law, x timed."""
-    import plotext
-
     timed = [row for row in document["timed"] if row["accumulation"] == 1]
     if len(timed) < 2:
         return ""
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(max(min(width, 100), 40), 12)
+    plotext = blank_plot(width, 12)
     plotext.xscale("log")
     for key, marker in (("known_step_s", "o"), ("step_s", "x")):
         rates = [row["effective_batch"] / row[key] for row in timed]
@@ -146,8 +126,7 @@ def speed_plot(document: Mapping[str, Any], width: int) -> str:
     plotext.xticks(sizes, list(map(str, sizes)))
     plotext.xlabel("micro_batch (x timed, o by the law)")
     plotext.ylabel("samples/s")
-    text: str = plotext.uncolorize(plotext.build())
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    return plot_text(plotext)
 
 
 def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[MemoryRow]) -> dict[str, Any]:
@@ -215,14 +194,10 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
 
 def memory_plot(document: Mapping[str, Any], width: int) -> str:
     """Peak bytes against the micro-batch as text: o predicted, x measured."""
-    import plotext
-
     rows = document["curve"]
     if len(rows) < 2:
         return ""
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(max(min(width, 100), 40), 14)
+    plotext = blank_plot(width, 14)
     scale = 1 << 20
     plotext.scatter([row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows], marker="o")
     known = [row for row in rows if row["measured_bytes"] is not None]
@@ -230,8 +205,7 @@ def memory_plot(document: Mapping[str, Any], width: int) -> str:
         plotext.scatter([row["micro_batch"] for row in known], [row["measured_bytes"] / scale for row in known], marker="x")
     plotext.xlabel("micro_batch (o predicted, x measured)")
     plotext.ylabel("peak MiB")
-    text: str = plotext.uncolorize(plotext.build())
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    return plot_text(plotext)
 
 
 def profile_picture(document: Mapping[str, Any]) -> bytes:

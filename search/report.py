@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -88,10 +88,24 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
     return table
 
 
-def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
-    """Accuracy over seconds as text, without colour: o the front, * the user's own, . other trials."""
+def blank_plot(width: int, height: int) -> Any:
+    """plotext, which keeps one figure, with that figure empty and as wide as the terminal allows."""
     import plotext
 
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(max(min(width, 100), 40), height)
+    return plotext
+
+
+def plot_text(plotext: Any) -> str:
+    """The figure as lines without colour."""
+    text: str = plotext.uncolorize(plotext.build())
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
+    """Accuracy over seconds as text, without colour: o the front, * the user's own, . other trials."""
     complete = [record for record in records if record.outcome == "complete" and front.seconds(record)]
     if len(complete) < 2:
         return ""
@@ -101,9 +115,7 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
         "o": [record for record in complete if record.number in members],
         "*": [record for record in complete if "start" in record.facts],
     }
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(max(min(width, 100), 40), height)
+    plotext = blank_plot(width, height)
     plotext.xscale("log")
     for marker, group in groups.items():
         if group:
@@ -113,8 +125,7 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     plotext.xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     plotext.xlabel(f"{front.speed} (o front, * yours)")
     plotext.ylabel(front.metric)
-    text: str = plotext.uncolorize(plotext.build())
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    return plot_text(plotext)
 
 
 def knee_words(front: ParetoFront) -> str | None:

@@ -11,11 +11,10 @@ from typing import Any
 from ..spaces.device import DeviceProfile
 from ..spaces.errors import InfeasiblePlanError, StudyFileError
 from ..spaces.plan import BatchPlan, plan_batch
-from ..spaces.step_time import fastest_plan
 from ..spaces.study import StudySpec
 from ..spaces.trial import ParetoFront, TrialRecord, TrialSetup
 from .pareto import study_front
-from .setups import known_train_s, plan_limits, planned, training_cost
+from .setups import as_fast_as_known, known_train_s, plan_limits, planned, training_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +199,8 @@ def planned_on(
         "smallest_micro_batch": max(smallest_micro_batch, profile.smallest_micro_batch),
     }
     plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits)
-    if accumulation is None and not profile.batch_statistics:
-        plan = fastest_plan(plan, law, smallest_micro_batch=limits["smallest_micro_batch"])
+    if accumulation is None:
+        plan = as_fast_as_known(plan, replace(profile, smallest_micro_batch=limits["smallest_micro_batch"]))
     assert profile.training_set is not None
     samples = max(1, round(epochs * profile.training_set))
     most = min(samples, profile.training_set)

@@ -102,8 +102,13 @@ def planned(
         accumulation_high=None if domain is None else int(bounds(domain)[1]),
         **plan_limits(spec, profile, devices),
     )
-    law = profile.step_time(devices)
-    if law is None or domain is not None or profile.batch_statistics:
+    return plan if domain is not None else as_fast_as_known(plan, profile)
+
+
+def as_fast_as_known(plan: BatchPlan, profile: DeviceProfile) -> BatchPlan:
+    """The plan in as many passes as are known to be fastest, where passes change time alone."""
+    law = profile.step_time(plan.devices)
+    if law is None or profile.batch_statistics:
         return plan
     return fastest_plan(plan, law, smallest_micro_batch=profile.smallest_micro_batch)
 
@@ -164,11 +169,6 @@ def known_seconds(
         return remembered[about]
 
     return seconds
-
-
-def lowest_wish(spec: StudySpec) -> int | None:
-    """The fewest passes the study wishes for, where it says."""
-    return None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
 
 
 # What of `training` no step's bytes or seconds hang on.

@@ -7,7 +7,6 @@ run again reads there what is left to do.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import signal
@@ -17,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from types import FrameType
 from typing import Any, Literal, Protocol
 
@@ -25,23 +23,20 @@ from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import Fault, InfeasiblePlanError, LauncherError, StudyFileError
 from ..spaces.learning_rate import RULES_FOR_ADAM
 from ..spaces.plan import plan_batch, step_plans
-from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
 from ..spaces.trial import Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
 from .pareto import study_front
+from .profiles import prices_of, repriced_profiles, study_profiles
 from .records import HEARTBEAT_S, Records, masked
 from .setups import (
     CostKey,
     cost_key,
-    cost_keys,
     known_seconds,
     known_train_s,
     legal_batches,
     legal_words,
     price_words,
     profile_faults,
-    profile_request,
-    training_cost,
     trial_setup,
 )
 from .suggest import Suggester, trial_record
@@ -455,19 +450,23 @@ def run_study(
     records = Records(spec.storage)
     identity = study_identity(spec, task_hash)
     name = study_name(records, spec, identity, fresh=fresh)
-    if records.any_counted(name) and not any((records.prices(name) or {}).values()):
+    # Until a trial counts, the newest laws are as good as any, and the task's code may have been mended.
+    prices = (records.prices(name) or {}) if records.any_counted(name) else None
+    if prices is not None and not any(prices.values()):
         if spec.budget.profile_s:
             text = "the study was begun with the clock's times and stays with them; --new begins one with known times"
             notify(Event("message", text=text))
         spec = spec.changed({"budget": {"profile_s": 0}})
-    profiles = study_prices(study_profiles(spec, runner, task_hash, records, notify), records, name)
+    profiles = study_profiles(spec, runner, task_hash, records, lambda text: notify(Event("message", text=text)))
+    if prices is not None:
+        profiles = repriced_profiles(profiles, prices)
     legal = legal_batches(spec, profiles.values())
     if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, legal)]:
         raise StudyFileError(dict.fromkeys(faults))
     records.keep_study(name, spec.study, identity, spec.model_dump(mode="json"))
     records.take(name)
     try:
-        keep_prices(profiles, records, name)
+        records.keep_prices(name, prices_of(profiles))
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
         run = StudyRun(
             spec,
@@ -503,71 +502,6 @@ def run_study(
         )
     finally:
         records.release(name)
-
-
-def study_profiles(
-    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[Event], None]
-) -> dict[CostKey, DeviceProfile]:
-    """A profile for every combination of parameters that change cost; from the database where it was made before."""
-    profiles = {}
-    for key in cost_keys(spec):
-        request = profile_request(spec, runner.device, key)
-        about = json.dumps(
-            {
-                "task": [spec.task.rpartition(":")[2], task_hash],
-                "request": request.to_dict()
-                | {"setup": _cost_of(request.setup, training_cost(spec)), "timing_s": request.timing_s > 0},
-                "device": runner.device_id,
-                "torch": version("torch"),
-            },
-            sort_keys=True,
-        )
-        kept = records.profile(about)
-        known = DeviceProfile.from_dict(kept) if kept else None
-        if known is not None and known.rough and request.timing_s > known.timing_s:
-            known = None  # there is more time now than there was
-        if known is None:
-            timing = (
-                f" and timing its steps for up to {request.timing_s:g} s or a look at each size," if request.timing_s else ""
-            )
-            values = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
-            notify(Event("message", text=f"trying the training code{values}{timing} on a worker ..."))
-        profile = known or runner.profile(spec.task, request)
-        if known is None:
-            records.keep_profile(about, profile.to_dict())
-        profiles[key] = profile
-    return profiles
-
-
-def study_prices(profiles: Mapping[CostKey, DeviceProfile], records: Records, study: str) -> dict[CostKey, DeviceProfile]:
-    """The profiles with the step-time laws that the study was begun with: one study has one kind of seconds.
-
-    Until a trial counts, the newest laws are as good as any, and its code may have been mended.
-    """
-    now = {json.dumps(key): [law.to_dict() for law in profile.step_times] for key, profile in profiles.items()}
-    # Trials of before prices were kept were timed by the clock.
-    kept = (records.prices(study) or {key: [] for key in now}) if records.any_counted(study) else now
-    return {
-        key: replace(profile, step_times=tuple(map(StepTime.from_dict, kept[json.dumps(key)])))
-        for key, profile in profiles.items()
-    }
-
-
-def keep_prices(profiles: Mapping[CostKey, DeviceProfile], records: Records, study: str) -> None:
-    """Write down the laws that price a study's trials."""
-    laws = {json.dumps(key): [law.to_dict() for law in profile.step_times] for key, profile in profiles.items()}
-    records.keep_prices(study, laws)
-
-
-def _cost_of(setup: TrialSetup, cost: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a setup a profile hangs on."""
-    return {
-        "parameters": dict(setup.parameters),
-        "metric": setup.metric,
-        "folder": setup.folder,
-        "cpus": setup.cpus,
-        "training": cost,
-    }
 
 
 @contextmanager
