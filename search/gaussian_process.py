@@ -52,16 +52,26 @@ class GaussianProcess:
         return self.mean + self.deviation * middle, self.deviation * np.sqrt(variance)
 
 
-def fitted(points: Array, values: Array, start: tuple[Array, float] | None = None, most_steps: int = 40) -> GaussianProcess:
+def fitted(
+    points: Array,
+    values: Array,
+    start: tuple[Array, float] | None = None,
+    most_steps: int = 40,
+    doubt: Array | None = None,
+    around: tuple[float, float] | None = None,
+) -> GaussianProcess:
     """The process of the most probable length scales and noise, by L-BFGS from `start` or from the priors' middle.
 
     Args:
         points: (n, d).
         values: (n,).
         start: log scales and log noise of an earlier fit: few more points move them little.
+        doubt: (n,), variance of each value beyond the common noise.
+        around: mean and deviation far from all points; not given, those of the values.
     """
-    mean, deviation = float(values.mean()), float(values.std()) or 1.0
+    mean, deviation = around or (float(values.mean()), float(values.std()) or 1.0)
     targets = (values - mean) / deviation
+    doubts = np.zeros(len(values)) if doubt is None else doubt / deviation**2
     dimensions = points.shape[1]
     length_mean = math.sqrt(2.0) + 0.5 * math.log(dimensions)
     squares = (points[:, None, :] - points[None, :, :]) ** 2  # (n, n, d)
@@ -72,7 +82,7 @@ def fitted(points: Array, values: Array, start: tuple[Array, float] | None = Non
         distance = np.sqrt(weighed.sum(-1))
         covariance = _matern(distance)
         noise = math.exp(log_noise)
-        covariance[np.diag_indices_from(covariance)] += noise + _JITTER
+        covariance[np.diag_indices_from(covariance)] += noise + doubts + _JITTER
         try:
             factor = np.linalg.cholesky(covariance)
         except np.linalg.LinAlgError:
@@ -96,19 +106,29 @@ def fitted(points: Array, values: Array, start: tuple[Array, float] | None = Non
     first[:-1], first[-1] = (math.log(0.5), _NOISE_MEAN) if start is None else start
     bounds = [(-4.0, 6.0)] * dimensions + [(-12.0, 1.0)]
     found = minimize(loss, first, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": most_steps})
-    return conditioned(points, values, found.x[:-1], float(found.x[-1]), mean, deviation)
+    return conditioned(points, values, found.x[:-1], float(found.x[-1]), mean, deviation, doubt)
 
 
 def conditioned(
-    points: Array, values: Array, log_scales: Array, log_noise: float, mean: float, deviation: float, certain: int = 0
+    points: Array,
+    values: Array,
+    log_scales: Array,
+    log_noise: float,
+    mean: float,
+    deviation: float,
+    doubt: Array | None = None,
+    certain: int = 0,
 ) -> GaussianProcess:
     """The process of given length scales and noise at other points: what pending trials ask for.
 
     Args:
+        doubt: (n,), variance of each value beyond the common noise.
         certain: how many of the last values are taken for noiseless.
     """
     covariance = _matern(_distances(points, points, log_scales))
     noise = np.full(len(points), math.exp(log_noise))
+    if doubt is not None:
+        noise += doubt / deviation**2
     noise[len(points) - certain :] = 0.0
     covariance[np.diag_indices_from(covariance)] += noise + _JITTER
     factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)

@@ -8,7 +8,8 @@ is early enough for, what it is expected to rise above that level. It is an ordi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,16 @@ _SPREAD, _AROUND, _ROUNDS = 1024, 256, 3
 _FIRST_STEPS, _MORE_STEPS = 40, 8
 # Trials from which the last fit is a good beginning; before, one more may turn the picture round.
 _SETTLED = 60
-# Finished trials up to which exact processes are quick; beyond, Optuna's multivariate TPE goes on.
-MOST_TRIALS = 300
+# Trials that the processes are conditioned on: their cost grows with the cube. Of more, those nearest the front and some of
+# the others speak for all.
+MOST_POINTS = 300
+_NEAREST = 200
 # Points before the model speaks: so many more than there are parameters.
 _FIRST = 2
+# A place is tried only where training is expected to finish at least so often, unless there is none.
+_LEAST_CHANCE = 0.5
+# User attributes of a stopped trial that say what it would have come to.
+EXPECTED = {"expected_seconds", "expected_accuracy", "expected_deviation"}
 # Nodes of Gauss and Hermite's quadrature, for expectations of what is normal on its ranks' scale.
 _NODES, _SHARES = np.polynomial.hermite_e.hermegauss(20)
 _SHARES = _SHARES / _SHARES.sum()
@@ -40,7 +47,9 @@ _SHARES = _SHARES / _SHARES.sum()
 class FrontSampler(BaseSampler):
     """Expected hypervolume improvement over seconds (first objective) and accuracy (second).
 
-    Studies of other than two objectives, and of more than 300 finished trials, go on with Optuna's multivariate TPE.
+    Trials that ended without values teach where training fails; a pruned trial with the user attributes `expected_seconds`,
+    `expected_accuracy` and `expected_deviation` (what its curve promised when it was stopped) teaches as much as they say.
+    Studies of other than two objectives go to Optuna's multivariate TPE.
 
     Args:
         space: what is searched; not given, what finished trials have in common.
@@ -76,31 +85,17 @@ class FrontSampler(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         if not search_space:
             return {}
-        coding = Coding(search_space)
-        trials = study.get_trials(deepcopy=False)
-        done = [
-            one
-            for one in trials
-            if one.state == TrialState.COMPLETE and one.values is not None and set(search_space) <= set(one.params)
-        ]
-        number = trial.number
-        if len(done) > MOST_TRIALS or len(study.directions) != 2:
+        if len(study.directions) != 2:
             return self._many.sample_relative(study, trial, self._many.infer_relative_search_space(study, trial))
-        if len(done) < len(search_space) + _FIRST:
-            return coding.decode(_sobol(coding.width, self._seed, number))
-        running = [
-            one
-            for one in trials
-            if one.state == TrialState.RUNNING and one.number != number and set(search_space) <= set(one.params)
-        ]
-        points = np.array([coding.encode(one.params) for one in done])
-        values = np.array([one.values for one in done])
+        coding = Coding(search_space)
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
-        model = FrontModel(points, -signs[0] * values[:, 0], signs[1] * values[:, 1], self._last)
-        model.await_(
-            np.array([coding.encode(one.params) for one in running]).reshape(len(running), coding.width), self._known(coding)
-        )
-        return coding.decode(model.best(coding, self._known(coding), np.random.default_rng((self._seed, number))))
+        others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
+        evidence = Evidence.of(others, coding, signs)
+        if len(evidence.points) < coding.parameters + _FIRST:
+            return coding.decode(_sobol(coding.width, self._seed, trial.number))
+        model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last)
+        model.await_(evidence.pending, self._known(coding))
+        return coding.decode(model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number))))
 
     def _known(self, coding: Coding) -> Callable[[Array], Array | None]:
         """Log seconds of encoded points by the law; None where there is none."""
@@ -119,6 +114,7 @@ class Coding:
 
     def __init__(self, space: Mapping[str, BaseDistribution]) -> None:
         self.space = dict(space)
+        self.parameters = len(space)
         self.width = sum(len(one.choices) if isinstance(one, CategoricalDistribution) else 1 for one in space.values())
 
     def encode(self, parameters: Mapping[str, Any]) -> Array:
@@ -202,33 +198,102 @@ def _straight(at: Array, x: Array, y: Array) -> Array:
     return np.asarray(inside + np.minimum(at - x[0], 0.0) * low + np.maximum(at - x[-1], 0.0) * high)
 
 
-class FrontModel:
-    """What is believed of seconds and accuracy, and the gain that points of the cube promise.
+@dataclass(frozen=True)
+class Evidence:
+    """What trials have shown so far, as points of the cube.
 
     Args:
-        points: (n, width) of finished trials.
-        seconds: (n,), > 0.
-        accuracy: (n,), higher is better.
+        points: (n, width) of trials that were trained to their end or stopped on the way.
+        seconds: (n,), > 0, of their whole training.
+        accuracy: (n,), higher is better; what a stopped one was expected to come to.
+        doubt: (n,), standard deviation of that expectation, 0 where training ended.
+        pending: (m, width) of those that run.
+        failed: (l, width) of those that ended without values.
     """
 
-    def __init__(self, points: Array, seconds: Array, accuracy: Array, last: dict[str, tuple[Array, float]]) -> None:
-        self.log_seconds = np.log(np.maximum(seconds, 1e-9))
+    points: Array
+    seconds: Array
+    accuracy: Array
+    doubt: Array
+    pending: Array
+    failed: Array
+
+    @classmethod
+    def of(cls, trials: Sequence[FrozenTrial], coding: Coding, signs: Array) -> Evidence:
+        """Read Optuna's trials; `signs` are 1 for objectives to maximize."""
+        points, rows = [], []
+        pending, failed = [], []
+        for one in trials:
+            if not set(coding.space) <= set(one.params):
+                continue
+            point, facts = coding.encode(one.params), one.user_attrs
+            if one.state == TrialState.RUNNING:
+                pending.append(point)
+            elif one.state == TrialState.COMPLETE:
+                points.append(point)
+                rows.append((-signs[0] * one.values[0], signs[1] * one.values[1], 0.0))
+            elif one.state == TrialState.PRUNED and set(facts) >= EXPECTED:
+                points.append(point)
+                rows.append((facts["expected_seconds"], signs[1] * facts["expected_accuracy"], facts["expected_deviation"]))
+            # A trial whose driver died is tried again, and did not fail.
+            elif one.state.is_finished() and "continued_by" not in facts:
+                failed.append(point)
+        values = np.array(rows).reshape(len(rows), 3)
+        width = coding.width
+        return cls(
+            np.array(points).reshape(-1, width),
+            np.maximum(values[:, 0], 1e-9),
+            values[:, 1],
+            values[:, 2],
+            np.array(pending).reshape(-1, width),
+            np.array(failed).reshape(-1, width),
+        )
+
+    def nearest_front(self, most: int) -> Evidence:
+        """At most so many of them: those that lack least to the front at their time, and of the others every n-th."""
+        if len(self.points) <= most:
+            return self
+        order = np.lexsort((-self.accuracy, self.seconds))
+        reached = np.empty(len(order))
+        reached[order] = np.maximum.accumulate(self.accuracy[order])
+        ranked = np.argsort(reached - self.accuracy, kind="stable")
+        near, rest = ranked[:_NEAREST], np.sort(ranked[_NEAREST:])
+        kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - _NEAREST).astype(int)]])
+        failed = self.failed[-most:]
+        return Evidence(self.points[kept], self.seconds[kept], self.accuracy[kept], self.doubt[kept], self.pending, failed)
+
+
+class FrontModel:
+    """What is believed of seconds and accuracy, and the gain that points of the cube promise."""
+
+    def __init__(self, evidence: Evidence, last: dict[str, tuple[Array, float]]) -> None:
+        self.log_seconds = np.log(evidence.seconds)
         # A trial that failed badly says "bad", not how bad: its depth would bend the whole surface. So accuracy is believed
         # in on the scale of its ranks, on which those that failed and those that differ in the last digit are as far apart.
-        self.scale = RankScale(accuracy)
-        self.accuracy = self.scale.of(accuracy)
-        self.points = points
+        self.scale = RankScale(evidence.accuracy)
+        self.accuracy = self.scale.of(evidence.accuracy)
+        up, down = (self.scale.of(evidence.accuracy + sign * evidence.doubt) for sign in (1, -1))
+        self.doubt = np.where(evidence.doubt > 0, ((up - down) / 2) ** 2, 0.0)
+        self.points = evidence.points
         self.end = -math.inf
         self.believes = {
-            "seconds": self._fit("seconds", points, self.log_seconds, last),
-            "accuracy": self._fit("accuracy", points, self.accuracy, last),
+            "seconds": self._fit("seconds", self.points, self.log_seconds, last),
+            "accuracy": self._fit("accuracy", self.points, self.accuracy, last, self.doubt),
         }
+        self.finishing: GaussianProcess | None = None
+        if len(evidence.failed):
+            tried = np.vstack([evidence.points, evidence.failed])
+            ended = np.append(np.ones(len(evidence.points)), np.zeros(len(evidence.failed)))
+            # Far from all that was tried, training is expected to finish.
+            self.finishing = fitted(tried, ended, None, _FIRST_STEPS, around=(1.0, 0.5))
 
     @staticmethod
-    def _fit(name: str, points: Array, values: Array, last: dict[str, tuple[Array, float]]) -> GaussianProcess:
+    def _fit(
+        name: str, points: Array, values: Array, last: dict[str, tuple[Array, float]], doubt: Array | None = None
+    ) -> GaussianProcess:
         start = last.get(name)
         near = start is not None and len(start[0]) == points.shape[1] and len(points) >= _SETTLED
-        process = fitted(points, values, start if near else None, _MORE_STEPS if near else _FIRST_STEPS)
+        process = fitted(points, values, start if near else None, _MORE_STEPS if near else _FIRST_STEPS, doubt)
         last[name] = process.log_scales, process.log_noise
         return process
 
@@ -245,11 +310,12 @@ class FrontModel:
         times = expected["seconds"] if times is None else np.where(np.isnan(times), expected["seconds"], times)
         self.log_seconds = np.append(self.log_seconds, times)
         self.accuracy = np.append(self.accuracy, expected["accuracy"])
-        for name, values in (("seconds", self.log_seconds), ("accuracy", self.accuracy)):
+        self.doubt = np.append(self.doubt, np.zeros(len(pending)))
+        for name, values, doubt in (("seconds", self.log_seconds, None), ("accuracy", self.accuracy, self.doubt)):
             old = self.believes[name]
             # Without noise, so that the place of a running trial is known ground however noisy trials are.
             self.believes[name] = conditioned(
-                self.points, values, old.log_scales, old.log_noise, old.mean, old.deviation, certain=len(pending)
+                self.points, values, old.log_scales, old.log_noise, old.mean, old.deviation, doubt, certain=len(pending)
             )
 
     def gain(self, points: Array, log_seconds: Array | None) -> Array:
@@ -265,7 +331,12 @@ class FrontModel:
         widths = np.diff(early, axis=1, prepend=0.0)
         drawn = self.scale.back(mean[:, None] + deviation[:, None] * _NODES[None, :])  # (m, nodes), as accuracy
         rises = np.maximum(drawn[:, :, None] - levels[None, None, :], 0.0).transpose(0, 2, 1) @ _SHARES
-        return np.asarray(np.nan_to_num((widths * rises).sum(axis=1), nan=-1.0))
+        gains = np.nan_to_num((widths * rises).sum(axis=1), nan=-1.0)
+        if self.finishing is not None:
+            finishes = np.clip(self.finishing.predict(points)[0], 0.01, 1.0)
+            # Where training is known to fail, even the largest promise comes after everything that is expected to finish.
+            gains = np.where(gains < 0, gains, gains * finishes * np.where(finishes < _LEAST_CHANCE, 1e-12, 1.0))
+        return np.asarray(gains)
 
     def _strips(self) -> tuple[Array, Array]:
         """Ends of the strips on the log time axis, and the accuracy to rise above in each; of the believed, noiseless front."""

@@ -342,7 +342,7 @@ class StudySpec(Section):
         None, description="SQLAlchemy URL of the results; default: SQLite beside the study file."
     )
     sampler: Annotated[StrictStr, AfterValidator(_sampler)] = Field(
-        "tpe",
+        "front",
         description=f"Who proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler. "
         "front is ours, the others Optuna's.",
     )

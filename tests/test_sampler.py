@@ -12,7 +12,7 @@ import optuna
 import pytest
 from bsearch.objectives.loading import objective_hash
 from bsearch.search.gaussian_process import conditioned, fitted
-from bsearch.search.sampler import Coding, FrontModel, FrontSampler
+from bsearch.search.sampler import Coding, Evidence, FrontModel, FrontSampler
 from bsearch.search.serial import SerialRunner
 from bsearch.search.study_run import run_study
 from bsearch.spaces.errors import StudyFileError
@@ -108,7 +108,8 @@ def test_the_gain_is_the_expected_hypervolume(known: bool) -> None:
     chance = np.random.default_rng(2)
     points = chance.random((8, 2))
     seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * chance.standard_normal(8)), points.sum(1)
-    model = FrontModel(points, seconds, accuracy, {})
+    nothing = np.empty((0, 2))
+    model = FrontModel(Evidence(points, seconds, accuracy, np.zeros(8), nothing, nothing), {})
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([0.3, 1.1, 1.7]) if known else None
     gains = model.gain(candidates, times)

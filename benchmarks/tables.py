@@ -1,0 +1,128 @@
+"""Train every setting of the measured tables that benchmarks/search.py looks its trials up in.
+
+    .venv/bin/python benchmarks/tables.py digits          # 720 settings x 3 seeds, ten minutes on one core
+    .venv/bin/python benchmarks/tables.py cifar FOLDER    # 640 x 3, forty minutes; FOLDER holds the images' train/ and test/
+
+A row is one training by bsearch's own loop: its settings, seconds of training, and the accuracy at each tenth of its budget. A
+table cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import math
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bsearch.objectives.trial import start_attempt
+from bsearch.spaces.learning_rate import OptimizerSettings
+from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.study import Training
+from bsearch.spaces.trial import Measurement, TrialSetup
+
+DATA = Path(__file__).parent / "data"
+SEEDS = (0, 1, 2)
+FRACTIONS = 10
+
+TABLES: dict[str, dict[str, Any]] = {
+    "digits": {
+        "task": "bsearch.objectives.digits:Digits",
+        "samples": 1197,
+        "reference_batch": 64,
+        "settings": {
+            "effective_batch": (8, 11, 16, 22, 31, 44, 62, 88, 125, 177, 250, 353, 500, 707, 1000),
+            "reference_rate": tuple(round(10**power, 5) for power in np.linspace(-2.3, 0.3, 12)),
+            "epochs": (2, 4, 8, 16),
+        },
+        "parameters": {},
+    },
+    "cifar": {
+        "task": "bsearch.objectives.vision:Vision",
+        "samples": 4000,
+        "reference_batch": 128,
+        "settings": {
+            "effective_batch": (8, 16, 31, 62, 125, 250, 500, 1000, 2000, 4000),
+            "reference_rate": tuple(round(10**power, 5) for power in np.linspace(-2.3, 0.1, 8)),
+            "epochs": (1, 2, 4, 8),
+            "width": (8, 16),
+        },
+        "parameters": {
+            "dataset": "folder",
+            "image_size": 16,
+            "train_samples": 4000,
+            "evaluation_samples": 1000,
+            "augment": "flip",
+        },
+    },
+}
+
+
+def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[float, list[float]]:
+    """Seconds of one training, and its accuracies."""
+    table = TABLES[name]
+    batch, epochs = settings["effective_batch"], settings["epochs"]
+    rate = settings["reference_rate"] * math.sqrt(batch / table["reference_batch"])
+    parameters = table["parameters"] | {key: value for key, value in settings.items() if key == "width"}
+    setup = TrialSetup(
+        study="table",
+        number=0,
+        attempt=0,
+        plan=BatchPlan(batch),
+        optimizer=OptimizerSettings(rate),
+        samples_budget=table["samples"] * epochs,
+        training=Training(evaluations=FRACTIONS, seed=seed),
+        epochs=epochs,
+        parameters=parameters | ({"root": root} if root else {}),
+    )
+    *measured, _ = start_attempt(table["task"], setup)
+    taken = [one for one in measured if isinstance(one, Measurement)]
+    scores = {one.samples_seen / setup.samples_budget: one.accuracy for one in taken}
+    # A few large steps pass several tenths at once: the later ones are what they come to.
+    curve = [next(value for at, value in scores.items() if at >= part / FRACTIONS - 1e-9) for part in range(1, FRACTIONS + 1)]
+    return taken[-1].elapsed_s, curve
+
+
+def settings_of(name: str) -> Iterator[dict[str, Any]]:
+    table = TABLES[name]["settings"]
+    for values in product(*table.values()):
+        yield dict(zip(table, values, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=list(TABLES))
+    parser.add_argument("root", nargs="?", default="")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    file = DATA / f"{options.table}.csv"
+    done = set()
+    if file.exists():
+        with file.open() as kept:
+            done = {tuple(row[key] for key in [*TABLES[options.table]["settings"], "seed"]) for row in csv.DictReader(kept)}
+    with file.open("a") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        if not done:
+            writer.writerow([*TABLES[options.table]["settings"], "seed", "train_s", "curve"])
+        for seed in SEEDS:
+            for settings in settings_of(options.table):
+                if tuple(map(str, [*settings.values(), seed])) in done:
+                    continue
+                try:
+                    train_s, curve = trained(options.table, settings, seed, options.root)
+                except StopIteration:  # not finite before its end: as good as guessing from there on
+                    train_s, curve = math.nan, []
+                writer.writerow([*settings.values(), seed, f"{train_s:.5f}", " ".join(f"{value:.4f}" for value in curve)])
+                out.flush()
+    with file.open("rb") as plain, gzip.open(file.with_suffix(".csv.gz"), "wb") as packed:
+        packed.write(plain.read())
+    file.unlink()
+
+
+if __name__ == "__main__":
+    main()
