@@ -1,227 +1,163 @@
-"""How much of the front is found in how many trials: ours and Optuna's samplers on problems that cost nothing to try.
+"""How much of the front is found in how many trials, and in how much time: ours and others on problems that cost nothing.
 
-    .venv/bin/python benchmarks/search.py [--problems digits laws] [--samplers tpe front known] [--trials 50] [--seeds 8]
-    .venv/bin/python benchmarks/search.py --measure       # train the table of digits anew, 3 minutes on one core
+    .venv/bin/python benchmarks/search.py [--problems digits cifar laws] [--ways tpe front known] [--trials 50] [--seeds 8]
+    .venv/bin/python benchmarks/search.py --time [--ways tpe front front+stop]    # 4 workers side by side, at equal time
 
-Printed is the share of the true front's hypervolume (log seconds against accuracy) after 10, 25, 50, ... trials, mean and
-standard error over seeds and problems. `known` is `front` with seconds known beforehand.
-
-- digits: 720 trainings of the embedded task (15 batches x 12 rates x 4 epochs, kept in benchmarks/data/digits.csv.gz); a
-  setting is looked up at its nearest neighbour, its seconds are the median over rates.
-- laws: made-up tasks: steps to learn S = S_min (1 + B_crit / B), a best rate that moves with the batch, width and epochs
-  that cost time; accuracy with noise of 1 %.
+Printed is the share of the true front's hypervolume (log seconds against accuracy), mean and standard error over seeds and
+problems, of what the trials that were told complete truly come to; after 10, 25, 50, ... trials, or after each quarter of so
+many times the seconds of a trial drawn at random. `known` is `front` with seconds known beforehand, as bsearch has them; `/2`
+searches powers of two alone; `+stop` and `+halving` stop trials early. `--noise` is added to times (a share) and accuracies.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
+import heapq
 import math
 import statistics
 import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import optuna
-from bsearch.objectives.trial import start_attempt
-from bsearch.search.sampler import FrontSampler
-from bsearch.spaces.learning_rate import OptimizerSettings
-from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import Training
-from bsearch.spaces.trial import Measurement, TrialSetup
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from bsearch.search.ask_tell import Search
+from problems import FRACTIONS, Problem, Share, problems
 
-TABLE = Path(__file__).parent / "data" / "digits.csv.gz"
 AFTER = (10, 25, 50, 75, 100)
+WORKERS = 4
 
 
-class Problem(ABC):
-    """What may be tried, and what a trial of it would measure; every setting that counts for the true front."""
+@dataclass
+class Told:
+    """What came of one search."""
 
-    space: dict[str, BaseDistribution]
-    lowest = 0.5  # accuracy from which a front counts
-
-    @abstractmethod
-    def seconds(self, parameters: Mapping[str, Any]) -> float: ...
-
-    @abstractmethod
-    def accuracy(self, parameters: Mapping[str, Any]) -> float: ...
-
-    def everything(self) -> list[tuple[float, float]]:
-        chance = np.random.default_rng(1)
-        found = []
-        for _ in range(40_000):
-            one = {name: drawn(distribution, chance) for name, distribution in self.space.items()}
-            found.append((self.seconds(one), self.accuracy(one)))
-        return found
+    points: list[tuple[float, float]] = field(default_factory=list)  # true (seconds, accuracy) of finished trials, in order
+    ended_s: list[float] = field(default_factory=list)  # when each ended, on simulated clocks
+    asks_s: list[float] = field(default_factory=list)
+    stopped: list[bool] = field(default_factory=list)  # of every stopped trial: whether it would have risen above the front
 
 
-def drawn(distribution: Any, chance: np.random.Generator) -> float:
-    value = math.exp(chance.uniform(math.log(distribution.low), math.log(distribution.high)))
-    return round(value) if isinstance(distribution, IntDistribution) else value
-
-
-class Digits(Problem):
-    def __init__(self) -> None:
-        with gzip.open(TABLE, "rt") as file:
-            rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-        self.table = {(row["effective_batch"], row["reference_rate"], row["epochs"]): row["accuracy"] for row in rows}
-        taken: dict[tuple[float, float], list[float]] = {}
-        for row in rows:
-            taken.setdefault((row["effective_batch"], row["epochs"]), []).append(row["train_s"])
-        self.taken = {key: statistics.median(values) for key, values in taken.items()}
-        self.grid = [sorted({key[place] for key in self.table}) for place in range(3)]
-        low_rate, high_rate = self.grid[1][0], self.grid[1][-1]
-        self.space = {
-            "effective_batch": IntDistribution(8, 1000, log=True),
-            "reference_rate": FloatDistribution(low_rate, high_rate, log=True),
-            "epochs": IntDistribution(2, 16, log=True),
-        }
-
-    def _near(self, parameters: Mapping[str, Any]) -> tuple[float, ...]:
-        return tuple(
-            min(grid, key=lambda one: abs(math.log(one / parameters[name])))
-            for name, grid in zip(self.space, self.grid, strict=True)
-        )
-
-    def seconds(self, parameters: Mapping[str, Any]) -> float:
-        batch, _, epochs = self._near(parameters)
-        return self.taken[batch, epochs]
-
-    def accuracy(self, parameters: Mapping[str, Any]) -> float:
-        return self.table[self._near(parameters)]  # type: ignore[index]
-
-    def everything(self) -> list[tuple[float, float]]:
-        return [(self.taken[batch, epochs], accuracy) for (batch, _, epochs), accuracy in self.table.items()]
-
-
-class Laws(Problem):
-    lowest = 0.1
-    samples = 20_000
-    space = {
-        "effective_batch": IntDistribution(8, 2048, log=True),
-        "reference_rate": FloatDistribution(1e-3, 1.0, log=True),
-        "epochs": IntDistribution(1, 20, log=True),
-        "width": IntDistribution(16, 128, log=True),
+def search_of(way: str, problem: Problem, seed: int) -> Search:
+    """A way's name as a search: sampler, `/2` and `+stop`."""
+    sampler, _, stopping = way.partition("+")
+    sampler, _, powers = sampler.partition("/")
+    space: dict[str, Any] = {
+        name: {"low": one.low, "high": one.high, "log": one.log}  # type: ignore[attr-defined]
+        for name, one in problem.space.items()
     }
-
-    def __init__(self, seed: int) -> None:
-        chance = np.random.default_rng(seed)
-        self.critical = math.exp(chance.uniform(math.log(50), math.log(2000)))
-        self.exponent, self.rate = chance.uniform(0.4, 1.0), math.exp(chance.uniform(math.log(0.02), math.log(0.3)))
-        self.curvature, self.best, self.steps = chance.uniform(0.05, 0.25), chance.uniform(0.7, 0.98), chance.uniform(30, 300)
-        self.pass_ms, self.sample_ms = chance.uniform(0.2, 2), math.exp(chance.uniform(-5, -3))
-
-    def seconds(self, parameters: Mapping[str, Any]) -> float:
-        batch = parameters["effective_batch"]
-        step_ms = self.pass_ms + self.sample_ms * batch * (parameters["width"] / 48) ** 1.3
-        return parameters["epochs"] * self.samples / batch * step_ms * 1e-3
-
-    def accuracy(self, parameters: Mapping[str, Any]) -> float:
-        batch = parameters["effective_batch"]
-        learned = parameters["epochs"] * self.samples / batch / (1 + self.critical / batch)
-        best_rate = min(self.rate * (batch / 256) ** self.exponent, 0.5)
-        away = math.log(parameters["reference_rate"] * math.sqrt(batch / 256) / best_rate)
-        if away > 2.5:
-            return 0.1 + 0.05 * math.exp(-away)  # diverged
-        lost = 0.1 * self.curvature * away**2 * (2 if away > 0 else 1)
-        most = self.best * (1 - 0.075 * math.sqrt(48 / parameters["width"]))
-        return max(0.1, most * (1 - math.exp(-math.sqrt(learned / self.steps))) - lost)
+    if powers:
+        low, high = (math.log2(space["effective_batch"][end]) for end in ("low", "high"))
+        space["effective_batch"] = {"low": math.ceil(low), "high": math.floor(high)}
+    return Search(
+        space,
+        sampler="front" if sampler == "known" else sampler,
+        stopping={"": "none", "stop": "front", "halving": "halving"}[stopping],
+        known_seconds=problem.seconds if sampler == "known" else None,
+        seed=seed,
+    )
 
 
-def hypervolume(points: list[tuple[float, float]], fastest: float, slowest: float, lowest: float) -> float:
-    """Area over log seconds and accuracy that the points beat."""
-    area, best = 0.0, lowest
-    for seconds, accuracy in sorted(points):
-        if accuracy > best:
-            area += (accuracy - best) * max(0.0, math.log(slowest) - math.log(max(seconds, fastest)))
-            best = accuracy
-    return area
+def meant(way: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The problem's parameters of a suggestion: powers of two are searched by their exponents."""
+    return {**parameters, "effective_batch": 2 ** parameters["effective_batch"]} if "/2" in way else dict(parameters)
 
 
-def sampler_of(kind: str, problem: Problem, seed: int) -> optuna.samplers.BaseSampler:
-    kinds: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
-        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
-        "tpe": lambda: optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed),
-        "nsga2": lambda: optuna.samplers.NSGAIISampler(seed=seed),
-        "gp": lambda: optuna.samplers.GPSampler(seed=seed),
-        "front": lambda: FrontSampler(space=problem.space, seed=seed),
-        "known": lambda: FrontSampler(space=problem.space, seed=seed, known_seconds=problem.seconds),
-    }
-    return kinds[kind]()
-
-
-def tried(kind: str, problem: Problem, trials: int, seed: int, noise: float) -> tuple[list[tuple[float, float]], list[float]]:
-    """What the trials truly were, and the seconds of the last asks."""
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler_of(kind, problem, seed))
-    chance = np.random.default_rng(seed)
-    points, asks = [], []
+def one_by_one(way: str, problem: Problem, trials: int, seed: int, noise: float) -> Told:
+    """Whole trials, one after another."""
+    search, told, chance = search_of(way, problem, seed), Told(), np.random.default_rng(seed)
     for _ in range(trials):
         begun = time.perf_counter()
-        trial = study.ask(problem.space)
-        asks.append(time.perf_counter() - begun)
-        points.append((problem.seconds(trial.params), problem.accuracy(trial.params)))
-        study.tell(trial, [points[-1][0], points[-1][1] + noise * chance.standard_normal()])
-    return points, asks[-5:]
+        suggestion = search.ask()
+        told.asks_s.append(time.perf_counter() - begun)
+        parameters = meant(way, suggestion.parameters)
+        seconds, accuracy = problem.seconds(parameters), problem.curve(parameters, chance)[-1]
+        told.points.append((seconds, problem.accuracy(parameters)))
+        noisy = seconds if way == "known" else seconds * math.exp(noise * chance.standard_normal())
+        search.tell(suggestion.number, noisy, accuracy + 0.1 * noise * chance.standard_normal())
+    return told
 
 
-def measure() -> None:
-    """Train every setting of the table of digits once."""
-    batches = (8, 11, 16, 22, 31, 44, 62, 88, 125, 177, 250, 353, 500, 707, 1000)
-    rates = [round(10**power, 5) for power in np.linspace(-2.3, 0.3, 12)]
-    plain = TrialSetup("table", 0, 0, BatchPlan(1), OptimizerSettings(1.0), 1, Training(evaluations=4), 1)
-    TABLE.parent.mkdir(exist_ok=True)
-    with gzip.open(TABLE, "wt") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["effective_batch", "reference_rate", "epochs", "train_s", "accuracy"])
-        for batch in batches:
-            for rate in rates:
-                for epochs in (2, 4, 8, 16):
-                    optimizer = OptimizerSettings(rate * math.sqrt(batch / 64))
-                    setup = replace(
-                        plain, plan=BatchPlan(batch), optimizer=optimizer, samples_budget=1197 * epochs, epochs=epochs
-                    )
-                    *_, last, _ = start_attempt("bsearch.objectives.digits:Digits", setup)
-                    assert isinstance(last, Measurement)
-                    writer.writerow([batch, rate, epochs, f"{last.elapsed_s:.5f}", f"{last.accuracy:.4f}"])
+def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: float) -> Told:
+    """Trials on four simulated workers until so many seconds are over."""
+    search, told, chance = search_of(way, problem, seed), Told(), np.random.default_rng(seed)
+    seen_ends: list[tuple[float, float]] = []
+
+    def steps() -> Iterator[float]:
+        """A worker: yields the seconds until it has something to say."""
+        while True:
+            begun = time.perf_counter()
+            suggestion = search.ask()
+            told.asks_s.append(time.perf_counter() - begun)
+            parameters = meant(way, suggestion.parameters)
+            seconds, curve = problem.seconds(parameters), problem.curve(parameters, chance)
+            noisy = seconds if way.startswith("known") else seconds * math.exp(noise * chance.standard_normal())
+            for tenth, accuracy in enumerate(curve, start=1):
+                yield seconds / FRACTIONS
+                seen = accuracy + 0.1 * noise * chance.standard_normal()
+                if search.report(suggestion.number, tenth / FRACTIONS, noisy, seen):
+                    told.stopped.append(curve[-1] > max(end for taken, end in seen_ends if taken <= seconds))
+                    search.tell(suggestion.number, noisy, seen, "stopped")
+                    break
+            else:
+                told.points.append((seconds, problem.accuracy(parameters)))
+                told.ended_s.append(now)
+                seen_ends.append((seconds, seen))
+                search.tell(suggestion.number, noisy, seen)
+
+    workers = [steps() for _ in range(WORKERS)]
+    queue = [(next(worker), index) for index, worker in enumerate(workers)]
+    heapq.heapify(queue)
+    while queue[0][0] <= limit_s:
+        now, index = heapq.heappop(queue)
+        heapq.heappush(queue, (now + next(workers[index]), index))
+    return told
+
+
+def row(name: str, shares: list[list[float]], asks: list[float], more: str = "") -> str:
+    figures = np.array(shares)
+    errors = figures.std(axis=0, ddof=1) / math.sqrt(len(figures)) if len(figures) > 1 else np.zeros(figures.shape[1])
+    words = "".join(f"   {mean:.3f} ± {error:.3f}" for mean, error in zip(figures.mean(axis=0), errors, strict=True))
+    return f"{name:<34}{words}   {1e3 * statistics.median(asks):6.0f}{more}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", nargs="+", default=["digits", "laws"], choices=["digits", "laws"])
-    parser.add_argument("--samplers", nargs="+", default=["random", "tpe", "front", "known"])
+    parser.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws"])
+    parser.add_argument("--ways", nargs="+", default=["random", "tpe", "front", "known"])
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--time", action="store_true")
     options = parser.parse_args()
-    if options.measure:
-        measure()
-        return
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    after = [count for count in AFTER if count <= options.trials]
-    print(f"{'share of the front after trials':<34}" + "".join(f"{count:>16}" for count in after) + "   ask ms")
+    quarters = [round(options.trials * part / 4) for part in (1, 2, 3, 4)]
+    after = quarters if options.time else [count for count in AFTER if count <= options.trials]
+    title = "share of the front after " + ("mean trials' time" if options.time else "trials")
+    print(f"{title:<34}" + "".join(f"{count:>16}" for count in after) + "   ask ms")
     for family in options.problems:
-        problems: list[Problem] = [Digits()] if family == "digits" else [Laws(seed) for seed in range(4)]
-        for kind in options.samplers:
-            shares, asks = [], []
-            for problem in problems:
-                every = problem.everything()
-                ends = min(seconds for seconds, _ in every), max(seconds for seconds, _ in every), problem.lowest
+        members = problems(family)
+        for way in options.ways:
+            shares, asks, stopped, ended = [], [], [], 0
+            for problem in members:
+                share = Share(problem)
+                unit_s = problem.mean_seconds() / WORKERS
                 for seed in range(options.seeds):
-                    points, took = tried(kind, problem, options.trials, seed, 0.0 if family == "digits" else 0.01)
-                    shares.append([hypervolume(points[:count], *ends) / hypervolume(every, *ends) for count in after])
-                    asks += took
-            figures = np.array(shares)
-            errors = figures.std(axis=0, ddof=1) / math.sqrt(len(figures))
-            words = "".join(f"   {mean:.3f} ± {error:.3f}" for mean, error in zip(figures.mean(axis=0), errors, strict=True))
-            print(f"{family + ', ' + kind:<34}{words}   {1e3 * statistics.median(asks):6.0f}", flush=True)
+                    if options.time:
+                        told = side_by_side(way, problem, after[-1] * unit_s, seed, options.noise)
+                        counts = [sum(at <= count * unit_s for at in told.ended_s) for count in after]
+                    else:
+                        told = one_by_one(way, problem, options.trials, seed, options.noise)
+                        counts = after
+                    shares.append([share.of(told.points[:count]) for count in counts])
+                    asks += told.asks_s[-5:]
+                    stopped += told.stopped
+                    ended += len(told.points)
+            more = f"   {ended} ended, {len(stopped)} stopped, {sum(stopped)} of them wrongly" if stopped else ""
+            print(row(f"{family}, {way}", shares, asks, more), flush=True)
 
 
 if __name__ == "__main__":

@@ -63,12 +63,19 @@ class StudySearcher(Searcher):
         self._numbers[trial_id] = setup.number
         return {"task": self._task, "setup": json.dumps(setup.to_dict()), "devices": setup.plan.devices}
 
+    def hopeless(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Pass a measurement on; True where its attempt is to be ended there."""
+        if "measurement" not in result or trial_id not in self._numbers or trial_id in self._told:
+            return False
+        measurement = Measurement.from_dict(json.loads(result["measurement"]))
+        go_on = self._guarded(lambda: self._study.measured(self._numbers[trial_id], measurement))
+        if not go_on and not self._study.stopping:
+            self._told[trial_id] = json.dumps(Outcome("stopped").to_dict())
+        return not go_on
+
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if "outcome" in result:
             self._told[trial_id] = result["outcome"]
-        elif "measurement" in result and trial_id in self._numbers:
-            measurement = Measurement.from_dict(json.loads(result["measurement"]))
-            self._guarded(lambda: self._study.measured(self._numbers[trial_id], measurement))
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         number = self._numbers.pop(trial_id, None)
@@ -104,13 +111,16 @@ class StudySearcher(Searcher):
 
 
 class _StudyStopper(tune.Stopper):
-    """Ends Tune's run when the study stops, whoever stopped it."""
+    """Ends an attempt that the study gives up, and Tune's run when the study stops, whoever stopped it.
 
-    def __init__(self, study: StudyRun) -> None:
-        self._study = study
+    Tune shows every result here first, and one that ends a trial to nobody else before the trial's end.
+    """
+
+    def __init__(self, study: StudyRun, searcher: StudySearcher) -> None:
+        self._study, self._searcher = study, searcher
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
+        return self._searcher.hopeless(trial_id, result)
 
     def stop_all(self) -> bool:
         return bool(self._study.stopping)
@@ -218,13 +228,14 @@ class TuneRunner:
         return DeviceProfile.from_dict(answer)
 
     def run(self, study: StudyRun) -> None:
+        searcher = StudySearcher(study, study.spec.task, self.slots)
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 tune.with_resources(
                     AttemptTrainable, lambda config: tune.PlacementGroupFactory([self._resources(config["devices"])])
                 ),
                 tune_config=tune.TuneConfig(
-                    search_alg=StudySearcher(study, study.spec.task, self.slots),
+                    search_alg=searcher,
                     num_samples=-1,
                     max_concurrent_trials=None,
                     reuse_actors=True,
@@ -234,7 +245,7 @@ class TuneRunner:
                 run_config=tune.RunConfig(
                     name="run",
                     storage_path=folder,
-                    stop=_StudyStopper(study),
+                    stop=_StudyStopper(study, searcher),
                     verbose=0,
                     failure_config=tune.FailureConfig(max_failures=0),
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),

@@ -392,6 +392,24 @@ class Records:
         with self._transaction() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
+    def curves(self, study: str) -> dict[int, list[tuple[int, float]]]:
+        """(samples seen, accuracy) of every trial's last attempt, by trial number; what was not finite is left out."""
+        query = (
+            sa.select(_measurements)
+            .where(_measurements.c.study == study)
+            .order_by(_measurements.c.number, _measurements.c.attempt, _measurements.c.samples_seen)
+        )
+        last: dict[int, tuple[int, list[tuple[int, float]]]] = {}
+        with self._transaction() as connection:
+            for row in connection.execute(query).mappings():
+                attempt, curve = last.get(row["number"], (-1, []))
+                if row["attempt"] != attempt:
+                    curve = []
+                    last[row["number"]] = (row["attempt"], curve)
+                if row["accuracy"] is not None:
+                    curve.append((row["samples_seen"], row["accuracy"]))
+        return {number: curve for number, (_, curve) in last.items()}
+
 
 def _digest(about: str) -> str:
     return hashlib.sha256(about.encode()).hexdigest()

@@ -55,11 +55,15 @@ class SerialRunner:
             if setup is None or setup == "wait":  # nothing else runs here that could bring more
                 return
             with closing(start_attempt(study.spec.task, setup)) as attempt:  # type: ignore[type-var]  # a generator
+                outcome = Outcome("stopped")
                 for report in _interruptible(study, attempt):
                     if not isinstance(report, Measurement):
-                        study.ended(setup.number, report)
+                        outcome = report
                     elif not study.measured(setup.number, report):
-                        return
+                        break
+            if study.stopping and outcome.kind == "stopped":
+                return  # cut off, and swept by the driver
+            study.ended(setup.number, outcome)
 
 
 def _interruptible(study: StudyRun, attempt: Iterator[Measurement | Outcome]) -> Iterator[Measurement | Outcome]:

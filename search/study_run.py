@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -39,6 +40,7 @@ from .setups import (
     profile_faults,
     trial_setup,
 )
+from .stopping import STOPPING
 from .suggest import Suggester, trial_record
 
 # The same error this often in a row is the task's fault, not the trial's.
@@ -104,6 +106,9 @@ class StudyRun:
         self.notify = notify
         self._suggester, self._records = suggester, records
         self._running: dict[int, tuple[TrialSetup, list[Measurement]]] = {}
+        self._stopping = STOPPING[spec.stopping.kind](spec.stopping.risk)
+        self._asked: Future[Suggestion] | None = None  # what the sampler is thinking of
+        self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask")
         self._again: deque[TrialSetup] = deque()  # next attempts of trials that ran out of memory or lost their worker
         self._lost: dict[int, int] = {}
         self._same_errors: tuple[str, int] = ("", 0)
@@ -115,6 +120,7 @@ class StudyRun:
         self.failure = ""  # why it cannot go on
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
         self.begun_s = time.monotonic()
+        self._remember_curves()
 
     # What runners call
 
@@ -127,7 +133,12 @@ class StudyRun:
         for _ in range(INFEASIBLE_IN_A_ROW):
             if self.counted + len(self._running) >= self.spec.budget.trials:
                 return "wait" if self._running else None
-            suggestion = self._suggester.ask()
+            # A sampler may think for long: the runner's loop goes on meanwhile.
+            self._asked = self._asked or self._asker.submit(self._suggester.ask)
+            if self._running and not self._asked.done():
+                return "wait"
+            suggestion = self._asked.result()
+            self._asked = None
             try:
                 setup = self.setup(suggestion)
             except InfeasiblePlanError as error:
@@ -138,12 +149,14 @@ class StudyRun:
         return None
 
     def measured(self, number: int, measurement: Measurement) -> bool:
-        """Keep a measurement; True where the trial should go on."""
+        """Keep a measurement; False where the attempt is to be ended here: the study stops, or the trial, as `stopped`."""
         setup, measurements = self._running[number]
         measurements.append(measurement)
         self._records.measured(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
-        return not self.stopping
+        accuracy = self._sign * measurement.score(setup.metric)
+        hopeless = self._stopping.report(number, _fraction(setup, measurement), self._seconds(setup, measurement), accuracy)
+        return not hopeless and not self.stopping
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Keep how an attempt ended and act on it as the outcomes table says."""
@@ -152,6 +165,8 @@ class StudyRun:
             self._lost[number] = self._lost.get(number, 0) + 1
             if self._lost[number] >= LOST_ATTEMPTS:
                 outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
+        if outcome.kind == "stopped":
+            outcome = Outcome("stopped", self._stopping.words(number))
         again = self._next_setup(setup, outcome)
         if again is not None:
             self._records.end(setup, outcome, {})
@@ -161,8 +176,14 @@ class StudyRun:
         if outcome.kind == "out_of_memory":
             outcome = Outcome("error", f"one sample in a pass does not fit: {outcome.message}", outcome.traceback)
         result = _result(setup, measurements, outcome, self.known_train_s(setup), self.spec.objectives.speed)
+        if outcome.kind == "stopped":
+            result["facts"] |= self._stopping.stopped_facts(number, self._sign)
         self._records.end(setup, outcome, result)
         self._finish(number, result)
+        if measurements:
+            trained = outcome.kind == "complete"
+            accuracy = self._sign * measurements[-1].score(setup.metric) if trained else None
+            self._stopping.ended(number, self._seconds(setup, measurements[-1]), accuracy)
         self._count_errors(outcome)
 
     def fail(self, why: str) -> None:
@@ -218,6 +239,9 @@ class StudyRun:
             self._suggester.continue_later(number, self.stopping or "the driver stopped")
         for setup in self._again:
             self._suggester.continue_later(setup.number, self.stopping or "the driver stopped")
+        self._asker.shutdown()
+        if self._asked is not None and self._asked.exception() is None:
+            self._suggester.continue_later(self._asked.result().number, self.stopping or "the driver stopped")
         self._running.clear()
         self._again.clear()
 
@@ -231,6 +255,26 @@ class StudyRun:
                 self._suggester.enqueue(settings, {"start": index})
 
     # Inside
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.spec.objectives.accuracy.direction == "maximize" else -1.0
+
+    def _seconds(self, setup: TrialSetup, measurement: Measurement) -> float:
+        """What the front counts as the time of a trial's whole training, known or reckoned from what it took so far."""
+        train_s = self.known_train_s(setup)
+        if train_s is None:
+            train_s = measurement.elapsed_s / _fraction(setup, measurement)
+        return train_s * (setup.plan.devices if self.spec.objectives.speed == "device_s" else 1)
+
+    def _remember_curves(self) -> None:
+        """Curves of trials that ended before, from the database."""
+        curves = self._records.curves(self.name)
+        for record in self.done:
+            seconds, budget = record.seconds(self.spec.objectives.speed), record.facts.get("samples_budget")
+            if record.outcome in ("complete", "stopped") and seconds is not None and budget:
+                curve = [(min(seen / budget, 1.0), self._sign * accuracy) for seen, accuracy in curves.get(record.number, ())]
+                self._stopping.learn(record.number, seconds, curve, done=record.outcome == "complete")
 
     def _start(self, setup: TrialSetup) -> TrialSetup:
         facts = _facts(setup, self.known_train_s(setup))
@@ -300,6 +344,11 @@ class StudyRun:
             self.fail(f"{self.failed} trials failed, more than the budget holds; the last: {outcome.message}")
 
 
+def _fraction(setup: TrialSetup, measurement: Measurement) -> float:
+    """The share of a trial's budget that was trained; a loop of one's own may end a little beside it."""
+    return min(measurement.samples_seen / setup.samples_budget, 1.0)
+
+
 def _facts(setup: TrialSetup, known_s: float | None) -> dict[str, Any]:
     """Derived values of a setup, as user attributes beside the searched parameters."""
     known = {} if known_s is None else {"train_s": known_s, "train_s_source": "known"}
@@ -362,6 +411,8 @@ def _result(
                 "facts": facts,
             }
         # Optuna takes no NaN: told PRUNED, the sampler still learns that this place is bad.
+        return {"state": "PRUNED", "values": None, "constraint": 0.0, "facts": facts}
+    if outcome.kind == "stopped":
         return {"state": "PRUNED", "values": None, "constraint": 0.0, "facts": facts}
     if outcome.kind == "infeasible":
         return {"state": "PRUNED", "values": None, "constraint": 1.0, "facts": facts}
@@ -471,7 +522,16 @@ def run_study(
         run = StudyRun(
             spec,
             name,
-            Suggester(records.url, name, spec, legal, known_seconds(spec, name, profiles, runner.device)),
+            Suggester(
+                records.url,
+                name,
+                spec.domains(),
+                spec.objectives,
+                sampler=spec.sampler,
+                seed=spec.training.seed,
+                legal=legal,
+                known_seconds=known_seconds(spec, name, profiles, runner.device),
+            ),
             records,
             profiles,
             runner.device,

@@ -15,12 +15,12 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from ..spaces.domain import Choices, Domain, Range
+from ..spaces.domain import Choices, Domain, Range, searched_of, values_of
 from ..spaces.errors import Fault, LauncherError, StudyFileError
-from ..spaces.study import StudySpec
+from ..spaces.study import Objectives
 from ..spaces.trial import Suggestion, TrialRecord
 from .records import masked, storage_engine, tune_sqlite
 from .sampler import FrontSampler
@@ -32,20 +32,22 @@ _CONSTRAINTS = "constraints"
 
 
 def _sampler(
-    spec: StudySpec,
+    named: str,
     searched: Mapping[str, BaseDistribution],
     known_seconds: Callable[[Mapping[str, Any]], float] | None,
     seed: int,
+    trials: int,
 ) -> BaseSampler:
-    """The sampler that the study names.
+    """The sampler of a name, in a study that has so many trials already.
 
     Raises:
-        StudyFileError: it names one that cannot be imported or is none.
+        StudyFileError: it cannot be imported or is none.
     """
-    match spec.sampler:
-        case "front":
-            # Its first points are told apart by their trials' numbers, so its seed stays.
-            return FrontSampler(space=searched, known_seconds=known_seconds, seed=spec.training.seed)
+    if named == "front":
+        # Its points are told apart by their trials' numbers, so its seed stays.
+        return FrontSampler(space=searched, known_seconds=known_seconds, seed=seed)
+    seed += trials  # one made anew with the same seed replays its first points
+    match named:
         case "tpe":
             return optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed)
         case "gp":
@@ -56,14 +58,14 @@ def _sampler(
             return optuna.samplers.QMCSampler(seed=seed, warn_independent_sampling=False)
         case "random":
             return optuna.samplers.RandomSampler(seed=seed)
-    module, _, name = spec.sampler.partition(":")
+    module, _, name = named.partition(":")
     try:
         made = getattr(importlib.import_module(module), name)
         sampler = made() if isinstance(made, type) else made
     except Exception as error:
-        raise StudyFileError(Fault("sampler", f"{spec.sampler}: {type(error).__name__}: {error}")) from None
+        raise StudyFileError(Fault("sampler", f"{named}: {type(error).__name__}: {error}")) from None
     if not isinstance(sampler, BaseSampler):
-        raise StudyFileError(Fault("sampler", f"expected an Optuna sampler at {spec.sampler}, got {type(sampler).__name__}"))
+        raise StudyFileError(Fault("sampler", f"expected an Optuna sampler at {named}, got {type(sampler).__name__}"))
     return sampler
 
 
@@ -78,14 +80,16 @@ def _door(url: str) -> Iterator[None]:
             raise LauncherError(f"storage {masked(url)}: the database refused: {error.__cause__ or error}") from error
 
 
-def open_storage(url: str) -> RDBStorage:
-    """Optuna's storage on the URL, set up as ours is.
+def open_storage(url: str | None) -> BaseStorage:
+    """Optuna's storage on the URL, set up as ours is; None keeps everything in this process.
 
     Raises:
         LauncherError: as `storage_engine`.
     """
-    storage_engine(url).dispose()  # our messages for what is wrong with a URL
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if url is None:
+        return InMemoryStorage()
+    storage_engine(url).dispose()  # our messages for what is wrong with a URL
     with _door(url):
         storage = RDBStorage(url)
     if storage.engine.dialect.name == "sqlite":
@@ -106,25 +110,39 @@ def distribution(domain: Domain) -> BaseDistribution:
 
 
 class Suggester:
-    """One Optuna study under our rules. `name` is its full name in the storage; `legal` the batches that can be planned."""
+    """One Optuna study under our rules.
+
+    Args:
+        url: of its storage; None keeps it in this process.
+        name: its full name there.
+        domains: of every parameter; those of one value are not searched.
+        legal: the effective batches that can be planned.
+        known_seconds: of parameters, where a law knows them.
+    """
 
     def __init__(
         self,
-        url: str,
+        url: str | None,
         name: str,
-        spec: StudySpec,
+        domains: Mapping[str, Domain],
+        objectives: Objectives,
+        *,
+        sampler: str = "front",
+        seed: int = 0,
         legal: tuple[int, int] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
     ) -> None:
-        self.url, self.spec = url, spec
+        self.url = url or "memory"
         self.storage = open_storage(url)
-        self.searched = {key: distribution(domain) for key, domain in spec.searched().items()}
+        several = searched_of(domains)
+        self.fixed = {key: next(values_of(domain)) for key, domain in domains.items() if key not in several}
+        self.searched = {key: distribution(domain) for key, domain in several.items()}
         batches = self.searched.get("effective_batch")
         if legal is not None and isinstance(batches, IntDistribution):
             # No suggestion is made that memory, data or the wished passes forbid.
             self.searched["effective_batch"] = IntDistribution(*legal, log=batches.log)
-        metric = spec.objectives.accuracy
-        with _door(url):
+        metric = objectives.accuracy
+        with _door(self.url):
             self.study = optuna.create_study(
                 study_name=name,
                 storage=self.storage,
@@ -139,15 +157,14 @@ class Suggester:
                 raise StudyFileError(Fault("study", message))
             trials = self.study.get_trials(deepcopy=False)
             if not trials:
-                self.study.set_metric_names([spec.objectives.speed, metric.metric])
-            # A sampler made anew with the same seed replays its first points.
-            self.study.sampler = _sampler(spec, self.searched, known_seconds, spec.training.seed + len(trials))
+                self.study.set_metric_names([objectives.speed, metric.metric])
+            self.study.sampler = _sampler(sampler, self.searched, known_seconds, seed, len(trials))
 
     def ask(self) -> Suggestion:
         """The next thing to try; the trial is RUNNING from here on."""
         with _door(self.url):
             trial = self.study.ask(self.searched)
-        return Suggestion(trial.number, {**self.spec.fixed(), **trial.params})
+        return Suggestion(trial.number, {**self.fixed, **trial.params})
 
     def enqueue(self, parameters: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         """Have these parameters asked before the sampler's own."""

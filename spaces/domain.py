@@ -7,7 +7,7 @@ In YAML a domain is a plain value (fixed), a list or `{choices: [...]}`, or `{lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -146,6 +146,11 @@ def values_of(domain: Domain) -> Iterator[Any]:
             yield from domain.choices
         case Fixed():
             yield domain.value
+
+
+def searched_of(domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    """The domains that hold more than one value."""
+    return {name: domain for name, domain in domains.items() if len(set(values_of(domain))) > 1}
 
 
 def bounds(domain: Domain) -> tuple[float, float]:

@@ -39,6 +39,7 @@ from .domain import (
     numbers_from_zero,
     positive_numbers,
     real,
+    searched_of,
     values_of,
     whole_numbers,
 )
@@ -303,6 +304,24 @@ class Cluster(Section):
     trials_at_once: StrictInt | None = Field(None, ge=1, description="Trials that run side by side at most.")
 
 
+STOPPINGS = ("front", "halving", "none")
+
+
+class StoppingRule(Section):
+    """Which trials are stopped on their way."""
+
+    kind: Annotated[StrictStr, AfterValidator(lambda value: one_of(value, STOPPINGS))] = Field(
+        "front",
+        description="front: what cannot rise above the front at its own time any more; halving: Pareto-rank successive "
+        "halving; none: every trial trains its whole budget.",
+    )
+    risk: Share = Field(0.05, description="How often a trial that `front` stops may have been one of the front.")
+
+
+def _stopping(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
 SAMPLERS = ("front", "tpe", "gp", "nsga2", "qmc", "random")
 
 
@@ -346,6 +365,7 @@ class StudySpec(Section):
         description=f"Who proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler. "
         "front is ours, the others Optuna's.",
     )
+    stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = StoppingRule()
     cluster: Cluster = Cluster()
 
     _folder: Path = PrivateAttr(Path())
@@ -392,7 +412,7 @@ class StudySpec(Section):
 
     def searched(self) -> dict[str, Domain]:
         """The domains that hold more than one value."""
-        return {name: domain for name, domain in self.domains().items() if len(set(values_of(domain))) > 1}
+        return searched_of(self.domains())
 
     def fixed(self) -> dict[str, Any]:
         """The values of the others."""

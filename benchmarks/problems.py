@@ -1,0 +1,200 @@
+"""Problems that cost nothing to try: what trials of a search would have measured.
+
+- digits, cifar: trainings that were measured (benchmarks/tables.py, kept in benchmarks/data/): a setting is looked up at its
+  nearest neighbour; seconds are the median over rates and seeds, a trial's curve is that of one of three seeds, and what it
+  truly is their mean.
+- laws: made-up tasks: steps to learn S = S_min (1 + B_crit / B), a best rate that moves with the batch, step times with tiles,
+  width and epochs that cost time; accuracy with noise of 1 %.
+- zeus: the six workloads of Zeus (NSDI 2023), batch size alone: seconds to the target on a V100 against its share of the
+  fewest epochs; few choices each, and seeds that differ much.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+
+DATA = Path(__file__).parent / "data"
+FRACTIONS = 10
+
+
+class Problem(ABC):
+    """What may be tried, and what a trial of it would measure; every setting that counts for the true front."""
+
+    space: dict[str, BaseDistribution]
+    lowest: float  # accuracy from which a front counts
+
+    @abstractmethod
+    def seconds(self, parameters: Mapping[str, Any]) -> float: ...
+
+    @abstractmethod
+    def accuracy(self, parameters: Mapping[str, Any]) -> float:
+        """What a setting comes to on average."""
+
+    @abstractmethod
+    def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
+        """One training's accuracies at each tenth of its budget."""
+
+    def everything(self) -> list[tuple[float, float]]:
+        """(seconds, accuracy) of every setting, or of so many that hardly a better front exists."""
+        chance = np.random.default_rng(1)
+        settings = [{name: drawn(one, chance) for name, one in self.space.items()} for _ in range(40_000)]
+        return [(self.seconds(one), self.accuracy(one)) for one in settings]
+
+    def mean_seconds(self) -> float:
+        """Of a setting drawn at random: the unit of equal time."""
+        chance = np.random.default_rng(2)
+        settings = [{name: drawn(one, chance) for name, one in self.space.items()} for _ in range(2000)]
+        return statistics.fmean(self.seconds(one) for one in settings)
+
+
+def drawn(distribution: Any, chance: np.random.Generator) -> float:
+    value = math.exp(chance.uniform(math.log(distribution.low), math.log(distribution.high)))
+    return round(value) if isinstance(distribution, IntDistribution) else value
+
+
+class Table(Problem):
+    """Trainings that were measured, looked up at their nearest neighbour."""
+
+    def __init__(self, name: str, lowest: float) -> None:
+        self.lowest = lowest
+        with gzip.open(DATA / f"{name}.csv.gz", "rt") as file:
+            rows = list(csv.DictReader(file))
+        self.names = [key for key in rows[0] if key not in ("seed", "train_s", "curve")]
+        self.curves: dict[tuple[float, ...], list[list[float]]] = {}
+        taken: dict[tuple[float, ...], list[float]] = {}
+        for row in rows:
+            key = tuple(float(row[name]) for name in self.names)
+            curve = [float(value) for value in row["curve"].split()]
+            self.curves.setdefault(key, []).append(curve or [0.0] * FRACTIONS)
+            if curve:
+                taken.setdefault(self._cost(key), []).append(float(row["train_s"]))
+        self.taken = {key: statistics.median(values) for key, values in taken.items()}
+        self.grid = [sorted({key[place] for key in self.curves}) for place in range(len(self.names))]
+        self.space = {
+            name: FloatDistribution(grid[0], grid[-1], log=True)
+            if name == "reference_rate"
+            else IntDistribution(int(grid[0]), int(grid[-1]), log=True)
+            for name, grid in zip(self.names, self.grid, strict=True)
+        }
+
+    def _cost(self, key: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(value for name, value in zip(self.names, key, strict=True) if name != "reference_rate")
+
+    def _near(self, parameters: Mapping[str, Any]) -> tuple[float, ...]:
+        return tuple(
+            min(grid, key=lambda one: abs(math.log(one / parameters[name])))
+            for name, grid in zip(self.names, self.grid, strict=True)
+        )
+
+    def seconds(self, parameters: Mapping[str, Any]) -> float:
+        return self.taken[self._cost(self._near(parameters))]
+
+    def accuracy(self, parameters: Mapping[str, Any]) -> float:
+        return statistics.fmean(curve[-1] for curve in self.curves[self._near(parameters)])
+
+    def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
+        curves = self.curves[self._near(parameters)]
+        return curves[int(chance.integers(len(curves)))]
+
+    def everything(self) -> list[tuple[float, float]]:
+        return [
+            (self.taken[self._cost(key)], statistics.fmean(curve[-1] for curve in curves))
+            for key, curves in self.curves.items()
+        ]
+
+
+class Laws(Problem):
+    """A task made up from the laws; its seed draws the laws' numbers."""
+
+    lowest = 0.1
+    samples = 20_000
+    space = {
+        "effective_batch": IntDistribution(8, 2048, log=True),
+        "reference_rate": FloatDistribution(1e-3, 1.0, log=True),
+        "epochs": IntDistribution(1, 20, log=True),
+        "width": IntDistribution(16, 128, log=True),
+    }
+
+    def __init__(self, seed: int) -> None:
+        chance = np.random.default_rng(seed)
+        self.critical = math.exp(chance.uniform(math.log(50), math.log(2000)))
+        self.exponent, self.rate = chance.uniform(0.4, 1.0), math.exp(chance.uniform(math.log(0.02), math.log(0.3)))
+        self.curvature, self.best, self.steps = chance.uniform(0.05, 0.25), chance.uniform(0.7, 0.98), chance.uniform(30, 300)
+        self.pass_ms, self.sample_ms = chance.uniform(0.2, 2), math.exp(chance.uniform(-5, -3))
+        self.tile = int(chance.choice([1, 16, 64]))
+
+    def seconds(self, parameters: Mapping[str, Any]) -> float:
+        batch = parameters["effective_batch"]
+        computed = math.ceil(batch / self.tile) * self.tile
+        step_ms = self.pass_ms + self.sample_ms * computed * (parameters["width"] / 48) ** 1.3
+        return parameters["epochs"] * self.samples / batch * step_ms * 1e-3
+
+    def _away(self, parameters: Mapping[str, Any]) -> float:
+        batch = parameters["effective_batch"]
+        best_rate = min(self.rate * (batch / 256) ** self.exponent, 0.5)
+        return math.log(parameters["reference_rate"] * math.sqrt(batch / 256) / best_rate)
+
+    def _learned(self, parameters: Mapping[str, Any], fraction: float = 1.0) -> float:
+        batch = parameters["effective_batch"]
+        steps = fraction * parameters["epochs"] * self.samples / batch / (1 + self.critical / batch)
+        return 1 - math.exp(-math.sqrt(steps / self.steps))
+
+    def accuracy(self, parameters: Mapping[str, Any]) -> float:
+        away = self._away(parameters)
+        if away > 2.5:
+            return 0.1 + 0.05 * math.exp(-away)  # diverged
+        lost = 0.1 * self.curvature * away**2 * (2 if away > 0 else 1)
+        most = self.best * (1 - 0.075 * math.sqrt(48 / parameters["width"]))
+        return max(0.1, most * self._learned(parameters) - lost)
+
+    def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
+        final, away = self.accuracy(parameters), self._away(parameters)
+        # A schedule's end brings the more, the higher the rate was before it.
+        late = 0.15 / (1 + math.exp(-away))
+        part = [self._learned(parameters, (tenth + 1) / FRACTIONS) / self._learned(parameters) for tenth in range(FRACTIONS)]
+        held = [1 - late * (1 - (tenth + 1) / FRACTIONS) ** 0.7 for tenth in range(FRACTIONS)]
+        noise = 0.01 * chance.standard_normal(FRACTIONS)
+        return [0.1 + (final - 0.1) * one * other + more for one, other, more in zip(part, held, noise, strict=True)]
+
+
+def problems(family: str) -> list[Problem]:
+    match family:
+        case "digits":
+            return [Table("digits", 0.5)]
+        case "cifar":
+            return [Table("cifar", 0.15)]
+        case "laws":
+            return [Laws(seed) for seed in range(4)]
+    raise ValueError(family)
+
+
+def hypervolume(points: list[tuple[float, float]], fastest: float, slowest: float, lowest: float) -> float:
+    """Area over log seconds and accuracy that the points beat."""
+    area, best = 0.0, lowest
+    for seconds, accuracy in sorted(points):
+        if accuracy > best:
+            area += (accuracy - best) * max(0.0, math.log(slowest) - math.log(max(seconds, fastest)))
+            best = accuracy
+    return area
+
+
+class Share:
+    """What share of a problem's true front some points hold."""
+
+    def __init__(self, problem: Problem) -> None:
+        every = problem.everything()
+        self.ends = min(seconds for seconds, _ in every), max(seconds for seconds, _ in every), problem.lowest
+        self.whole = hypervolume(every, *self.ends)
+
+    def of(self, points: list[tuple[float, float]]) -> float:
+        return hypervolume(points, *self.ends) / self.whole

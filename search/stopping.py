@@ -1,0 +1,273 @@
+"""Early stopping at the trial's own time: can it still rise above the front that is as fast as it is?
+
+A trial's training time is known when it starts, so the question has one answer: the accuracy of the best finished trial that is
+at least as fast. What a curve that got so far comes to is learned from the finished curves that were about there at the same
+share of their budgets; a trial is stopped when its chance to end above that accuracy is below the study's `risk`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtr
+
+from .rank_scale import RankScale
+
+# Finished curves before the first trial is stopped: fewer say little of how curves go on.
+LEAST_CURVES = 6
+# How near curves must be to speak for one another, in standard deviations of what trials come to; others count a little.
+_NEAR, _FAR_WEIGHT = 0.7, 0.05
+# Before any curve: deviation of what is still to come, in the same unit, worth so many curves.
+_PRIOR_DEVIATION, _PRIOR_CURVES = 0.3, 2.0
+# The slope of the end on the way there is expected to be 1, give or take.
+_SLOPE_DEVIATION = 0.5
+
+
+@dataclass(slots=True)
+class Curve:
+    """What is known of a trial on its way: accuracies, higher is better, at shares of its budget.
+
+    Args:
+        seconds: of its whole training, in the unit of the front.
+        done: it was trained to its end, and the last accuracy is what it came to.
+    """
+
+    seconds: float
+    fractions: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    done: bool = False
+
+    def at(self, fraction: float) -> float:
+        """Accuracy at a share of the budget; NaN before the first that was measured."""
+        return float(np.interp(fraction, self.fractions, self.accuracies, left=math.nan))
+
+    @property
+    def last(self) -> float:
+        return self.accuracies[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a curve is expected to come to: Student's t with so many degrees of freedom, on a scale of ranks."""
+
+    scale: RankScale
+    mean: float
+    deviation: float
+    freedom: float
+
+    def chance_above(self, accuracy: float) -> float:
+        away = (float(self.scale.of(np.array([accuracy]))[0]) - self.mean) / self.deviation
+        return float(stdtr(self.freedom, -away))
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.scale.back(np.array([self.mean]))[0])
+
+    @property
+    def accuracy_deviation(self) -> float:
+        up, down = self.scale.back(np.array([self.mean + self.deviation, self.mean - self.deviation]))
+        return float(up - down) / 2
+
+
+class Stopping(ABC):
+    """Decides over running trials; told of every measurement and every end.
+
+    Accuracies are higher is better: signs were turned before.
+    """
+
+    def __init__(self) -> None:
+        self.curves: dict[int, Curve] = {}
+
+    def report(self, number: int, fraction: float, seconds: float, accuracy: float) -> bool:
+        """Keep a measurement; True where the trial is to be stopped.
+
+        Args:
+            fraction: share of the trial's budget that is trained, in (0, 1].
+            seconds: that its whole training takes.
+        """
+        curve = self.curves.setdefault(number, Curve(seconds))
+        curve.seconds = seconds
+        if curve.fractions and fraction <= curve.fractions[-1]:
+            # A trial that was interrupted begins again.
+            kept = [index for index, one in enumerate(curve.fractions) if one < fraction]
+            curve.fractions, curve.accuracies = curve.fractions[: len(kept)], curve.accuracies[: len(kept)]
+        curve.fractions.append(fraction)
+        curve.accuracies.append(accuracy)
+        return math.isfinite(accuracy) and fraction < 1 and self.hopeless(number, fraction)
+
+    def ended(self, number: int, seconds: float, accuracy: float | None) -> None:
+        """Keep how a trial ended; None where it came to no accuracy and its curve says nothing."""
+        curve = self.curves.pop(number, None) or Curve(seconds)
+        if accuracy is None or not math.isfinite(accuracy):
+            return
+        if not curve.fractions or curve.fractions[-1] < 1:
+            curve.fractions.append(1.0)
+            curve.accuracies.append(accuracy)
+        curve.seconds, curve.done = seconds, True
+        self.curves[number] = curve
+
+    def learn(self, number: int, seconds: float, curve: Sequence[tuple[float, float]], done: bool) -> None:
+        """Take a trial that ended before for one of this run's; `done` means that it trained to its end."""
+        if curve:
+            fractions, accuracies = zip(*curve, strict=True)
+            self.curves[number] = Curve(seconds, list(fractions), list(accuracies), done)
+
+    def curve_of(self, number: int) -> list[tuple[float, float]]:
+        """(fraction, accuracy) of a trial so far."""
+        curve = self.curves[number]
+        return list(zip(curve.fractions, curve.accuracies, strict=True))
+
+    def words(self, number: int) -> str:
+        """Why a trial is stopped where it is, for people."""
+        curve, promised = self.curves[number], self.expected(number)
+        words = f"stopped after {curve.fractions[-1]:.0%} of its budget"
+        if promised is not None:
+            words += f", with {abs(promised.accuracy):.4g} ± {promised.accuracy_deviation:.2g} to be expected at its end"
+        return words
+
+    def stopped_facts(self, number: int, sign: float) -> dict[str, Any]:
+        """What is kept of a trial that was stopped: how far it came, and what its curve promised.
+
+        Args:
+            sign: -1 where the metric is minimized and was turned.
+        """
+        curve, promised = self.curves[number], self.expected(number)
+        facts: dict[str, Any] = {"stopped_fraction": curve.fractions[-1], "stopped_accuracy": sign * curve.last}
+        if promised is not None:
+            facts |= {
+                "expected_seconds": curve.seconds,
+                "expected_accuracy": sign * promised.accuracy,
+                "expected_deviation": promised.accuracy_deviation,
+            }
+        return facts
+
+    @abstractmethod
+    def hopeless(self, number: int, fraction: float) -> bool:
+        """Whether a trial that got so far is to be stopped there."""
+
+    def finished(self) -> list[Curve]:
+        return [curve for curve in self.curves.values() if curve.done]
+
+    def expected(self, number: int) -> Expectation | None:
+        """What a trial's curve promises; None while there are too few finished ones to tell."""
+        curve = self.curves.get(number)
+        return None if curve is None else expectation(curve, self.finished())
+
+
+class NeverStopping(Stopping):
+    """Every trial trains its whole budget."""
+
+    def hopeless(self, number: int, fraction: float) -> bool:
+        return False
+
+
+class FrontStopping(Stopping):
+    """Stop what rises above the front at its own time with less than `risk`."""
+
+    def __init__(self, risk: float = 0.05) -> None:
+        super().__init__()
+        self.risk = risk
+
+    def hopeless(self, number: int, fraction: float) -> bool:
+        curve = self.curves[number]
+        as_fast = [one.last for one in self.finished() if one.seconds <= curve.seconds]
+        promised = self.expected(number)
+        return bool(as_fast) and promised is not None and promised.chance_above(max(as_fast)) < self.risk
+
+
+class RankHalving(Stopping):
+    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934) with ranks of fronts in the place of one metric.
+
+    At each rung, a share of the budget, a trial goes on if its non-dominated rank (seconds of its whole training against
+    accuracy so far) is among the best 1/eta of those that came there.
+    """
+
+    def __init__(self, eta: int = 3, rungs: Sequence[float] = (1 / 9, 1 / 3)) -> None:
+        super().__init__()
+        self.eta, self.rungs = eta, tuple(rungs)
+        self._came: dict[float, dict[int, tuple[float, float]]] = {rung: {} for rung in self.rungs}
+
+    def learn(self, number: int, seconds: float, curve: Sequence[tuple[float, float]], done: bool) -> None:
+        super().learn(number, seconds, curve, done)
+        for rung in self.rungs:
+            came = next((accuracy for fraction, accuracy in curve if fraction >= rung - 1e-9), None)
+            if came is not None:
+                self._came[rung][number] = (seconds, came)
+
+    def hopeless(self, number: int, fraction: float) -> bool:
+        curve = self.curves[number]
+        for rung in self.rungs:
+            came = self._came[rung]
+            if fraction < rung - 1e-9 or number in came:
+                continue
+            came[number] = (curve.seconds, curve.last)
+            ranks = front_ranks(list(came.values()))
+            if len(came) >= self.eta and sorted(ranks)[len(ranks) // self.eta - 1] < ranks[list(came).index(number)]:
+                return True
+        return False
+
+
+STOPPING: dict[str, Callable[[float], Stopping]] = {
+    "front": lambda risk: FrontStopping(risk),
+    "halving": lambda risk: RankHalving(),
+    "none": lambda risk: NeverStopping(),
+}
+
+
+def front_ranks(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Rank of each (seconds, accuracy): 0 on the front, 1 on the front of the rest, and so on.
+
+    >>> front_ranks([(1, 0.5), (2, 0.9), (2, 0.7), (3, 0.6)])
+    [0, 0, 1, 2]
+    """
+    left = set(range(len(points)))
+    ranks = [0] * len(points)
+    rank = 0
+    while left:
+        front = {
+            one
+            for one in left
+            if not any(
+                points[other][0] <= points[one][0] and points[other][1] >= points[one][1] and points[other] != points[one]
+                for other in left
+            )
+        }
+        for one in front:
+            ranks[one] = rank
+        left -= front
+        rank += 1
+    return ranks
+
+
+def expectation(curve: Curve, finished: Sequence[Curve]) -> Expectation | None:
+    """What a curve comes to, by the finished ones: their ends regressed on where they were at the same share.
+
+    A line of slope about 1, fitted to those that were near, with a prior worth two curves; None where fewer than six got there.
+    """
+    if not curve.fractions:
+        return None
+    fraction = curve.fractions[-1]
+    pairs = np.array([(one.at(fraction), one.last) for one in finished]).reshape(-1, 2)
+    pairs = pairs[np.isfinite(pairs).all(axis=1)]
+    if len(pairs) < LEAST_CURVES:
+        return None
+    scale = RankScale(pairs[:, 1])
+    was, became = scale.of(pairs[:, 0]), scale.of(pairs[:, 1])
+    here = float(scale.of(np.array([curve.last]))[0])
+    weights = np.exp(-0.5 * ((was - here) / _NEAR) ** 2) + _FAR_WEIGHT
+    total = float(weights.sum())
+    middle, rise = float(weights @ was) / total, float(weights @ (became - was)) / total
+    spread = float(weights @ (was - middle) ** 2)
+    # Ridge towards slope 1: of what curves still gain, on where they were.
+    stiff = (_PRIOR_DEVIATION / _SLOPE_DEVIATION) ** 2
+    slope = float(weights @ ((was - middle) * (became - was - rise))) / (spread + stiff)
+    left = became - was - rise - slope * (was - middle)
+    variance = (float(weights @ left**2) + _PRIOR_CURVES * _PRIOR_DEVIATION**2) / (total + _PRIOR_CURVES)
+    reach = 1 + 1 / total + (here - middle) ** 2 / (spread + stiff)
+    mean = here + rise + slope * (here - middle)
+    return Expectation(scale, mean, math.sqrt(variance * reach), total + _PRIOR_CURVES)
