@@ -12,6 +12,7 @@ from typing import Literal
 
 from ..spaces.study import Objectives
 from ..spaces.trial import ParetoFront, TrialRecord
+from .confirm import averaged
 
 Direction = Literal["minimize", "maximize"]
 
@@ -60,9 +61,9 @@ def knee(points: Sequence[tuple[float, float]]) -> int | None:
 
 
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
-    """The front of trials in a study's own objectives."""
+    """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean."""
     metric = objectives.accuracy
-    return front_of(records, metric.metric, metric.direction, objectives.speed)
+    return front_of(averaged(records, objectives), metric.metric, metric.direction, objectives.speed)
 
 
 def front_of(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from ..spaces.trial import ParetoFront, TrialRecord
+from .confirm import CONFIDENCE
 from .pareto import no_slower, no_worse
 
 
@@ -42,16 +43,26 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
     trials = front.trials if most is None else front.trials[:most]
     searched = sorted({name for trial in trials for name in trial.parameters} - {*_SHOWN, "accumulation", "reference_rate"})
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("trial", front.speed, front.metric, *_SHOWN, "micro\nx acc.", *searched, ""):
+    repeated = any("mean_low" in trial.facts for trial in trials)
+    doubts = ("+/-", "runs", "on\nfront") if repeated else ()
+    for name in ("trial", front.speed, front.metric, *doubts, *_SHOWN, "micro\nx acc.", *searched, ""):
         column(table, name, "left" if name == "rule" else "right")
     for trial in trials:
         values = {**trial.facts, **trial.parameters}
         passes = f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}"
+        doubt: tuple[str, ...] = ()
+        if repeated:
+            error = (values["mean_high"] - values["mean_low"]) / 2
+            doubt = f"{error:.2g}", str(values["runs"]), f"{values['front_chance']:.0%}"
         marks = [word for word, holds in (("knee", trial.number == front.knee), ("yours", "start" in trial.facts)) if holds]
+        # The fastest of the members that it is not surely better than.
+        if ties := [other.number for other in trials if other.number in values.get("ties", ())]:
+            marks.append(f"= {ties[0]}")
         table.add_row(
             str(trial.number),
             number(front.seconds(trial)),
             number(trial.accuracy),
+            *doubt,
             *(number(values.get(name)) for name in _SHOWN),
             passes,
             *(number(values.get(name)) for name in searched),
@@ -126,6 +137,16 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     plotext.xlabel(f"{front.speed} (o front, * yours)")
     plotext.ylabel(front.metric)
     return plot_text(plotext)
+
+
+def confirm_words(front: ParetoFront) -> str | None:
+    """How the columns of doubt are to be read; None where no setting was trained twice."""
+    if not any("mean_low" in trial.facts for trial in front.trials):
+        return None
+    return (
+        f"{front.metric} is the mean over runs with several seeds, +/- half of its {CONFIDENCE:.0%} interval; on front: the chance "
+        "that no setting at least as fast is better; = N: not surely better than the faster trial N, a tie."
+    )
 
 
 def knee_words(front: ParetoFront) -> str | None:

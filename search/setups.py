@@ -64,7 +64,7 @@ def trial_setup(
         plan=plan,
         optimizer=optimizer,
         samples_budget=samples_budget,
-        training=spec.training,
+        training=spec.training.model_copy(update={"seed": suggestion.notes.get("seed", spec.training.seed)}),
         epochs=epochs,
         rule=rule,
         reference_rate=reference.learning_rate,

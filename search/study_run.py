@@ -12,7 +12,7 @@ import re
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +26,7 @@ from ..spaces.learning_rate import RULES_FOR_ADAM
 from ..spaces.plan import plan_batch, step_plans
 from ..spaces.study import StudySpec
 from ..spaces.trial import Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
+from .confirm import next_repeat, next_seed
 from .pareto import study_front
 from .profiles import prices_of, repriced_profiles, study_profiles
 from .records import HEARTBEAT_S, Records, masked
@@ -107,6 +108,7 @@ class StudyRun:
         self._suggester, self._records = suggester, records
         self._running: dict[int, tuple[TrialSetup, list[Measurement]]] = {}
         self._stopping = STOPPING[spec.stopping.kind](spec.stopping.risk)
+        self._repeating: dict[int, int] = {}  # running trials that train a setting again, by number
         self._asked: Future[Suggestion] | None = None  # what the sampler is thinking of
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask")
         self._again: deque[TrialSetup] = deque()  # next attempts of trials that ran out of memory or lost their worker
@@ -133,12 +135,15 @@ class StudyRun:
         for _ in range(INFEASIBLE_IN_A_ROW):
             if self.counted + len(self._running) >= self.spec.budget.trials:
                 return "wait" if self._running else None
+            self._queue_repeat()
             # A sampler may think for long: the runner's loop goes on meanwhile.
             self._asked = self._asked or self._asker.submit(self._suggester.ask)
             if self._running and not self._asked.done():
                 return "wait"
             suggestion = self._asked.result()
             self._asked = None
+            if "repeats" in suggestion.notes:
+                self._repeating[suggestion.number] = suggestion.notes["repeats"]
             try:
                 setup = self.setup(suggestion)
             except InfeasiblePlanError as error:
@@ -156,7 +161,7 @@ class StudyRun:
         self.notify(Event("measured", setup=setup, measurement=measurement))
         accuracy = self._sign * measurement.score(setup.metric)
         hopeless = self._stopping.report(number, _fraction(setup, measurement), self._seconds(setup, measurement), accuracy)
-        return not hopeless and not self.stopping
+        return not (hopeless and number not in self._repeating) and not self.stopping
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Keep how an attempt ended and act on it as the outcomes table says."""
@@ -275,6 +280,20 @@ class StudyRun:
             if record.outcome in ("complete", "stopped") and seconds is not None and budget:
                 curve = [(min(seen / budget, 1.0), self._sign * accuracy) for seen, accuracy in curves.get(record.number, ())]
                 self._stopping.learn(record.number, seconds, curve, done=record.outcome == "complete")
+
+    def _queue_repeat(self) -> None:
+        """In the budget's last share, have a member of the front trained again before anything new."""
+        confirm, trials = self.spec.confirm, self.spec.budget.trials
+        if self._asked is not None or self.counted + len(self._running) < trials - confirm.kept(trials):
+            return
+        running = Counter(self._repeating[number] for number in self._running if number in self._repeating)
+        members = [trial.number for trial in self.front().trials]
+        setting = next_repeat(self.done, self.spec.objectives, confirm.repeats, running, members)
+        if setting is None:
+            return
+        parameters = next(record.parameters for record in self.done if record.number == setting)
+        seed = next_seed(self.done, running, setting, self.spec.training.seed)
+        self._suggester.enqueue(parameters, {"repeats": setting, "seed": seed})
 
     def _start(self, setup: TrialSetup) -> TrialSetup:
         facts = _facts(setup, self.known_train_s(setup))

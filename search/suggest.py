@@ -27,6 +27,9 @@ from .sampler import FrontSampler
 
 _STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}
 
+# What a trial was queued with, and is queued with again where its driver stopped.
+_QUEUED_NOTES = {"start", "repeats", "seed"}
+
 # Optuna's own word for a trial's constraints; its dashboard and its samplers read this system attribute.
 _CONSTRAINTS = "constraints"
 
@@ -164,7 +167,7 @@ class Suggester:
         """The next thing to try; the trial is RUNNING from here on."""
         with _door(self.url):
             trial = self.study.ask(self.searched)
-        return Suggestion(trial.number, {**self.fixed, **trial.params})
+        return Suggestion(trial.number, {**self.fixed, **trial.params}, dict(trial.user_attrs))
 
     def enqueue(self, parameters: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         """Have these parameters asked before the sampler's own."""
@@ -192,7 +195,7 @@ class Suggester:
         trials = self.trials()
         trial = trials[number]
         if not any(other.user_attrs.get("continues") == number for other in trials):
-            kept = {key: value for key, value in trial.user_attrs.items() if key == "start"}
+            kept = {key: value for key, value in trial.user_attrs.items() if key in _QUEUED_NOTES}
             self.enqueue(trial.params, {"continues": number, **kept})
         follower = next(other.number for other in self.trials() if other.user_attrs.get("continues") == number)
         facts = {"outcome": "interrupted", "message": why, "continued_by": follower}

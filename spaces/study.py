@@ -322,6 +322,21 @@ def _stopping(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
+class Confirm(Section):
+    """Training the front's members again with other seeds, so that the front shows settings rather than luck."""
+
+    repeats: StrictInt = Field(0, ge=0, description="Further runs of each member of the front; they count as trials.")
+    share: Share = Field(0.3, description="Of budget.trials, the last share, kept for them.")
+
+    def kept(self, trials: int) -> int:
+        """Trials of a budget that are kept for repeats."""
+        return round(self.share * trials) if self.repeats else 0
+
+
+def _confirm(value: Any) -> Any:
+    return {"repeats": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 SAMPLERS = ("front", "tpe", "gp", "nsga2", "qmc", "random")
 
 
@@ -366,6 +381,7 @@ class StudySpec(Section):
         "front is ours, the others Optuna's.",
     )
     stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = StoppingRule()
+    confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Confirm()
     cluster: Cluster = Cluster()
 
     _folder: Path = PrivateAttr(Path())

@@ -22,10 +22,14 @@ Parameter = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """What the search wants tried: a value for every parameter of the space, searched or fixed."""
+    """What the search wants tried: a value for every parameter of the space, searched or fixed.
+
+    `notes` came with it when it was queued: which setting it repeats, with which seed.
+    """
 
     number: int
     parameters: Mapping[str, Parameter]
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
