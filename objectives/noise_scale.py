@@ -1,0 +1,111 @@
+"""The gradient noise scale of a training, from gradients that it makes anyway."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Steps of a training that are looked at, up to twice as many: where there are more, each is short and tells little more.
+LOOKS = 256
+
+# Blocks of consecutive steps that the interval rests on, and Student's t for them: 95 %, one degree of freedom fewer.
+_BLOCKS, _STUDENT_T = 10, 2.262
+
+
+class NoiseScale:
+    """How many samples a batch holds whose gradient is as much noise as signal: tr(Sigma) / |G|^2.
+
+    From squared norms of the mean gradients g_b and g_B over b and B > b samples,
+    |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b) and tr(Sigma) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B), both unbiased whether or not
+    the one batch holds the other. They are averaged over steps, each apart, and then divided, for a quotient's mean is biased.
+    Source: McCandlish et al. 2018, appendix A, https://arxiv.org/abs/1812.06162. A hint how far larger batches pay, and no
+    more: it takes much for granted, and the batch that trains best may be another (Merrill 2025, arXiv 2505.23971).
+
+    g_B is a step's gradient before clipping. g_b is a device's first pass of several, or where there are several devices the
+    shares of each. Nothing is found out with one pass on one device, nor under a gradient scaler (fp16). With batch statistics
+    each pass sees its own, and what that adds counts as noise. A step draws its samples without replacement, so |G|^2 is that
+    of all there could be, not of the training set: where a set is learnt by heart there is none left, and nothing is reported.
+
+    >>> noise = NoiseScale()
+    >>> for number in range(40):
+    ...     noise.add(10, 3.0 + number % 2, 40, 1.5)  # |G|^2 = 1.5 - 2/3 = 5/6, tr(Sigma) = 2 / (3/40) = 80/3
+    >>> round(noise.facts()["noise_scale"], 6)
+    32.0
+    """
+
+    def __init__(self) -> None:
+        self.looks = False  # whether this step's gradients are looked at
+        self._seen: list[Tensor] = []
+        self._unread: list[tuple[float, Tensor | float, float, Tensor | float]] = []
+        self._pairs: list[tuple[float, float]] = []  # estimates of tr(Sigma) and |G|^2, step by step
+
+    def see(self, gradients: list[Tensor]) -> None:
+        """Part of a small batch's gradient, which may change afterwards."""
+        self._seen.append(norm(gradients).double() ** 2)
+
+    def add_step(self, small_batch: float, denominator: Tensor | float, big_batch: int, big_norm: Tensor) -> None:
+        """A step: what was seen of its small batch, the sum of losses over `big_batch`, and the norm of its mean gradient.
+
+        Args:
+            small_batch: samples in the small batch.
+            denominator: what the small batch's own mean divides by.
+        """
+        if isinstance(denominator, Tensor):
+            denominator = denominator.detach().double()
+        mean = big_batch / denominator if isinstance(denominator, Tensor) or denominator else math.nan
+        self.add(small_batch, torch.stack(self._seen).sum() * mean**2, big_batch, big_norm.double() ** 2)
+        self._seen.clear()
+
+    def add(self, small_batch: float, small: Tensor | float, big_batch: float, big: Tensor | float) -> None:
+        """Squared norms of mean gradients over a small and a big batch; tensors are read later, for that waits for a GPU."""
+        self._unread.append((small_batch, small, big_batch, big))
+
+    def read(self, mean: Callable[[Tensor], Tensor] = lambda here: here) -> None:
+        """Read what was added, by `mean` over all devices of what each saw."""
+        if not self._unread:
+            return
+        small_batches, small, big_batches, big = zip(*self._unread, strict=True)
+        self._unread.clear()
+        squares = mean(torch.stack([torch.as_tensor(square, dtype=torch.float64) for square in (*small, *big)])).tolist()
+        for b, g_b, B, g_B in zip(small_batches, squares[: len(small)], big_batches, squares[len(small) :], strict=True):
+            # A pass whose every label is ignored has no mean gradient.
+            if math.isfinite(g_b) and math.isfinite(g_B):
+                self._pairs.append(((g_b - g_B) / (1 / b - 1 / B), (B * g_B - b * g_b) / (B - b)))
+
+    def facts(self) -> dict[str, float]:
+        """`noise_scale` in samples over all but the first quarter of the steps so far, and the 95 % interval about it.
+
+        A training begins with steep slopes and little noise, which say nothing of the rest. The interval is Fieller's for the
+        quotient of two means, over blocks of steps, for neighbours are alike. Nothing is told where it has no end: there |G|^2
+        does not stand out of its own noise.
+        """
+        self.read()
+        length = len(self._pairs) * 3 // 4 // _BLOCKS
+        if length < 2:
+            return {}
+        blocks = np.reshape(self._pairs[-length * _BLOCKS :], (_BLOCKS, length, 2)).mean(axis=1)
+        over, under = blocks.mean(axis=0).tolist()
+        # (over - x under)^2 <= t^2 Var(over - x under): where the parabola a x^2 - 2 b x + c is not above zero.
+        (c, b), (_, a) = np.outer((over, under), (over, under)) - _STUDENT_T**2 / _BLOCKS * np.cov(blocks.T)
+        if min(over, under, a, c) <= 0:
+            return {}
+        root = math.sqrt(max(b**2 - a * c, 0.0))
+        return {
+            "noise_scale": over / under,
+            "noise_scale_low": float((b - root) / a),
+            "noise_scale_high": float((b + root) / a),
+        }
+
+
+def norm(tensors: list[Tensor]) -> Tensor:
+    """The length of all tensors taken as one vector; reads them and changes nothing.
+
+    >>> float(norm([torch.tensor([3.0]), torch.tensor([[0.0, 4.0]])]))
+    5.0
+    """
+    length: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    return length
