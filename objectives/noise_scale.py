@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,41 +41,42 @@ class NoiseScale:
     def __init__(self) -> None:
         self.looks = False  # whether this step's gradients are looked at
         self._seen: list[Tensor] = []
-        self._unread: list[tuple[float, Tensor | float, float, Tensor | float]] = []
+        self._unread: list[_Look] = []
         self._pairs: list[tuple[float, float]] = []  # estimates of tr(Sigma) and |G|^2, step by step
 
     def see(self, gradients: list[Tensor]) -> None:
         """Part of a small batch's gradient, which may change afterwards."""
-        self._seen.append(norm(gradients).double() ** 2)
+        self._seen += torch._foreach_norm(gradients)
 
-    def add_step(self, small_batch: float, denominator: Tensor | float, big_batch: int, big_norm: Tensor) -> None:
-        """A step: what was seen of its small batch, the sum of losses over `big_batch`, and the norm of its mean gradient.
+    def add_step(self, small_batch: float, denominator: Tensor | float, big_batch: int, big: list[Tensor]) -> None:
+        """A step: what was seen of its small batch, as sums over `big_batch`, and norms of the parts of its mean gradient.
 
         Args:
             small_batch: samples in the small batch.
             denominator: what the small batch's own mean divides by.
         """
-        if isinstance(denominator, Tensor):
-            denominator = denominator.detach().double()
-        mean = big_batch / denominator if isinstance(denominator, Tensor) or denominator else math.nan
-        self.add(small_batch, torch.stack(self._seen).sum() * mean**2, big_batch, big_norm.double() ** 2)
-        self._seen.clear()
-
-    def add(self, small_batch: float, small: Tensor | float, big_batch: float, big: Tensor | float) -> None:
-        """Squared norms of mean gradients over a small and a big batch; tensors are read later, for that waits for a GPU."""
-        self._unread.append((small_batch, small, big_batch, big))
+        self._unread.append(_Look(small_batch, denominator, big_batch, self._seen, big))
+        self._seen = []
 
     def read(self, mean: Callable[[Tensor], Tensor] = lambda here: here) -> None:
-        """Read what was added, by `mean` over all devices of what each saw."""
-        if not self._unread:
+        """Read the steps, by `mean` over all devices of what each saw. Kept for here, since it waits for a GPU."""
+        unread, self._unread = self._unread, []
+        if not unread:
             return
-        small_batches, small, big_batches, big = zip(*self._unread, strict=True)
-        self._unread.clear()
-        squares = mean(torch.stack([torch.as_tensor(square, dtype=torch.float64) for square in (*small, *big)])).tolist()
-        for b, g_b, B, g_B in zip(small_batches, squares[: len(small)], big_batches, squares[len(small) :], strict=True):
+        both = [part for look in unread for part in (look.small, look.big)]
+        norms = torch.stack([norm for part in both for norm in part]).double()
+        owners = torch.tensor([index for index, part in enumerate(both) for _ in part], device=norms.device)
+        squares = norms.new_zeros(len(both)).index_add_(0, owners, norms**2).view(-1, 2)
+        squares[:, 0] *= torch.stack([look.mean_over_sum(norms) for look in unread]) ** 2
+        for look, (small, big) in zip(unread, mean(squares).tolist(), strict=True):
             # A pass whose every label is ignored has no mean gradient.
-            if math.isfinite(g_b) and math.isfinite(g_B):
-                self._pairs.append(((g_b - g_B) / (1 / b - 1 / B), (B * g_B - b * g_b) / (B - b)))
+            if math.isfinite(small) and math.isfinite(big):
+                self.add(look.small_batch, small, look.big_batch, big)
+
+    def add(self, small_batch: float, small: float, big_batch: float, big: float) -> None:
+        """A step's squared norms of mean gradients over a small and a big batch."""
+        noise = (small - big) / (1 / small_batch - 1 / big_batch)
+        self._pairs.append((noise, (big_batch * big - small_batch * small) / (big_batch - small_batch)))
 
     def facts(self) -> dict[str, float]:
         """`noise_scale` in samples over all but the first quarter of the steps so far, and the 95 % interval about it.
@@ -83,7 +85,6 @@ class NoiseScale:
         quotient of two means, over blocks of steps, for neighbours are alike. Nothing is told where it has no end: there |G|^2
         does not stand out of its own noise.
         """
-        self.read()
         length = len(self._pairs) * 3 // 4 // _BLOCKS
         if length < 2:
             return {}
@@ -101,11 +102,12 @@ class NoiseScale:
         }
 
 
-def norm(tensors: list[Tensor]) -> Tensor:
-    """The length of all tensors taken as one vector; reads them and changes nothing.
+class _Look(NamedTuple):
+    small_batch: float
+    denominator: Tensor | float
+    big_batch: int
+    small: list[Tensor]
+    big: list[Tensor]
 
-    >>> float(norm([torch.tensor([3.0]), torch.tensor([[0.0, 4.0]])]))
-    5.0
-    """
-    length: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-    return length
+    def mean_over_sum(self, like: Tensor) -> Tensor:
+        return self.big_batch / torch.as_tensor(self.denominator, dtype=like.dtype, device=like.device).detach()

@@ -28,7 +28,7 @@ from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .data_parallel import Ranks
 from .live_bytes import LiveBytes
-from .noise_scale import LOOKS, NoiseScale, norm
+from .noise_scale import LOOKS, NoiseScale
 from .task import Data, Loss, Score, Task
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -154,9 +154,9 @@ class TrainingRun:
             self.scaler.unscale_(self.optimizer)
         self._bring_to(denominator, size)
         if self.setup.training.clip_norm is not None:
-            whole = nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)
+            whole = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
         elif looks:
-            whole = norm(self._gradients())
+            whole = list(torch._foreach_norm(self._gradients()))
         if looks:
             self.noise.add_step(*part, size, whole)
         if self.scaler.is_enabled():

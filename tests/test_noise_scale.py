@@ -34,7 +34,6 @@ WIDE = f"{TASKS}:WideNet"
 
 def estimates(noise: NoiseScale) -> np.ndarray:
     """Of tr(Sigma) and |G|^2, a row a step."""
-    noise.read()
     return np.array(noise._pairs)
 
 
@@ -89,13 +88,6 @@ def test_nothing_is_told_of_noise_alone_or_of_few_steps() -> None:
     assert gaussian(5.0, 26, 0).facts() == {}
     assert gaussian(5.0, 27, 0).facts() != {}
     assert NoiseScale().facts() == {}
-
-
-def test_a_pass_without_a_gradient_is_left_out() -> None:
-    noise = NoiseScale()
-    noise.add(4, math.nan, 8, 1.0)
-    noise.add(4, 3.0, 8, 1.0)
-    assert len(estimates(noise)) == 1
 
 
 def mean_gradient(run: TrainingRun, batch: Any) -> torch.Tensor:
