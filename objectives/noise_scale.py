@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Steps of a training that are looked at, up to twice as many: where there are more, each is short and tells little more.
-LOOKS = 256
+# A look costs up to 7 % of a step of a millisecond (docs/log.md), so at most every fourth step is looked at, and of long
+# trainings some hundreds of steps.
+_EVERY, _LOOKS = 4, 256
 
 # Blocks of consecutive steps that the interval rests on, and Student's t for them: 95 %, one degree of freedom fewer.
 _BLOCKS, _STUDENT_T = 10, 2.262
@@ -43,6 +44,10 @@ class NoiseScale:
         self._seen: list[Tensor] = []
         self._unread: list[_Look] = []
         self._pairs: list[tuple[float, float]] = []  # estimates of tr(Sigma) and |G|^2, step by step
+
+    def look_at(self, number: int, steps: int) -> None:
+        """Whether step `number` of so many is looked at, from 1 on; never the first three, whose bytes may be counted."""
+        self.looks = number % max(_EVERY, steps // _LOOKS) == 0
 
     def see(self, gradients: list[Tensor]) -> None:
         """Part of a small batch's gradient, which may change afterwards."""
@@ -86,18 +91,18 @@ class NoiseScale:
         does not stand out of its own noise.
         """
         length = len(self._pairs) * 3 // 4 // _BLOCKS
-        if length < 2:
+        if length == 0:
             return {}
         blocks = np.reshape(self._pairs[-length * _BLOCKS :], (_BLOCKS, length, 2)).mean(axis=1)
         over, under = blocks.mean(axis=0).tolist()
         # (over - x under)^2 <= t^2 Var(over - x under): where the parabola a x^2 - 2 b x + c is not above zero.
         (c, b), (_, a) = np.outer((over, under), (over, under)) - _STUDENT_T**2 / _BLOCKS * np.cov(blocks.T)
-        if min(over, under, a, c) <= 0:
+        if min(over, under, a) <= 0:
             return {}
         root = math.sqrt(max(b**2 - a * c, 0.0))
         return {
             "noise_scale": over / under,
-            "noise_scale_low": float((b - root) / a),
+            "noise_scale_low": max(float((b - root) / a), 0.0),
             "noise_scale_high": float((b + root) / a),
         }
 

@@ -28,7 +28,7 @@ from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .data_parallel import Ranks
 from .live_bytes import LiveBytes
-from .noise_scale import LOOKS, NoiseScale
+from .noise_scale import NoiseScale
 from .task import Data, Loss, Score, Task
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -243,7 +243,10 @@ class TrainingRun:
         due, seen, summed, since = next(points), 0, torch.zeros((), device=self.device, dtype=torch.float64), 0
         for number, plan in enumerate(plans, start=1):
             size = plan.effective_batch
-            self.noise.looks = number % max(len(plans) // LOOKS, 1) == 0 and number > _COUNTED_STEPS and self._shows_noise(plan)
+            if self._shows_noise(plan):
+                self.noise.look_at(number, len(plans))
+            else:
+                self.noise.looks = False
             self.train_step(plan, loader, (seen + size / 2) / setup.samples_budget, clock, summed)
             seen += size
             since += 1
