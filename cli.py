@@ -238,7 +238,7 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
     """The end of a run: the front, its files, and what comes next."""
     from .search.export import json_text, study_document, write_front
     from .search.records import masked
-    from .search.report import comparison, confirm_words, contention_words, front_plot, front_table, knee_words, seconds
+    from .search.report import front_plot, front_table, front_words, seconds
 
     document = study_document(result.name, masked(spec.storage or ""), result.front, result.records)
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s}
@@ -249,15 +249,8 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
         console.print(front_table(result.front))
         plot = front_plot(result.front, result.records, console.width)
         console.print(f"\n{plot}" if plot else "", markup=False)
-        said = (
-            confirm_words(result.front),
-            knee_words(result.front),
-            *comparison(result.front, result.records),
-            contention_words(result.records),
-        )
-        for words in said:
-            if words:
-                console.print(words, markup=False)
+        for words in front_words(result.front, result.records):
+            console.print(words, markup=False)
         for path in write_front(out, document, result.records, result.front):
             console.print(f"wrote {_near(path)}", style="dim")
     else:
@@ -779,7 +772,7 @@ def show(
     """Print what a study has found so far: its front, its trials, or one trial."""
     from .search.export import json_text, study_document, trial_document
     from .search.records import masked
-    from .search.report import confirm_words, front_plot, front_table, knee_words, trials_table
+    from .search.report import front_plot, front_table, front_words, trials_table
 
     url, full_name, front, records = _kept(study, name, storage)
     console = _terminal(as_json)
@@ -799,7 +792,7 @@ def show(
     console.print(f"Front of {full_name}: {len(front.trials)} of {len(records)} trials", style="bold")
     console.print(front_table(front))
     console.print(front_plot(front, records, console.width), markup=False)
-    for words in filter(None, (confirm_words(front), knee_words(front))):
+    for words in front_words(front, records):
         console.print(words, markup=False)
     outcomes = study_document(full_name, masked(url), front, records)["trials"]
     console.print("Trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in outcomes.items()))

@@ -30,8 +30,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..spaces.errors import BsearchError, ObjectiveError
+from ..spaces.plan import even_parts
 from ..spaces.trial import COUNTED, Outcome
 from .loading import users_line
+from .noise_scale import NoiseScale
 
 # How long ranks that did not fail may take to notice that another did.
 _GRACE_S = 2.0
@@ -59,11 +61,11 @@ class Ranks:
             raise ObjectiveError(f"expected to run as one of {devices} ranks, got a process of its own")
         return cls(dist.get_rank(), devices)
 
-    def averaging(self, loss: nn.Module, device: torch.device) -> nn.Module:
-        """The loss whose gradients are averaged over the ranks in the pass that talks."""
+    def adding(self, loss: nn.Module, device: torch.device, noise: NoiseScale) -> nn.Module:
+        """The loss whose gradients are added up over the ranks in the pass that talks; `noise` may see each rank's own."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
-            return DistributedDataParallel(
+            parallel = DistributedDataParallel(
                 loss,
                 device_ids=[device] if device.type == "cuda" else None,
                 # Running statistics are agreed on where they are used: `agree_on_statistics`.
@@ -72,6 +74,25 @@ class Ranks:
                 # Models may use parameters in some passes only; looking for them costs 35 us a step (docs/log.md).
                 find_unused_parameters=True,
             )
+        # It would average, and a step's gradient is a sum. What the hook holds must not hold the module: no collector of
+        # garbage sees through the reducer between them.
+        parallel.register_comm_hook(noise, lambda noise, bucket: _seen_and_added(noise, bucket))
+        return parallel
+
+    def mean_share(self, size: int) -> float:
+        """Samples of a rank's share as means of squared gradients over the ranks know it: the harmonic mean.
+
+        >>> Ranks(0, 2).mean_share(3)
+        1.3333333333333333
+        """
+        return self.count / sum(1 / share for share in even_parts(size, self.count))
+
+    def mean(self, here: Tensor) -> Tensor:
+        """The mean over all ranks."""
+        if self.count == 1:
+            return here
+        dist.all_reduce(here)
+        return here / self.count
 
     def talking(self, loss: nn.Module, last: bool) -> AbstractContextManager[None]:
         """Around a pass, forward and backward: gradients travel in the last one alone."""
@@ -113,8 +134,7 @@ class Ranks:
             return
         with torch.no_grad():
             flat = torch.cat([buffer.flatten().double() for buffer in running])
-            dist.all_reduce(flat)
-            means = torch.split(flat / self.count, [buffer.numel() for buffer in running])
+            means = torch.split(self.mean(flat), [buffer.numel() for buffer in running])
             for buffer, mean in zip(running, means, strict=True):
                 buffer.copy_(mean.view_as(buffer))
 
@@ -134,6 +154,14 @@ class Ranks:
         dist.all_gather_object(everyone, dict(found))
         names = dict.fromkeys(name for one in everyone for name in one)
         return {name: [value for one in everyone for value in one.get(name, [])] for name in names}
+
+
+def _seen_and_added(noise: NoiseScale, bucket: Any) -> torch.futures.Future[Tensor]:
+    here = bucket.buffer()
+    if noise.looks:
+        noise.see([here])
+    work = dist.all_reduce(here, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .data_parallel import Ranks
 from .live_bytes import LiveBytes
+from .noise_scale import NoiseScale
 from .task import Data, Loss, Score, Task
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -83,9 +84,10 @@ class TrainingRun:
         self._train_on(model.to(self.device))
         if setup.training.compile:
             self.model.compile()
+        self.noise = NoiseScale()
         self.loss: Any = _LossOf(task, self.model, setup)
         if self.ranks.count > 1:
-            self.loss = self.ranks.averaging(self.loss, self.device)
+            self.loss = self.ranks.adding(self.loss, self.device, self.noise)
         if self.ranks.rank:
             # Weights are alike everywhere by now; what a model draws while it trains (dropout) is not to be.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
@@ -109,6 +111,7 @@ class TrainingRun:
         other.device = device
         other._train_on(model)
         other.loss = _LossOf(self.task, model, self.setup)
+        other.noise = NoiseScale()
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
 
@@ -129,6 +132,7 @@ class TrainingRun:
         """
         totals: list[Tensor] = []
         denominator: Tensor | float = 0.0
+        looks = self.noise.looks
         for number, (samples, batch) in enumerate(passes, start=1):
             made = self._on_device(batch() if callable(batch) else batch)
             last = number == len(passes)
@@ -139,14 +143,22 @@ class TrainingRun:
                 totals.append(loss_total.detach().double())
                 denominator = denominator + loss_denominator
                 summing = self.ranks.begin_sum(totals, denominator) if last else None
-                # DistributedDataParallel averages over devices; a step's gradient is a sum.
-                self.scaler.scale(loss_total).backward(torch.full_like(loss_total, self.ranks.count / size))
+                self.scaler.scale(loss_total).backward(torch.full_like(loss_total, 1 / size))
+            if looks and number == 1 and self.ranks.count == 1:
+                self.noise.see(self._gradients())
+                part: tuple[float, Tensor | float] = samples, loss_denominator
+        if self.ranks.count > 1:
+            part = self.ranks.mean_share(size), denominator
         total, denominator = self.ranks.end_sum(summing)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
         self._bring_to(denominator, size)
         if self.setup.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)
+            whole = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
+        elif looks:
+            whole = list(torch._foreach_norm(self._gradients()))
+        if looks:
+            self.noise.add_step(*part, size, whole)
         if self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -170,8 +182,11 @@ class TrainingRun:
         denominator = denominator.double()
         # A step whose every label is ignored has no gradient, rather than 0/0.
         ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        gradients = self._gradients()
         torch._foreach_mul_(gradients, ratio.to(gradients[0].dtype))
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     def stand_still(self) -> None:
         """Train at rate zero from here on: every step costs what it costs and changes nothing that the optimizer moves."""
@@ -228,6 +243,10 @@ class TrainingRun:
         due, seen, summed, since = next(points), 0, torch.zeros((), device=self.device, dtype=torch.float64), 0
         for number, plan in enumerate(plans, start=1):
             size = plan.effective_batch
+            if self._shows_noise(plan):
+                self.noise.look_at(number, len(plans))
+            else:
+                self.noise.looks = False
             self.train_step(plan, loader, (seen + size / 2) / setup.samples_budget, clock, summed)
             seen += size
             since += 1
@@ -239,6 +258,7 @@ class TrainingRun:
             train_loss = float(summed) / since
             if clock.peak_bytes:
                 facts["peak_bytes"] = clock.peak_bytes
+            self.noise.read(self.ranks.mean)
             scores = self.evaluate()
             yield Measurement(
                 samples_seen=seen,
@@ -246,7 +266,7 @@ class TrainingRun:
                 accuracy=scores.get("accuracy"),
                 scores=scores,
                 train_loss=train_loss,
-                facts=dict(facts),
+                facts={**facts, **self.noise.facts()},
             )
             if not math.isfinite(train_loss):
                 return
@@ -283,6 +303,11 @@ class TrainingRun:
     def passes(self, plan: BatchPlan, loader: Iterator[Any]) -> list[tuple[int, Any]]:
         """A planned step's passes on this device, each with a call that takes its batch from the loader."""
         return [(samples, lambda: next(loader)) for samples in plan.passes(self.ranks.rank) if samples]
+
+    def _shows_noise(self, plan: BatchPlan) -> bool:
+        # A remainder of a few samples would say little, and loudly. A scaler's gradients are not what they seem.
+        in_parts = plan.largest_micro_batch < plan.effective_batch
+        return in_parts and plan == self.setup.plan and not self.scaler.is_enabled()
 
     def _facts(self, steps: int) -> dict[str, Parameter]:
         plan = self.setup.plan

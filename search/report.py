@@ -139,13 +139,25 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     return plot_text(plotext)
 
 
+def front_words(front: ParetoFront, records: Sequence[TrialRecord]) -> Iterator[str]:
+    """What there is to say under a front, a sentence or two each."""
+    said = (
+        confirm_words(front),
+        knee_words(front),
+        *comparison(front, records),
+        contention_words(records),
+        noise_words(records),
+    )
+    yield from filter(None, said)
+
+
 def confirm_words(front: ParetoFront) -> str | None:
     """How the columns of doubt are to be read; None where no setting was trained twice."""
     if not any("mean_low" in trial.facts for trial in front.trials):
         return None
     return (
-        f"{front.metric} is the mean over runs with several seeds, +/- half of its {CONFIDENCE:.0%} interval; on front: the chance "
-        "that no setting at least as fast is better; = N: not surely better than the faster trial N, a tie."
+        f"{front.metric} is the mean over runs with several seeds, +/- half of its {CONFIDENCE:.0%} interval; on front: the "
+        "chance that no setting at least as fast is better; = N: not surely better than the faster trial N, a tie."
     )
 
 
@@ -208,4 +220,28 @@ def contention_words(records: Iterable[TrialRecord]) -> str | None:
     return (
         f"{contended} of {len(departures)} trials took over 15 % longer or shorter than known (median of all: {middle:+.0%}): "
         f"{why}. The front is drawn in known times, which no neighbour changes."
+    )
+
+
+def noise_words(records: Iterable[TrialRecord]) -> str | None:
+    """What the trials' gradients say about large batches, in a sentence; None where no trial could tell.
+
+    >>> facts = {"noise_scale": 182.3, "noise_scale_low": 71.0, "noise_scale_high": 418.0}
+    >>> print(noise_words([TrialRecord(0, "complete", {}, facts)]))
+    Gradient noise scale: about 182 samples (71 to 418 in 1 trial): batches far above it learn little more per step. A hint \
+for effective_batch.high, no law.
+    """
+    told = [record.facts for record in records if record.counts and "noise_scale" in record.facts]
+    if not told:
+        return None
+    # Of the trials' own intervals the middle ends: they tell of one trial's doubt, where the least and the most would tell of
+    # how many trials there were.
+    about, low, high = (
+        number(round(float(f"{median(float(facts[name]) for facts in told):.3g}")))
+        for name in ("noise_scale", "noise_scale_low", "noise_scale_high")
+    )
+    trials = "1 trial" if len(told) == 1 else f"a trial, the middle of {len(told)}"
+    return (
+        f"Gradient noise scale: about {about} samples ({low} to {high} in {trials}): batches far above it learn little more "
+        "per step. A hint for effective_batch.high, no law."
     )

@@ -15,14 +15,27 @@ from bsearch.spaces.study import Memory
 from bsearch.spaces.trial import TrialSetup
 
 
-def trained(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[torch.Tensor]]:
+def trained(reference: str, setup: dict[str, Any], steps: int, looks: bool = False) -> Iterator[list[torch.Tensor]]:
     """The losses of so many steps, then the parameters after them."""
     run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run.noise.looks = looks
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
     losses = [float(run.step(run.passes(plan, loader), plan.effective_batch)) for _ in range(steps)]
     yield [torch.tensor(losses, dtype=torch.float64), *(p.detach().clone() for p in run.parameters)]
+
+
+def noise_pairs(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[tuple[float, float]]]:
+    """What so many steps say of the gradient's noise and of the gradient."""
+    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run.noise.looks = True
+    plan = run.setup.plan
+    loader = run.loader([plan] * steps)
+    for _ in range(steps):
+        run.step(run.passes(plan, loader), plan.effective_batch)
+    run.noise.read(run.ranks.mean)
+    yield run.noise._pairs
 
 
 def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tuple[list[list[float]], list[float]]]:
