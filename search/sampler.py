@@ -45,6 +45,10 @@ _NODES, _SHARES = np.polynomial.hermite_e.hermegauss(20)
 _SHARES = _SHARES / _SHARES.sum()
 
 
+# Parameters, seconds and accuracy of a trial of an earlier study.
+PastTrial = tuple[Mapping[str, Any], float, float]
+
+
 class FrontSampler(BaseSampler):
     """Expected hypervolume improvement over seconds (first objective) and accuracy (second).
 
@@ -64,8 +68,10 @@ class FrontSampler(BaseSampler):
         *,
         space: Mapping[str, BaseDistribution] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
+        past: Sequence[PastTrial] = (),
         seed: int = 0,
     ) -> None:
+        self._past = tuple(past)
         self._space = dict(space) if space is not None else None
         self._known_seconds = known_seconds
         self._seed = seed
@@ -91,7 +97,7 @@ class FrontSampler(BaseSampler):
         coding = Coding(search_space)
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
-        evidence = Evidence.of(others, coding, signs)
+        evidence = Evidence.of(others, coding, signs, self._past)
         if len(evidence.points) < coding.parameters + _FIRST:
             return coding.decode(_sobol(coding.width, self._seed, trial.number))
         model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last)
@@ -179,6 +185,7 @@ class Evidence:
         seconds: (n,), > 0, of their whole training.
         accuracy: (n,), higher is better; what a stopped one was expected to come to.
         doubt: (n,), standard deviation of that expectation, 0 where training ended.
+        own: (n,), of this study rather than an earlier one.
         pending: (m, width) of those that run.
         failed: (l, width) of those that ended without values.
     """
@@ -187,13 +194,15 @@ class Evidence:
     seconds: Array
     accuracy: Array
     doubt: Array
+    own: np.ndarray[Any, np.dtype[np.bool_]]
     pending: Array
     failed: Array
 
     @classmethod
-    def of(cls, trials: Sequence[FrozenTrial], coding: Coding, signs: Array) -> Evidence:
+    def of(cls, trials: Sequence[FrozenTrial], coding: Coding, signs: Array, past: Sequence[PastTrial] = ()) -> Evidence:
         """Read Optuna's trials; `signs` are 1 for objectives to maximize."""
-        points, rows = [], []
+        points = [coding.encode(parameters) for parameters, _, _ in past]
+        rows = [(seconds, signs[1] * accuracy, 0.0) for _, seconds, accuracy in past]
         pending, failed = [], []
         for one in trials:
             if not set(coding.space) <= set(one.params):
@@ -217,6 +226,7 @@ class Evidence:
             np.maximum(values[:, 0], 1e-9),
             values[:, 1],
             values[:, 2],
+            np.arange(len(rows)) >= len(past),
             np.array(pending).reshape(-1, width),
             np.array(failed).reshape(-1, width),
         )
@@ -231,8 +241,15 @@ class Evidence:
         ranked = np.argsort(reached - self.accuracy, kind="stable")
         near, rest = ranked[:_NEAREST], np.sort(ranked[_NEAREST:])
         kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - _NEAREST).astype(int)]])
-        failed = self.failed[-most:]
-        return Evidence(self.points[kept], self.seconds[kept], self.accuracy[kept], self.doubt[kept], self.pending, failed)
+        return Evidence(
+            self.points[kept],
+            self.seconds[kept],
+            self.accuracy[kept],
+            self.doubt[kept],
+            self.own[kept],
+            self.pending,
+            self.failed[-most:],
+        )
 
 
 class FrontModel:
@@ -246,7 +263,7 @@ class FrontModel:
         self.accuracy = self.scale.of(evidence.accuracy)
         up, down = (self.scale.of(evidence.accuracy + sign * evidence.doubt) for sign in (1, -1))
         self.doubt = np.where(evidence.doubt > 0, ((up - down) / 2) ** 2, 0.0)
-        self.points = evidence.points
+        self.points, self.own = evidence.points, evidence.own
         self.end = -math.inf
         self.believes = {
             "seconds": self._fit("seconds", self.points, self.log_seconds, last),
@@ -279,6 +296,7 @@ class FrontModel:
         expected = {name: process.predict(pending)[0] for name, process in self.believes.items()}
         times = known(pending)
         self.points = np.vstack([self.points, pending])
+        self.own = np.append(self.own, np.ones(len(pending), dtype=bool))
         times = expected["seconds"] if times is None else np.where(np.isnan(times), expected["seconds"], times)
         self.log_seconds = np.append(self.log_seconds, times)
         self.accuracy = np.append(self.accuracy, expected["accuracy"])
@@ -313,7 +331,7 @@ class FrontModel:
     def _strips(self) -> tuple[Array, Array]:
         """Ends of the strips on the log time axis, and the accuracy to rise above in each; of the believed, noiseless front."""
         mean = self.scale.back(self.believes["accuracy"].predict(self.points)[0])
-        order = np.lexsort((-mean, self.log_seconds))
+        order = [index for index in np.lexsort((-mean, self.log_seconds)) if self.own[index]]
         worst = float(np.min(mean))
         cuts, levels, best = [], [worst], worst
         for index in order:

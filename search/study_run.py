@@ -28,6 +28,7 @@ from ..spaces.study import StudySpec
 from ..spaces.trial import Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
 from .confirm import next_repeat, next_seed
 from .pareto import study_front
+from .past import past_trials
 from .profiles import prices_of, repriced_profiles, study_profiles
 from .records import HEARTBEAT_S, Records, masked
 from .setups import (
@@ -537,6 +538,10 @@ def run_study(
     records.take(name)
     try:
         records.keep_prices(name, prices_of(profiles))
+        law = known_seconds(spec, name, profiles, runner.device)
+        past = past_trials(spec, identity, law)
+        if past:
+            notify(Event("message", text=f"warm start: {len(past)} trials of {', '.join(spec.warm_start)} lie in this space"))
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
         run = StudyRun(
             spec,
@@ -549,7 +554,8 @@ def run_study(
                 sampler=spec.sampler,
                 seed=spec.training.seed,
                 legal=legal,
-                known_seconds=known_seconds(spec, name, profiles, runner.device),
+                known_seconds=law,
+                past=past,
             ),
             records,
             profiles,

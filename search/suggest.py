@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..spaces.errors import Fault, LauncherError, StudyFileError
 from ..spaces.study import Objectives
 from ..spaces.trial import Suggestion, TrialRecord
 from .records import masked, storage_engine, tune_sqlite
-from .sampler import FrontSampler
+from .sampler import FrontSampler, PastTrial
 
 _STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}
 
@@ -38,6 +38,7 @@ def _sampler(
     named: str,
     searched: Mapping[str, BaseDistribution],
     known_seconds: Callable[[Mapping[str, Any]], float] | None,
+    past: Sequence[PastTrial],
     seed: int,
     trials: int,
 ) -> BaseSampler:
@@ -48,7 +49,7 @@ def _sampler(
     """
     if named == "front":
         # Its points are told apart by their trials' numbers, so its seed stays.
-        return FrontSampler(space=searched, known_seconds=known_seconds, seed=seed)
+        return FrontSampler(space=searched, known_seconds=known_seconds, past=past, seed=seed)
     seed += trials  # one made anew with the same seed replays its first points
     match named:
         case "tpe":
@@ -121,6 +122,7 @@ class Suggester:
         domains: of every parameter; those of one value are not searched.
         legal: the effective batches that can be planned.
         known_seconds: of parameters, where a law knows them.
+        past: trials of earlier studies that the sampler `front` learns from.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Suggester:
         seed: int = 0,
         legal: tuple[int, int] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
+        past: Sequence[PastTrial] = (),
     ) -> None:
         self.url = url or "memory"
         self.storage = open_storage(url)
@@ -161,7 +164,7 @@ class Suggester:
             trials = self.study.get_trials(deepcopy=False)
             if not trials:
                 self.study.set_metric_names([objectives.speed, metric.metric])
-            self.study.sampler = _sampler(sampler, self.searched, known_seconds, seed, len(trials))
+            self.study.sampler = _sampler(sampler, self.searched, known_seconds, past, seed, len(trials))
 
     def ask(self) -> Suggestion:
         """The next thing to try; the trial is RUNNING from here on."""

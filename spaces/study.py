@@ -372,6 +372,9 @@ class StudySpec(Section):
     budget: Budget = Budget()
     objectives: Objectives = Objectives()
     start: tuple[dict[str, Scalar], ...] = Field((), description="Settings to try first: what you use today.")
+    warm_start: tuple[StrictStr, ...] = Field(
+        (), description="Earlier studies of the same task to learn from: study files, or names in this storage."
+    )
     storage: Annotated[StrictStr, Field(min_length=1)] | None = Field(
         None, description="SQLAlchemy URL of the results; default: SQLite beside the study file."
     )

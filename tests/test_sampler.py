@@ -109,7 +109,7 @@ def test_the_gain_is_the_expected_hypervolume(known: bool) -> None:
     points = chance.random((8, 2))
     seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * chance.standard_normal(8)), points.sum(1)
     nothing = np.empty((0, 2))
-    model = FrontModel(Evidence(points, seconds, accuracy, np.zeros(8), nothing, nothing), {})
+    model = FrontModel(Evidence(points, seconds, accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing), {})
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([0.3, 1.1, 1.7]) if known else None
     gains = model.gain(candidates, times)
