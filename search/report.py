@@ -45,7 +45,7 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
     for name in ("trial", front.speed, front.metric, *_SHOWN, "micro\nx acc.", *searched, ""):
         column(table, name, "left" if name == "rule" else "right")
     for trial in trials:
-        values = {**trial.facts, **trial.parameters}
+        values = trial.settings
         passes = f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}"
         marks = [word for word, holds in (("knee", trial.number == front.knee), ("yours", "start" in trial.facts)) if holds]
         table.add_row(
@@ -75,7 +75,7 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
         column(table, name, "left" if name in ("outcome", "rule", "") else "right")
     members = {trial.number for trial in front.trials}
     for record in records:
-        values = {**record.facts, **record.parameters}
+        values = record.settings
         note = record.message or ("front" if record.number in members else "")
         table.add_row(
             str(record.number),

@@ -190,6 +190,22 @@ def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callab
             "space.rule: expected a rule for SGD, which has no betas; got 'adam_sde'",
         ),
         (
+            {"space": {"effective_batch": 64, "reference_rate": 0.1, "rule": "adamw_tau", "weight_decay": 0.1}},
+            "space.rule: expected a rule for SGD, whose weight decay is part of the gradient; got 'adamw_tau'",
+        ),
+        (
+            {
+                "space": {
+                    "effective_batch": 64,
+                    "reference_rate": 0.1,
+                    "rule": "adamw_tau",
+                    "weight_decay": 0.1,
+                    "optimizer": "adam",
+                }
+            },
+            "space.rule: expected a rule for Adam, whose weight decay is part of the gradient; got 'adamw_tau'",
+        ),
+        (
             {"space": {"effective_batch": 64, "reference_rate": 0.1, "depth": 3}},
             "space.depth: expected a parameter that the task reads; it never asked for this one",
         ),
@@ -243,6 +259,27 @@ def test_what_a_task_prints_stays_out_of_the_document(study_file: Callable[..., 
         done = subprocess.run([BSEARCH, *arguments], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["study"] == "small"
         assert "hello" in done.stderr
+
+
+def test_adamw_tau_writes_down_the_decay_it_made(study_file: Callable[..., Path]) -> None:
+    space = {
+        "effective_batch": {"choices": [64, 256]},
+        "reference_rate": {"value": 1e-3, "at_batch": 64},
+        "rule": "adamw_tau",
+        "weight_decay": {"low": 0.1, "high": 0.2},
+        "epochs": [1, 2],
+        "optimizer": "adamw",
+    }
+    start = [
+        {"effective_batch": 256, "weight_decay": 0.1, "epochs": 1},
+        {"effective_batch": 64, "weight_decay": 0.1, "epochs": 2},
+    ]
+    path = study_file(space=space, start=start, budget={"trials": 2})
+    assert bsearch("run", path, "--serial").exit_code == 0
+    rows = list(csv.DictReader(bsearch("export", path, "--what", "trials").output.splitlines()))
+    # tau = B / (rate x decay x samples): four times the batch at twice the rate, and half the samples, is four times the decay.
+    assert [float(row["weight_decay"]) for row in rows] == pytest.approx([0.4, 0.1])
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx([2e-3, 1e-3])
 
 
 def test_a_deleted_database_is_noticed(study_file: Callable[..., Path], tmp_path: Path) -> None:
