@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import __version__
+from .spaces.domain import values_of
 from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
@@ -81,6 +82,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 storage_option = click.option(
     "--storage", envvar="BSEARCH_STORAGE", metavar="URL", help="Database of the results, instead of the study's own."
 )
+name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
 
 
 def _terminal(as_json: bool = False) -> Console:
@@ -238,7 +240,7 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
     """The end of a run: the front, its files, and what comes next."""
     from .search.export import json_text, study_document, write_front
     from .search.records import masked
-    from .search.report import comparison, contention_words, front_plot, front_table, knee_words, seconds
+    from .search.report import comparison, contention_words, front_plot, front_table, knee_words, rule_words, seconds
 
     document = study_document(result.name, masked(spec.storage or ""), result.front, result.records)
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s}
@@ -249,7 +251,12 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
         console.print(front_table(result.front))
         plot = front_plot(result.front, result.records, console.width)
         console.print(f"\n{plot}" if plot else "", markup=False)
-        said = (knee_words(result.front), *comparison(result.front, result.records), contention_words(result.records))
+        said = (
+            knee_words(result.front),
+            *comparison(result.front, result.records),
+            contention_words(result.records),
+            rule_words(result.name, spec, result.front, result.records),
+        )
         for words in said:
             if words:
                 console.print(words, markup=False)
@@ -342,6 +349,12 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     )
     smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
     console.print(f"searched: {', '.join(spec.searched())}" + (smallest if profile.smallest_micro_batch > 1 else ""))
+    if "exponent" in spec.searched() and "power" in values_of(spec.space.rule):
+        console.print(
+            f"rule: power, its exponent searched over {spec.space.exponent}; afterwards `bsearch rules {study}` tells which "
+            "rules hold",
+            markup=False,
+        )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("effective\nbatch", "devices", "micro\nx acc.", "step", "epoch", "samples/s"):
         table.add_column(column, justify="right")
@@ -442,7 +455,7 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     required=True,
     help="Of the other device: `bsearch profile STUDY --out FILE`.",
 )
-@click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
+@name_option
 @storage_option
 @json_option
 def reprice(study: str, profile_file: Path, name: str | None, storage: str | None, as_json: bool) -> None:
@@ -576,6 +589,10 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
 @click.option("--rule", type=click.Choice(list(RATE_RULES)), default="sqrt", show_default=True)
 @click.option("--exponent", type=float, default=0.5, show_default=True, help="Exponent of the rule power.")
 @click.option(
+    "--noise-batch", type=click.FloatRange(min=0, min_open=True), help="Of the rules saturating and surge, in samples."
+)
+@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, help="At the reference batch, for adamw_tau.")
+@click.option(
     "--profile",
     "profile_file",
     type=click.Path(path_type=Path),
@@ -593,6 +610,8 @@ def plan(
     at_batch: int,
     rule: str,
     exponent: float,
+    noise_batch: float | None,
+    weight_decay: float,
     profile_file: Path | None,
     epochs: float,
     as_json: bool,
@@ -623,10 +642,10 @@ def plan(
     if rate is not None:
         settings = scaled_settings(
             rule,
-            OptimizerSettings(rate),
+            OptimizerSettings(rate, weight_decay=weight_decay),
             reference_batch=at_batch,
             effective_batch=effective_batch,
-            constants=RuleConstants(exponent),
+            constants=RuleConstants(exponent, None if noise_batch is None else noise_batch / at_batch),
         )
     shares = [
         {
@@ -669,6 +688,8 @@ def plan(
         console.print(f"learning rate {settings.learning_rate:.6g} ({rule}, {rate:g} at {at_batch})")
         if settings.betas != OptimizerSettings(1.0).betas:
             console.print(f"betas {settings.betas}, eps {settings.eps:g}")
+        if settings.weight_decay:
+            console.print(f"weight decay {settings.weight_decay:.6g}")
     if known is not None:
         # The rule of thumb read aloud, then the exact figure, which prices the last step as small as it is.
         from .search.report import seconds
@@ -699,13 +720,25 @@ def _runs(values: Any) -> str:
     return ", ".join(f"{value} x {count}" if count > 1 else str(value) for value, count in runs)
 
 
-@main.command(epilog=_epilog("bsearch rules"))
+@main.command(epilog=_epilog("bsearch rules\n  bsearch rules study.yaml"))
+@click.argument("study", metavar="[STUDY|URL]", required=False)
+@click.option(
+    "--batch", "batches", type=click.IntRange(min=1), multiple=True, help="Tell the best rate here too; may be repeated."
+)
+@name_option
+@storage_option
 @json_option
-def rules(as_json: bool) -> None:
+def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
     """Print the learning-rate rules: what they do, their formula and where they come from.
 
-    kappa is effective_batch / reference batch.
+    kappa is effective_batch / reference batch. With STUDY: which of them its trials support, with a 90 % interval of the
+    exponent, and the best rate at a few batches.
     """
+    if study is not None:
+        _study_rules(study, batches, name, storage, as_json)
+        return
+    if name is not None or batches:
+        raise click.UsageError(f"--{'batch' if batches else 'name'} goes with a STUDY")
     rows = [
         {"rule": name, **{fact.lower(): rule_fact(name, fact) for fact in ("Summary", "Formula", "Source")}}
         for name in RATE_RULES
@@ -716,6 +749,27 @@ def rules(as_json: bool) -> None:
     console = _terminal()
     for row in rows:
         console.print(f"[bold]{row['rule']}[/bold]  {row['summary']}\n  {row['formula']}\n  {row['source']}\n")
+
+
+def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
+    from .search.best_rate import study_rates
+    from .search.export import json_text
+    from .search.report import rates_document, rates_table, rule_verdict
+
+    url, full_name, front, records = _kept(study, name, storage)
+    with _located(None if "://" in study else Path(study)):
+        found = study_rates(full_name, _kept_spec(url, full_name), front, records, batches)
+    if as_json:
+        click.echo(json_text(rates_document(full_name, found)), nl=False)
+        return
+    console = _terminal()
+    left_out = f"; {found.left_out} that failed to learn are left out" if found.left_out else ""
+    console.print(f"Best rate against batch in {full_name}: {found.trials} trials{left_out}", style="bold", markup=False)
+    console.print(rule_verdict(found), markup=False)
+    console.print(rates_table(found))
+    console.print(
+        "Intervals are of 90 %. They rest on the batches and rates tried, and on training as long as these trials.", style="dim"
+    )
 
 
 # ---------------------------------------------------------------- show, export, dashboard
@@ -757,7 +811,11 @@ def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, 
     return url, newest.name, study_front(records, Objectives.model_validate(newest.spec["objectives"])), records
 
 
-name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
+def _kept_spec(url: str, name: str) -> StudySpec:
+    """A study as the storage keeps it."""
+    from .search.records import Records
+
+    return StudySpec.model_validate(next(one.spec for one in Records(url).studies() if one.name == name))
 
 
 @main.command(epilog=_epilog("bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7"))
@@ -774,7 +832,7 @@ def show(
     """Print what a study has found so far: its front, its trials, or one trial."""
     from .search.export import json_text, study_document, trial_document
     from .search.records import masked
-    from .search.report import front_plot, front_table, knee_words, trials_table
+    from .search.report import front_plot, front_table, knee_words, rule_words, trials_table
 
     url, full_name, front, records = _kept(study, name, storage)
     console = _terminal(as_json)
@@ -795,6 +853,8 @@ def show(
     console.print(front_table(front))
     console.print(front_plot(front, records, console.width), markup=False)
     console.print(knee_words(front) or "", markup=False)
+    if words := rule_words(full_name, _kept_spec(url, full_name), front, records):
+        console.print(words, markup=False)
     outcomes = study_document(full_name, masked(url), front, records)["trials"]
     console.print("Trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in outcomes.items()))
 
