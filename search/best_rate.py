@@ -243,9 +243,10 @@ class _Ridge:
         self.targets = (values - values.mean()) / (values.std() or 1.0)
         length = math.sqrt(2.0) + 0.5 * math.log(self.points.shape[1])  # as in gaussian_process.py
         lengths = self.points.shape[1]
-        # The exponent's own prior is flat. h is a hill some e-folds of rate wide, and lower than what g explains.
+        # Published exponents lie from 0 to 1; the prior is wide enough to allow all of them where the trials say nothing.
+        # h is a hill some e-folds of rate wide, and lower than what g explains.
         self.prior = np.array([0.5, math.log(1.5), -1.0, 0.0, *[length] * lengths, -4.0])
-        self.deviations = np.array([np.inf, 0.7, 1.0, 1.0, *[math.sqrt(3.0)] * lengths, 1.5])
+        self.deviations = np.array([0.6, 0.7, 1.0, 1.0, *[math.sqrt(3.0)] * lengths, 1.5])
         self.bounds = [
             (_LEAST_EXPONENT, _MOST_EXPONENT),
             (-1.5, 3.0),
