@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import __version__
+from .spaces.domain import values_of
 from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
@@ -81,6 +82,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 storage_option = click.option(
     "--storage", envvar="BSEARCH_STORAGE", metavar="URL", help="Database of the results, instead of the study's own."
 )
+name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
 
 
 def _terminal(as_json: bool = False) -> Console:
@@ -249,7 +251,7 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
         console.print(front_table(result.front))
         plot = front_plot(result.front, result.records, console.width)
         console.print(f"\n{plot}" if plot else "", markup=False)
-        for words in front_words(result.front, result.records):
+        for words in front_words(result.name, spec, result.front, result.records):
             console.print(words, markup=False)
         for path in write_front(out, document, result.records, result.front):
             console.print(f"wrote {_near(path)}", style="dim")
@@ -340,6 +342,12 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     )
     smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
     console.print(f"searched: {', '.join(spec.searched())}" + (smallest if profile.smallest_micro_batch > 1 else ""))
+    if "exponent" in spec.searched() and "power" in values_of(spec.space.rule):
+        console.print(
+            f"rule: power, its exponent searched over {spec.space.exponent}; afterwards `bsearch rules {study}` tells which "
+            "rules hold",
+            markup=False,
+        )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("effective\nbatch", "devices", "micro\nx acc.", "step", "epoch", "samples/s"):
         table.add_column(column, justify="right")
@@ -440,7 +448,7 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     required=True,
     help="Of the other device: `bsearch profile STUDY --out FILE`.",
 )
-@click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
+@name_option
 @storage_option
 @json_option
 def reprice(study: str, profile_file: Path, name: str | None, storage: str | None, as_json: bool) -> None:
@@ -574,6 +582,10 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
 @click.option("--rule", type=click.Choice(list(RATE_RULES)), default="sqrt", show_default=True)
 @click.option("--exponent", type=float, default=0.5, show_default=True, help="Exponent of the rule power.")
 @click.option(
+    "--noise-batch", type=click.FloatRange(min=0, min_open=True), help="Of the rules saturating and surge, in samples."
+)
+@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, help="At the reference batch, for adamw_tau.")
+@click.option(
     "--profile",
     "profile_file",
     type=click.Path(path_type=Path),
@@ -591,6 +603,8 @@ def plan(
     at_batch: int,
     rule: str,
     exponent: float,
+    noise_batch: float | None,
+    weight_decay: float,
     profile_file: Path | None,
     epochs: float,
     as_json: bool,
@@ -621,10 +635,10 @@ def plan(
     if rate is not None:
         settings = scaled_settings(
             rule,
-            OptimizerSettings(rate),
+            OptimizerSettings(rate, weight_decay=weight_decay),
             reference_batch=at_batch,
             effective_batch=effective_batch,
-            constants=RuleConstants(exponent),
+            constants=RuleConstants(exponent, None if noise_batch is None else noise_batch / at_batch),
         )
     shares = [
         {
@@ -667,6 +681,8 @@ def plan(
         console.print(f"learning rate {settings.learning_rate:.6g} ({rule}, {rate:g} at {at_batch})")
         if settings.betas != OptimizerSettings(1.0).betas:
             console.print(f"betas {settings.betas}, eps {settings.eps:g}")
+        if settings.weight_decay:
+            console.print(f"weight decay {settings.weight_decay:.6g}")
     if known is not None:
         # The rule of thumb read aloud, then the exact figure, which prices the last step as small as it is.
         from .search.report import seconds
@@ -697,13 +713,25 @@ def _runs(values: Any) -> str:
     return ", ".join(f"{value} x {count}" if count > 1 else str(value) for value, count in runs)
 
 
-@main.command(epilog=_epilog("bsearch rules"))
+@main.command(epilog=_epilog("bsearch rules\n  bsearch rules study.yaml"))
+@click.argument("study", metavar="[STUDY|URL]", required=False)
+@click.option(
+    "--batch", "batches", type=click.IntRange(min=1), multiple=True, help="Tell the best rate here too; may be repeated."
+)
+@name_option
+@storage_option
 @json_option
-def rules(as_json: bool) -> None:
+def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
     """Print the learning-rate rules: what they do, their formula and where they come from.
 
-    kappa is effective_batch / reference batch.
+    kappa is effective_batch / reference batch. With STUDY: which of them its trials support, with a 90 % interval of the
+    exponent, and the best rate at a few batches.
     """
+    if study is not None:
+        _study_rules(study, batches, name, storage, as_json)
+        return
+    if name is not None or batches:
+        raise click.UsageError(f"--{'batch' if batches else 'name'} goes with a STUDY")
     rows = [
         {"rule": name, **{fact.lower(): rule_fact(name, fact) for fact in ("Summary", "Formula", "Source")}}
         for name in RATE_RULES
@@ -714,6 +742,27 @@ def rules(as_json: bool) -> None:
     console = _terminal()
     for row in rows:
         console.print(f"[bold]{row['rule']}[/bold]  {row['summary']}\n  {row['formula']}\n  {row['source']}\n")
+
+
+def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
+    from .search.best_rate import study_rates
+    from .search.export import json_text
+    from .search.report import rates_document, rates_table, rule_verdict
+
+    url, full_name, front, records = _kept(study, name, storage)
+    with _located(None if "://" in study else Path(study)):
+        found = study_rates(full_name, _kept_spec(url, full_name), front, records, batches)
+    if as_json:
+        click.echo(json_text(rates_document(full_name, found)), nl=False)
+        return
+    console = _terminal()
+    left_out = f"; {found.left_out} that failed to learn are left out" if found.left_out else ""
+    console.print(f"Best rate against batch in {full_name}: {found.trials} trials{left_out}", style="bold", markup=False)
+    console.print(rule_verdict(found), markup=False)
+    console.print(rates_table(found))
+    console.print(
+        "Intervals are of 90 %. They rest on the batches and rates tried, and on training as long as these trials.", style="dim"
+    )
 
 
 # ---------------------------------------------------------------- show, export, dashboard
@@ -755,7 +804,11 @@ def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, 
     return url, newest.name, study_front(records, Objectives.model_validate(newest.spec["objectives"])), records
 
 
-name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
+def _kept_spec(url: str, name: str) -> StudySpec:
+    """A study as the storage keeps it."""
+    from .search.records import Records
+
+    return StudySpec.model_validate(next(one.spec for one in Records(url).studies() if one.name == name))
 
 
 @main.command(epilog=_epilog("bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7"))
@@ -792,7 +845,7 @@ def show(
     console.print(f"Front of {full_name}: {len(front.trials)} of {len(records)} trials", style="bold")
     console.print(front_table(front))
     console.print(front_plot(front, records, console.width), markup=False)
-    for words in front_words(front, records):
+    for words in front_words(full_name, _kept_spec(url, full_name), front, records):
         console.print(words, markup=False)
     outcomes = study_document(full_name, masked(url), front, records)["trials"]
     console.print("Trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in outcomes.items()))

@@ -86,6 +86,7 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
         smallest_micro_batch=smallest,
         optimizer=type(run.optimizer).__name__,
         adaptive=any("betas" in group for group in run.optimizer.param_groups),
+        decoupled_decay=any(group.get("decoupled_weight_decay", True) for group in run.optimizer.param_groups),
         batch_statistics=any(True for _ in batch_norms(run.model)),
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),

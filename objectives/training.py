@@ -524,3 +524,10 @@ def _check_optimizer(task: Task, optimizer: Any, setup: TrialSetup) -> None:
             f"{where}: rule adam_sde: expected a group with betas=setup.betas = {setup.betas}. "
             "Write betas=setup.betas, eps=setup.eps."
         )
+    if setup.rule == "adamw_tau" and not any(
+        math.isclose(float(group.get("weight_decay", 0.0)), setup.weight_decay, rel_tol=1e-6) for group in groups
+    ):
+        raise ObjectiveError(
+            f"{where}: rule adamw_tau: expected a group with weight_decay=setup.weight_decay = {setup.weight_decay:.4g}. "
+            "Write weight_decay=setup.weight_decay."
+        )

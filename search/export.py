@@ -48,8 +48,7 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
         "knee": record.number == front.knee,
         "train_s": record.train_s,
         front.metric: record.accuracy,
-        **record.facts,
-        **record.parameters,
+        **record.settings,
         "started_at": record.started_at,
         "ended_at": record.ended_at,
     }

@@ -9,7 +9,10 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from ..spaces.errors import StudyFileError
+from ..spaces.study import StudySpec
 from ..spaces.trial import ParetoFront, TrialRecord
+from .best_rate import BestRates, Estimate, study_rates
 from .confirm import CONFIDENCE
 from .pareto import no_slower, no_worse
 
@@ -48,7 +51,7 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
     for name in ("trial", front.speed, front.metric, *doubts, *_SHOWN, "micro\nx acc.", *searched, ""):
         column(table, name, "left" if name == "rule" else "right")
     for trial in trials:
-        values = {**trial.facts, **trial.parameters}
+        values = trial.settings
         passes = f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}"
         doubt: tuple[str, ...] = ()
         if repeated:
@@ -86,7 +89,7 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
         column(table, name, "left" if name in ("outcome", "rule", "") else "right")
     members = {trial.number for trial in front.trials}
     for record in records:
-        values = {**record.facts, **record.parameters}
+        values = record.settings
         note = record.message or ("front" if record.number in members else "")
         table.add_row(
             str(record.number),
@@ -139,13 +142,14 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     return plot_text(plotext)
 
 
-def front_words(front: ParetoFront, records: Sequence[TrialRecord]) -> Iterator[str]:
-    """What there is to say under a front, a sentence or two each."""
+def front_words(name: str, spec: StudySpec, front: ParetoFront, records: Sequence[TrialRecord]) -> Iterator[str]:
+    """What there is to say under a study's front, a sentence or two each."""
     said = (
         confirm_words(front),
         knee_words(front),
         *comparison(front, records),
         contention_words(records),
+        rule_words(name, spec, front, records),
         noise_words(records),
     )
     yield from filter(None, said)
@@ -245,3 +249,65 @@ for effective_batch.high, no law.
         f"Gradient noise scale: about {about} samples ({low} to {high} in {trials}): batches far above it learn little more "
         "per step. A hint for effective_batch.high, no law."
     )
+
+
+def rule_verdict(found: BestRates) -> str:
+    """Which rules the trials allow, in a sentence without its beginning."""
+
+    def told(one: Estimate) -> str:
+        return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
+
+    exponent = f"exponent {told(found.exponent)}"
+    holding, failing = ([rule for rule, holds in found.holds.items() if holds is which] for which in (True, False))
+    if not failing:
+        ends = f"{found.rates[0].effective_batch} and {found.rates[-1].effective_batch}"
+        return f"the data do not tell rules apart: {exponent}. More trials near batches {ends}, at many rates, would."
+    if not found.trusted:
+        return (
+            f"{exponent}, but at most batches the best rate lies at the edge of those tried, so no rule is told apart. "
+            "Search a wider space.reference_rate."
+        )
+    if found.bend is not None:
+        batch, below, above = found.bend
+        rule = "surge" if above.high < 0 else "saturating"
+        return (
+            f"exponent {told(below)} up to batch {batch} and {told(above)} above: no power of the batch holds throughout. "
+            f"Try rule: {rule}, and search noise_batch."
+        )
+    if not holding:
+        return f"{exponent}: {_listed(failing)} do not hold. Write rule: power, exponent: {found.exponent.value:.2g}."
+    return (
+        f"{exponent}: {_listed(holding)} hold{'s' * (len(holding) == 1)}, "
+        f"{_listed(failing)} do{'es' * (len(failing) == 1)} not."
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def rule_words(name: str, spec: StudySpec, front: ParetoFront, records: Sequence[TrialRecord]) -> str | None:
+    """The same as a line of a study's end; None where there are too few trials, or nothing to compare."""
+    try:
+        found = study_rates(name, spec, front, records)
+    except StudyFileError:
+        return None
+    return f"Best rate against batch: {rule_verdict(found)}"
+
+
+def rates_table(found: BestRates) -> Table:
+    """The fitted best rate at a few batches."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("effective_batch", "learning_rate", "from", "to"):
+        column(table, name, "right")
+    table.add_column("")
+    for rate in found.rates:
+        at = rate.learning_rate
+        note = "at the edge of the rates tried" if rate.edge else ""
+        table.add_row(str(rate.effective_batch), *(f"{one:.3g}" for one in (at.value, at.low, at.high)), note)
+    return table
+
+
+def rates_document(name: str, found: BestRates) -> dict[str, Any]:
+    """The JSON document of `bsearch rules STUDY --json`."""
+    return {"study": name, "verdict": rule_verdict(found), **found.to_dict()}

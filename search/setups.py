@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.domain import Range, bounds, values_of
 from ..spaces.errors import Fault, InfeasiblePlanError, StudyFileError
-from ..spaces.learning_rate import RULES_FOR_ADAM, OptimizerSettings, RuleConstants, scaled_settings
+from ..spaces.learning_rate import RULES_FOR_ADAM, RULES_FOR_DECAY, OptimizerSettings, RuleConstants, scaled_settings
 from ..spaces.memory import readable_bytes
 from ..spaces.plan import BatchPlan, plan_batch, step_plans
 from ..spaces.step_time import fastest_plan
@@ -55,7 +55,7 @@ def trial_setup(
         reference,
         reference_batch=spec.space.reference_batch,
         effective_batch=effective_batch,
-        constants=RuleConstants(exponent=values.pop("exponent", None)),
+        constants=_rule_constants(spec, values, float(epochs)),
     )
     return TrialSetup(
         study=name,
@@ -78,6 +78,16 @@ def trial_setup(
         memory_limit_bytes=profile.limit_bytes,
         largest_micro_batch=limits["largest_micro_batch"],
         smallest_micro_batch=limits["smallest_micro_batch"],
+    )
+
+
+def _rule_constants(spec: StudySpec, values: dict[str, Any], epochs: float) -> RuleConstants:
+    """What the rules need beside kappa, taken out of a suggestion's values."""
+    noise_batch = values.pop("noise_batch", None)
+    return RuleConstants(
+        exponent=values.pop("exponent", None),
+        noise_kappa=None if noise_batch is None else noise_batch / spec.space.reference_batch,
+        samples_ratio=epochs / bounds(spec.space.epochs)[1],
     )
 
 
@@ -316,6 +326,15 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, in
                 "space.rule",
                 f"expected a rule for {profile.optimizer}, which has no betas; got {adam_rules[0]!r}, which scales them. "
                 "Use linear or sqrt, or an Adam optimizer.",
+            )
+        )
+    decay_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_DECAY]
+    if decay_rules and not (profile.adaptive and profile.decoupled_decay):
+        faults.append(
+            Fault(
+                "space.rule",
+                f"expected a rule for {profile.optimizer}, whose weight decay is part of the gradient; got {decay_rules[0]!r}, "
+                "which scales a decay apart from it. Use sqrt, or AdamW.",
             )
         )
     for name, value, factor in profile.other_costs:

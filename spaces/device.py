@@ -23,6 +23,7 @@ class DeviceProfile:
         smallest_micro_batch: samples below which the model does not work (2 with batch statistics).
         optimizer: class name of the optimizer the task makes; None where only a generator is known.
         adaptive: the optimizer takes betas, as Adam does.
+        decoupled_decay: it decays weights apart from the gradient, as AdamW does; true where the optimizer does not say.
         batch_statistics: the model holds BatchNorm layers, which see the micro-batch and not the whole batch.
         unused_parameters: further parameters of the study that the task never read.
         device_bytes: memory of the device.
@@ -44,6 +45,7 @@ class DeviceProfile:
     smallest_micro_batch: int = 1
     optimizer: str | None = None
     adaptive: bool = True
+    decoupled_decay: bool = True
     batch_statistics: bool = False
     model_parameters: int | None = None
     unused_parameters: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ function and a line in `RATE_RULES`. The docstring's `Formula:` and `Source:` li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -25,9 +26,17 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class RuleConstants:
-    """Numbers some rules need beside kappa; None where the study does not give them."""
+    """Numbers some rules need beside kappa; None where the study does not give them.
+
+    Args:
+        exponent: of `power`.
+        noise_kappa: B_noise / reference_batch; at B_noise the gradient's noise is as large as the gradient.
+        samples_ratio: the trial's `samples_budget` over that of the study's longest trial.
+    """
 
     exponent: float | None = None
+    noise_kappa: float | None = None
+    samples_ratio: float = 1.0
 
 
 def constant(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
@@ -108,6 +117,60 @@ def adam_sde(reference: OptimizerSettings, kappa: float, constants: RuleConstant
     )
 
 
+def saturating(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
+    """Multiply the learning rate by kappa for small batches, and let it level off above the noise batch; meant for SGD.
+
+    Formula: rate = (1 + noise_batch / reference_batch) / (1 + noise_batch / B) * reference_rate
+    Source: McCandlish et al. 2018, arXiv 1812.06162 (half of the largest rate at B = noise_batch)
+
+    >>> saturating(OptimizerSettings(0.1), 4.0, RuleConstants(noise_kappa=4.0)).learning_rate
+    0.25
+    """
+    noise = _noise("saturating", constants)
+    return replace(reference, learning_rate=(1 + noise) / (1 + noise / kappa) * reference.learning_rate)
+
+
+def surge(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
+    """Let the learning rate rise like the square root of kappa up to the noise batch and fall like it above; meant for Adam.
+
+    Formula: rate = s(B) / s(reference_batch) * reference_rate, 1 / s(B) = ((noise_batch / B)**0.5 + (B / noise_batch)**0.5) / 2
+    Source: Li et al. 2024, arXiv 2405.14578, "surge phenomenon"
+
+    >>> surge(OptimizerSettings(0.1), 4.0, RuleConstants(noise_kappa=4.0)).learning_rate
+    0.125
+    >>> surge(OptimizerSettings(0.1), 16.0, RuleConstants(noise_kappa=4.0)).learning_rate
+    0.1
+    """
+    noise = _noise("surge", constants)
+    at_reference, here = (math.sqrt(noise / batch) + math.sqrt(batch / noise) for batch in (1.0, kappa))
+    return replace(reference, learning_rate=at_reference / here * reference.learning_rate)
+
+
+def adamw_tau(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
+    """Multiply AdamW's rate by the square root of kappa, and change its decay so that weights forget at the same pace.
+
+    The pace tau = B / (rate * weight_decay * samples) is the share of the training over which AdamW averages its updates.
+    The reference is the study's longest trial: a training of half its samples gets twice the decay.
+
+    Formula: rate = kappa**0.5 * reference_rate; weight_decay = kappa**0.5 * reference weight_decay * longest samples / samples
+    Source: Bergsma et al. 2025, arXiv 2505.13738 ("Power Lines"); the rate as Malladi et al. 2022, arXiv 2205.10287
+
+    >>> adamw_tau(OptimizerSettings(1e-3, weight_decay=0.1), 4.0, RuleConstants(samples_ratio=0.5))
+    OptimizerSettings(learning_rate=0.002, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.4)
+    """
+    scaled = sqrt(reference, kappa, constants)
+    # B / (rate * decay * samples) stays: decay' = decay * kappa * (rate / rate') / samples_ratio.
+    return replace(scaled, weight_decay=kappa**0.5 * reference.weight_decay / constants.samples_ratio)
+
+
+def _noise(rule: str, constants: RuleConstants) -> float:
+    if constants.noise_kappa is None:
+        raise BsearchError(
+            f"rule {rule}: expected a noise batch, got none. Write space.noise_batch: 1000 or a range, or plan --noise-batch."
+        )
+    return constants.noise_kappa
+
+
 Rule = Callable[[OptimizerSettings, float, RuleConstants], OptimizerSettings]
 
 RATE_RULES: dict[str, Rule] = {
@@ -116,10 +179,18 @@ RATE_RULES: dict[str, Rule] = {
     "sqrt": sqrt,
     "power": power,
     "adam_sde": adam_sde,
+    "saturating": saturating,
+    "surge": surge,
+    "adamw_tau": adamw_tau,
 }
 
 # Rules that change betas say nothing about an optimizer without them (plain SGD).
 RULES_FOR_ADAM = frozenset({"adam_sde"})
+# Rules that change weight decay as AdamW means it: apart from the gradient, times the rate.
+RULES_FOR_DECAY = frozenset({"adamw_tau"})
+RULES_WITH_NOISE_BATCH = frozenset({"saturating", "surge"})
+# Rules that are a power of kappa, by their exponent.
+RULE_EXPONENTS = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
 def scaled_settings(

@@ -44,7 +44,7 @@ from .domain import (
     whole_numbers,
 )
 from .errors import Fault, StudyFileError
-from .learning_rate import RATE_RULES
+from .learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from .memory import bytes_of
 from .schedule import SCHEDULES
 
@@ -84,7 +84,11 @@ Share = Annotated[float, BeforeValidator(share, json_schema_input_type=float | s
 
 def _rules(domain: Domain) -> Domain:
     for value in values_of(domain):
-        one_of(value, list(RATE_RULES))
+        if value == "auto":
+            raise fault(
+                "expected auto alone, since it searches the exponent of one rule; got it among others. Write rule: auto."
+            )
+        one_of(value, [*RATE_RULES, "auto"])
     return domain
 
 
@@ -127,10 +131,17 @@ class Space(Section):
         AfterValidator(_positive_rate),
     ] = Field(description="Learning rate at `at_batch`; the rule carries it to every other batch.")
     rule: Annotated[AnyDomain, AfterValidator(_rules)] = Field(
-        Fixed(value="sqrt"), description=f"Learning-rate rule, one or several of {', '.join(RATE_RULES)}."
+        Fixed(value="sqrt"),
+        description=f"Learning-rate rule, one or several of {', '.join(RATE_RULES)}; "
+        "or auto: power with its exponent searched, from 0 to 1 unless `exponent` says otherwise.",
     )
     exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
-        None, description="Exponent of the rule `power`."
+        None, description="Exponent of the rule `power`; 0 is constant, 0.5 sqrt, 1 linear."
+    )
+    noise_batch: (
+        Annotated[AnyDomain, AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)] | None
+    ) = Field(
+        None, description="Samples at which the gradient's noise is as large as the gradient; for `saturating` and `surge`."
     )
     epochs: Annotated[AnyDomain, AfterValidator(epoch_numbers)] = Field(
         Fixed(value=5), description="Passes over the training set; a range widens the fast end of the front."
@@ -142,10 +153,35 @@ class Space(Section):
         Fixed(value=0.0), description="Weight decay the optimizer gets."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _auto(cls, data: Any) -> Any:
+        """`rule: auto` is read as what it means, so that it is one study with the same written out."""
+        rule = data.get("rule") if isinstance(data, dict) else None
+        written = rule.get("value", rule.get("choices")) if isinstance(rule, dict) else rule
+        if written not in ("auto", ["auto"]):
+            return data
+        exponent = data.get("exponent", {"low": 0.0, "high": 1.0})
+        if not isinstance(exponent, Mapping | Section | list):
+            raise fault(
+                f"rule auto: expected a range of exponents to search, got {exponent!r}. For one exponent write rule: power."
+            )
+        return {**data, "rule": "power", "exponent": exponent}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if "power" in values_of(self.rule) and self.exponent is None:
+        rules = set(values_of(self.rule))
+        if "power" in rules and self.exponent is None:
             raise fault("rule power: expected space.exponent with it, got none. Write exponent: 0.5, or {low: 0, high: 1}.")
+        for rule in sorted(rules & RULES_WITH_NOISE_BATCH):
+            if self.noise_batch is None:
+                raise fault(
+                    f"rule {rule}: expected space.noise_batch with it, got none. "
+                    "Write noise_batch: 1000, or {low: 10, high: 10000}."
+                )
+        for rule in sorted(rules & RULES_FOR_DECAY):
+            if not any(values_of(self.weight_decay)):
+                raise fault(f"rule {rule}: expected a weight decay that it scales, got 0. Write weight_decay: 0.1, or a range.")
         return self
 
     @property

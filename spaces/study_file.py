@@ -14,8 +14,9 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .domain import DOMAIN_KINDS, Section, values_of
+from .domain import DOMAIN_KINDS, Domain, Section, values_of
 from .errors import Fault, StudyFileError
+from .learning_rate import RULE_EXPONENTS
 from .study import Devices, Space, StudySpec, near_miss
 
 Key = tuple[str | int, ...]
@@ -302,11 +303,12 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
     raw = data.get("space")
     if not isinstance(raw, dict):
         return
-    known = list(Space.model_fields)
+    # `noise_batch` is no slip's cure: tasks have parameters such as noise_std, and where a rule lacks it the rule says so.
+    known = [name for name in Space.model_fields if name != "noise_batch"]
     for name in raw:
         if name in RESERVED:
             yield ("space", name), f"{name!r} is a word of bsearch's own results, so no parameter of a task may bear it"
-        elif name not in known and (miss := near_miss(name, [key for key in known if key not in raw])):
+        elif name not in Space.model_fields and (miss := near_miss(name, [key for key in known if key not in raw])):
             yield (
                 ("space", name),
                 f"{name!r} would be a new parameter of the task, but it looks like a slip.{miss} "
@@ -328,8 +330,14 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
             if name not in domains:
                 yield key, f"expected a parameter of space, got {name!r}.{near_miss(name, domains)}"
             elif not domains[name].contains(value):
-                yield key, f"expected {domains[name]} as in space.{name}, got {value!r}"
+                hint = f" Write rule: power, exponent: {RULE_EXPONENTS[value]:g}." if _power_for(name, value, domains) else ""
+                yield key, f"expected {domains[name]} as in space.{name}, got {value!r}.{hint}".removesuffix("." * (not hint))
         if isinstance(settings, dict):
             missing = [name for name in searched if name not in settings]
             if missing:
                 yield ("start", index), f"expected a value for every searched parameter, got none for {', '.join(missing)}"
+
+
+def _power_for(name: str, value: Any, domains: Mapping[str, Domain]) -> bool:
+    """Whether a setting names a rule that the space, as with `rule: auto`, holds as an exponent."""
+    return name == "rule" and value in RULE_EXPONENTS and "exponent" in domains and domains["rule"].contains("power")

@@ -221,6 +221,12 @@ class TrialRecord:
     def counts(self) -> bool:
         return self.outcome in COUNTED
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Facts and parameters by name, as the trial was trained with: what a rule or a plan made of a wish takes its place."""
+        made = {name: self.facts[name] for name in ("accumulation", "weight_decay") if name in self.facts}
+        return {**self.facts, **self.parameters, **made}
+
     def seconds(self, speed: Literal["train_s", "device_s"]) -> float | None:
         """Its training time, or that time on each of its devices added up."""
         if self.train_s is None or speed == "train_s":

@@ -96,7 +96,7 @@ def test_optuna_reads_the_same_front_from_the_storage(study_file: Callable[..., 
         "epochs": {"low": 1, "high": 4},
     }
     start = [{"effective_batch": batch, "reference_rate": 0.01, "epochs": 1} for batch in (399, 300, 100)]
-    path = study_file(task=f"{TASKS}:ManyFates", space=space, start=start, budget={"trials": 20})
+    path = study_file(task=f"{TASKS}:ManyFates", space=space, start=start, budget={"trials": 20}, stopping="none")
     assert bsearch("run", path, "--serial").exit_code == 0
     trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
     outcomes = [trial.user_attrs["outcome"] for trial in trials]
@@ -190,6 +190,22 @@ def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callab
             "space.rule: expected a rule for SGD, which has no betas; got 'adam_sde'",
         ),
         (
+            {"space": {"effective_batch": 64, "reference_rate": 0.1, "rule": "adamw_tau", "weight_decay": 0.1}},
+            "space.rule: expected a rule for SGD, whose weight decay is part of the gradient; got 'adamw_tau'",
+        ),
+        (
+            {
+                "space": {
+                    "effective_batch": 64,
+                    "reference_rate": 0.1,
+                    "rule": "adamw_tau",
+                    "weight_decay": 0.1,
+                    "optimizer": "adam",
+                }
+            },
+            "space.rule: expected a rule for Adam, whose weight decay is part of the gradient; got 'adamw_tau'",
+        ),
+        (
             {"space": {"effective_batch": 64, "reference_rate": 0.1, "depth": 3}},
             "space.depth: expected a parameter that the task reads; it never asked for this one",
         ),
@@ -243,6 +259,27 @@ def test_what_a_task_prints_stays_out_of_the_document(study_file: Callable[..., 
         done = subprocess.run([BSEARCH, *arguments], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["study"] == "small"
         assert "hello" in done.stderr
+
+
+def test_adamw_tau_writes_down_the_decay_it_made(study_file: Callable[..., Path]) -> None:
+    space = {
+        "effective_batch": {"choices": [64, 256]},
+        "reference_rate": {"value": 1e-3, "at_batch": 64},
+        "rule": "adamw_tau",
+        "weight_decay": {"low": 0.1, "high": 0.2},
+        "epochs": [1, 2],
+        "optimizer": "adamw",
+    }
+    start = [
+        {"effective_batch": 256, "weight_decay": 0.1, "epochs": 1},
+        {"effective_batch": 64, "weight_decay": 0.1, "epochs": 2},
+    ]
+    path = study_file(space=space, start=start, budget={"trials": 2})
+    assert bsearch("run", path, "--serial").exit_code == 0
+    rows = list(csv.DictReader(bsearch("export", path, "--what", "trials").output.splitlines()))
+    # tau = B / (rate x decay x samples): four times the batch at twice the rate, and half the samples, is four times the decay.
+    assert [float(row["weight_decay"]) for row in rows] == pytest.approx([0.4, 0.1])
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx([2e-3, 1e-3])
 
 
 def test_a_deleted_database_is_noticed(study_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -327,6 +364,70 @@ def test_rules_are_told_with_formula_and_source() -> None:
     result = bsearch("rules")
     assert "rate = kappa**0.5 * reference_rate" in result.output
     assert "arXiv 2205.10287" in result.output
+
+
+def test_rules_of_a_study_are_told_apart_or_it_says_why_not(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    space = {
+        "effective_batch": {"low": 8, "high": 400},
+        "reference_rate": {"low": 1e-3, "high": 3.0, "at_batch": 64},
+        "rule": "auto",
+        "epochs": 1,
+    }
+    path = study_file(space=space, budget={"trials": 22}, sampler="qmc", stopping="none")
+    never_run = bsearch("rules", path)
+    assert (never_run.exit_code, "no such database yet. `bsearch run` makes it" in never_run.output) == (1, True)
+    missing = bsearch("rules", tmp_path / "nowhere.yaml")
+    assert (missing.exit_code, "nowhere.yaml: cannot be read: No such file" in missing.output) == (2, True)
+    assert bsearch("run", path, "--serial", "--trials", 3).exit_code == 0
+    few = bsearch("rules", path)
+    assert few.exit_code == 2
+    assert "study small: expected at least 20 complete trials to tell rules apart, got 3" in few.output
+    assert "Best rate against batch" not in bsearch("show", path).output
+    run = bsearch("run", path, "--serial")
+    assert run.exit_code == 0, run.output
+    document = json.loads(bsearch("rules", path, "--batch", 100, "--json").output)
+    assert document["study"] == "small"
+    assert document["exponent"]["low"] <= document["exponent"]["value"] <= document["exponent"]["high"]
+    assert set(document["holds"]) == {"constant", "sqrt", "linear"}
+    assert {64, 100} <= {rate["effective_batch"] for rate in document["rates"]}
+    told = bsearch("rules", path)
+    assert told.exit_code == 0
+    assert document["verdict"] in told.output
+    for output in (run.output, bsearch("show", path).output):
+        assert f"Best rate against batch: {document['verdict']}" in output
+    beyond = bsearch("rules", path, "--batch", 5000)
+    assert (beyond.exit_code, "--batch: expected one between those tried, " in beyond.output) == (2, True)
+    assert bsearch("rules", "--batch", 5000).exit_code == 2
+
+
+def test_a_study_of_one_batch_or_one_rate_tells_no_rules(study_file: Callable[..., Path]) -> None:
+    path = study_file(space={"effective_batch": 64, "reference_rate": 0.1, "epochs": [1, 2]}, budget={"trials": 1})
+    assert bsearch("run", path, "--serial").exit_code == 0
+    result = bsearch("rules", path)
+    assert result.exit_code == 2
+    assert result.output.splitlines() == [
+        f"{path}:4: space.effective_batch: expected several batches to compare rates at, got 64 alone",
+        f"{path}:5: space.reference_rate: expected several rates to compare, got 0.1 alone",
+    ]
+
+
+def test_check_says_what_auto_means(study_file: Callable[..., Path]) -> None:
+    space = {"effective_batch": {"low": 100, "high": 400}, "reference_rate": {"low": 0.01, "high": 1.0}, "rule": "auto"}
+    path = study_file(space=space)
+    output = bsearch("check", path).output
+    assert "searched: effective_batch, reference_rate, exponent" in output
+    assert "rule: power, its exponent searched over 0.0 to 1.0; afterwards `bsearch rules " in output
+    assert "or auto: power with its exponent searched" in bsearch("schema").output
+
+
+def test_a_plan_knows_the_rules_of_the_noise_batch_and_of_decay() -> None:
+    arguments = ["plan", 1024, "--rate", 0.1, "--at-batch", 256, "--json"]
+    settings = json.loads(bsearch(*arguments, "--rule", "saturating", "--noise-batch", 1024).output)["optimizer"]
+    assert settings["learning_rate"] == pytest.approx(0.25)
+    settings = json.loads(bsearch(*arguments, "--rule", "adamw_tau", "--weight-decay", 0.1).output)["optimizer"]
+    assert (settings["learning_rate"], settings["weight_decay"]) == pytest.approx((0.2, 0.2))
+    lacking = bsearch(*arguments, "--rule", "surge")
+    assert (lacking.exit_code, "rule surge: expected a noise batch, got none" in lacking.output) == (2, True)
 
 
 def test_the_schema_knows_every_key_and_takes_what_we_write(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from bsearch.spaces.schedule import SCHEDULES, evaluation_points, rate_factor
 from hypothesis import given
 from hypothesis import strategies as st
 
-HALF = RuleConstants(exponent=0.5)
+HALF = RuleConstants(exponent=0.5, noise_kappa=3.0)
 
 
 @pytest.mark.parametrize("rule", RATE_RULES)
@@ -61,6 +61,55 @@ def test_adam_sde_keeps_the_averages_long_in_samples(kappa: float) -> None:
 def test_adam_sde_is_undefined_where_an_average_would_hold_less_than_a_step() -> None:
     with pytest.raises(InfeasiblePlanError, match=r"below 1 .* at kappa 16"):
         scaled_settings("adam_sde", OptimizerSettings(1e-3), reference_batch=64, effective_batch=1024)
+
+
+@given(st.floats(1e-2, 1e2), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
+def test_saturating_is_proportional_to_its_law(noise: float, kappa: float, other: float) -> None:
+    # McCandlish 2018: rate(B) (1 + B_noise / B) is one number, the rate of very large batches.
+    constants = RuleConstants(noise_kappa=noise)
+    largest = [
+        RATE_RULES["saturating"](OptimizerSettings(0.1), one, constants).learning_rate * (1 + noise / one)
+        for one in (kappa, other)
+    ]
+    assert largest[0] == pytest.approx(largest[1])
+
+
+def test_saturating_is_linear_far_below_the_noise_batch_and_constant_far_above() -> None:
+    for kappa, noise, factor in [(2.0, 1e6, 2.0), (8.0, 1e6, 8.0), (8.0, 1e-6, 1.0)]:
+        scaled = RATE_RULES["saturating"](OptimizerSettings(0.1), kappa, RuleConstants(noise_kappa=noise))
+        assert scaled.learning_rate == pytest.approx(0.1 * factor, rel=1e-4)
+
+
+@given(st.floats(1e-2, 1e2), st.floats(1.0, 1e3))
+def test_surge_peaks_at_the_noise_batch_and_is_alike_on_both_sides(noise: float, away: float) -> None:
+    constants = RuleConstants(noise_kappa=noise)
+    below, peak, above = (
+        RATE_RULES["surge"](OptimizerSettings(0.1), kappa, constants).learning_rate
+        for kappa in (noise / away, noise, noise * away)
+    )
+    assert below == pytest.approx(above)
+    assert peak >= below
+    # Li 2024, far below the peak: the square root.
+    far = [RATE_RULES["surge"](OptimizerSettings(0.1), kappa, RuleConstants(noise_kappa=1e8)).learning_rate for kappa in (1, 4)]
+    assert far[1] / far[0] == pytest.approx(2, rel=1e-4)
+
+
+@given(st.floats(1e-2, 1e2), st.floats(0.01, 1))
+def test_adamw_tau_keeps_the_timescale_in_shares_of_the_training(kappa: float, samples_ratio: float) -> None:
+    # Bergsma 2025: B / (rate x decay x samples) is one number over batches and lengths of training.
+    def tau(settings: OptimizerSettings, batch: float, samples: float) -> float:
+        return batch / (settings.learning_rate * settings.weight_decay * samples)
+
+    reference = OptimizerSettings(1e-3, weight_decay=0.1)
+    scaled = RATE_RULES["adamw_tau"](reference, kappa, RuleConstants(samples_ratio=samples_ratio))
+    assert tau(scaled, kappa, samples_ratio) == pytest.approx(tau(reference, 1.0, 1.0))
+    assert scaled.learning_rate == pytest.approx(1e-3 * kappa**0.5)
+
+
+@pytest.mark.parametrize("rule", ["saturating", "surge"])
+def test_rules_of_the_noise_batch_ask_for_it(rule: str) -> None:
+    with pytest.raises(BsearchError, match=f"rule {rule}: expected a noise batch, got none"):
+        scaled_settings(rule, OptimizerSettings(0.1), reference_batch=64, effective_batch=1000)
 
 
 @pytest.mark.parametrize("rule", RATE_RULES)

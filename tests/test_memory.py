@@ -331,7 +331,7 @@ def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(study_file: 
     trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 40
     assert all(trial.user_attrs["attempts"] == 1 for trial in trials)
-    assert sum(trial.params["effective_batch"] > trial.user_attrs["micro_batch"] for trial in trials) >= 20
+    assert sum(trial.params["effective_batch"] > trial.user_attrs["micro_batch"] for trial in trials) >= 10
     assert max(trial.user_attrs["peak_bytes"] for trial in trials) <= 600_000
 
 

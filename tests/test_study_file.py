@@ -84,7 +84,8 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
     text = text.replace("precision: bf16", "precison: bf16").replace("trials: 60", "trials: many")
     assert messages(text) == [
         "study.yaml:5: space.effective_batch: expected an integer >= 1, got 0",
-        "study.yaml:7: space.rule: expected one of constant, linear, sqrt, power, adam_sde; got 'sqr'. Did you mean 'sqrt'?",
+        "study.yaml:7: space.rule: expected one of constant, linear, sqrt, power, adam_sde, saturating, surge, adamw_tau, "
+        "auto; got 'sqr'. Did you mean 'sqrt'?",
         "study.yaml:14: training.warmup: expected a share from 0 up to 1, got 5. Write 5% or 0.05.",
         "study.yaml:14: training.precison: unknown key. Did you mean 'precision'? Known here: precision, schedule, warmup, "
         "clip_norm, evaluations, seed, workers, pin_memory, compile, channels_last, cudnn_benchmark, sync_batch_norm, betas, "
@@ -192,3 +193,58 @@ def test_the_identity_holds_what_may_not_change(study_file: Callable[..., Path])
     assert spec.identity() == read_study(study_file(budget={"trials": 99}, cluster={"trials_at_once": 1})).identity()
     assert spec.identity() != read_study(study_file(training={"evaluations": 3})).identity()
     assert json.loads(json.dumps(spec.identity())) == spec.identity()
+
+
+def small_text(**space: object) -> str:
+    base = {"effective_batch": {"low": 16, "high": 400}, "reference_rate": {"low": 0.01, "high": 1.0}}
+    return yaml.safe_dump(small_study(space={**base, **space}))
+
+
+@pytest.mark.parametrize("written", ["auto", {"value": "auto"}, ["auto"], {"choices": ["auto"]}])
+def test_auto_is_the_power_rule_with_its_exponent_searched(written: object) -> None:
+    spec = parse_study(small_text(rule=written))
+    assert spec.fixed()["rule"] == "power"
+    assert str(spec.searched()["exponent"]) == "0.0 to 1.0"
+    spelled = parse_study(small_text(rule="power", exponent={"low": 0, "high": 1}))
+    assert spec.identity() == spelled.identity()
+    again = StudySpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json"))))
+    assert again == spec
+    own = parse_study(small_text(rule=written, exponent={"low": -0.5, "high": 0.5}))
+    assert str(own.searched()["exponent"]) == "-0.5 to 0.5"
+
+
+def test_auto_searches_so_it_takes_neither_one_exponent_nor_other_rules() -> None:
+    [message] = messages(small_text(rule="auto", exponent=0.5))
+    assert "rule auto: expected a range of exponents to search" in message
+    [message] = messages(small_text(rule=["auto", "sqrt"]))
+    assert "space.rule: expected auto alone" in message
+
+
+def test_settings_of_today_name_an_exponent_where_the_rule_is_auto() -> None:
+    data = yaml.safe_load(small_text(rule="auto"))
+    today = {"effective_batch": 64, "reference_rate": 0.1}
+    assert parse_study(yaml.safe_dump(data | {"start": [today | {"exponent": 0.5}]})).start[0]["exponent"] == 0.5
+    lines = messages(yaml.safe_dump(data | {"start": [today | {"rule": "sqrt"}]}))
+    assert any("expected power as in space.rule, got 'sqrt'. Write rule: power, exponent: 0.5." in line for line in lines)
+    assert any("expected a value for every searched parameter, got none for exponent" in line for line in lines)
+
+
+@pytest.mark.parametrize("rule", ["saturating", "surge"])
+def test_rules_of_the_noise_batch_want_it_in_the_space(rule: str) -> None:
+    [message] = messages(small_text(rule=rule))
+    assert f"space: rule {rule}: expected space.noise_batch with it, got none. Write noise_batch: 1000, or" in message
+    spec = parse_study(small_text(rule=rule, noise_batch={"low": 10, "high": 10_000}))
+    assert spec.searched()["noise_batch"].log
+    assert parse_study(small_text(rule=rule, noise_batch=300)).fixed()["noise_batch"] == 300
+    [message] = messages(small_text(rule=rule, noise_batch=0))
+    assert "space.noise_batch: expected a number above 0, got 0" in message
+
+
+def test_a_parameter_of_the_task_may_speak_of_noise() -> None:
+    assert "noise_std" in parse_study(small_text(noise_std={"low": 0.1, "high": 1.0})).searched()
+
+
+def test_adamw_tau_wants_a_decay_to_scale() -> None:
+    [message] = messages(small_text(rule="adamw_tau"))
+    assert "rule adamw_tau: expected a weight decay that it scales, got 0. Write weight_decay: 0.1" in message
+    parse_study(small_text(rule="adamw_tau", weight_decay={"low": 0.0, "high": 0.1}))

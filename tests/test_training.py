@@ -265,6 +265,15 @@ def test_a_broken_contract_is_told_before_the_first_trial(name: str, message: st
         profile_of(name, setup())
 
 
+def test_a_rule_of_decay_wants_its_decay_in_the_optimizer() -> None:
+    # AdamPoints gives its optimizer no weight decay.
+    made = setup(rule="adamw_tau", optimizer=OptimizerSettings(0.1, weight_decay=0.02))
+    with pytest.raises(ObjectiveError, match=r"rule adamw_tau: expected a group with weight_decay=setup.weight_decay = 0.02"):
+        profile_of("AdamPoints", made)
+    profile = profile_of("AdamPoints", setup())
+    assert (profile.adaptive, profile.decoupled_decay) == (True, False)
+
+
 def test_the_profile_finds_the_smallest_workable_micro_batch() -> None:
     assert profile_of("Points", setup()).smallest_micro_batch == 1
     profile = profile_of("NeedsTwo", setup(parameters={"unread": 1}))
