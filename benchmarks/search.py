@@ -38,6 +38,7 @@ class Told:
     ended_s: list[float] = field(default_factory=list)  # when each ended, on simulated clocks
     asks_s: list[float] = field(default_factory=list)
     stopped: list[bool] = field(default_factory=list)  # of every stopped trial: whether it would have risen above the front
+    risen: int = 0  # finished trials that did
 
 
 def search_of(way: str, problem: Problem, seed: int) -> Search:
@@ -103,6 +104,7 @@ def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: f
                     break
             else:
                 told.points.append((seconds, problem.accuracy(parameters)))
+                told.risen += curve[-1] > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
                 told.ended_s.append(now)
                 seen_ends.append((seconds, seen))
                 search.tell(suggestion.number, noisy, seen)
@@ -141,7 +143,7 @@ def main() -> None:
     for family in options.problems:
         members = problems(family)
         for way in options.ways:
-            shares, asks, stopped, ended = [], [], [], 0
+            shares, asks, stopped, ended, risen = [], [], [], 0, 0
             for problem in members:
                 share = Share(problem)
                 unit_s = problem.mean_seconds() / WORKERS
@@ -155,8 +157,9 @@ def main() -> None:
                     shares.append([share.of(told.points[:count]) for count in counts])
                     asks += told.asks_s[-5:]
                     stopped += told.stopped
-                    ended += len(told.points)
-            more = f"   {ended} ended, {len(stopped)} stopped, {sum(stopped)} of them wrongly" if stopped else ""
+                    ended, risen = ended + len(told.points), risen + told.risen
+            wrong = f"{sum(stopped)} of the {sum(stopped) + risen} that would have risen above the front"
+            more = f"   {ended} ended, {len(stopped)} stopped, {wrong}" if stopped else ""
             print(row(f"{family}, {way}", shares, asks, more), flush=True)
 
 

@@ -1,8 +1,8 @@
 """Early stopping at the trial's own time: can it still rise above the front that is as fast as it is?
 
-A trial's training time is known when it starts, so the question has one answer: the accuracy of the best finished trial that is
-at least as fast. What a curve that got so far comes to is learned from the finished curves that were about there at the same
-share of their budgets; a trial is stopped when its chance to end above that accuracy is below the study's `risk`.
+A trial's training time is known when it starts, so the question is single-valued: can it still end above the best finished
+trial that is at least as fast? How low curves that end there are on their way is learned from the finished ones; a trial is
+stopped where so low a one would be rarer than the study's `risk`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr
 
+from .gaussian_process import Array
 from .rank_scale import RankScale
 
 # Finished curves before the first trial is stopped: fewer say little of how curves go on.
 LEAST_CURVES = 6
+# A trial is looked at many times, and its curve's ups and downs are alike from one to the next: as many looks of their own.
+_LOOKS = 4
+# Share of a budget before which nothing is stopped: at high rates the best trainings are no better than guessing until then.
+_EARLIEST = 0.3
 # How near curves must be to speak for one another, in standard deviations of what trials come to; others count a little.
 _NEAR, _FAR_WEIGHT = 0.7, 0.05
+# The same of their log seconds, in standard deviations of those.
+_LIKE = 0.5
 # Before any curve: deviation of what is still to come, in the same unit, worth so many curves.
 _PRIOR_DEVIATION, _PRIOR_CURVES = 0.3, 2.0
 # The slope of the end on the way there is expected to be 1, give or take.
@@ -167,17 +174,26 @@ class NeverStopping(Stopping):
 
 
 class FrontStopping(Stopping):
-    """Stop what rises above the front at its own time with less than `risk`."""
+    """Stop a trial where one that ends on the front would hardly ever have been so low.
+
+    `risk` is how many of those that would have ended on the front are stopped. It is not the share of stopped trials that
+    would have: late in a search nearly all trials end below the front, so stopping every tenth of the few that do not would
+    still look like hardly any mistakes (docs/log.md, "stopping").
+    """
 
     def __init__(self, risk: float = 0.05) -> None:
         super().__init__()
         self.risk = risk
 
     def hopeless(self, number: int, fraction: float) -> bool:
-        curve = self.curves[number]
-        as_fast = [one.last for one in self.finished() if one.seconds <= curve.seconds]
-        promised = self.expected(number)
-        return bool(as_fast) and promised is not None and promised.chance_above(max(as_fast)) < self.risk
+        if fraction < _EARLIEST:
+            return False
+        curve, finished = self.curves[number], self.finished()
+        as_fast = [one.last for one in finished if one.seconds <= curve.seconds]
+        if not as_fast:
+            return False
+        chance = chance_so_low(curve, max(as_fast), finished)
+        return chance is not None and chance < self.risk / _LOOKS
 
 
 class RankHalving(Stopping):
@@ -245,29 +261,57 @@ def front_ranks(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def expectation(curve: Curve, finished: Sequence[Curve]) -> Expectation | None:
-    """What a curve comes to, by the finished ones: their ends regressed on where they were at the same share.
+    """What a curve comes to, by what finished ones came to from where they were; None where too few got so far."""
+    known = _paired(curve, finished)
+    if known is None:
+        return None
+    scale, was, became, here, alike = known
+    return Expectation(scale, *_predicted(was, became, here, alike))
 
-    A line of slope about 1, fitted to those that were near, with a prior worth two curves; None where fewer than six got there.
+
+def chance_so_low(curve: Curve, level: float, finished: Sequence[Curve]) -> float | None:
+    """How often a curve that ends at a level is as low as this one at its share of the budget; None where too few got there."""
+    known = _paired(curve, finished)
+    if known is None:
+        return None
+    scale, was, became, here, alike = known
+    mean, deviation, freedom = _predicted(became, was, float(scale.of(np.array([level]))[0]), alike)
+    return float(stdtr(freedom, (here - mean) / deviation))
+
+
+def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[RankScale, Array, Array, float, Array] | None:
+    """Finished curves at this one's share of the budget and at their ends, and this one now, on a scale of ranks.
+
+    Last come weights: how much each finished one is this one's like in seconds, for fast trainings' curves rise late.
     """
     if not curve.fractions:
         return None
-    fraction = curve.fractions[-1]
-    pairs = np.array([(one.at(fraction), one.last) for one in finished]).reshape(-1, 2)
+    rows = [(one.at(curve.fractions[-1]), one.last, max(one.seconds, 1e-9)) for one in finished]
+    pairs = np.array(rows).reshape(-1, 3)
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < LEAST_CURVES:
         return None
     scale = RankScale(pairs[:, 1])
-    was, became = scale.of(pairs[:, 0]), scale.of(pairs[:, 1])
+    times = np.log(pairs[:, 2])
+    apart = (times - math.log(max(curve.seconds, 1e-9))) / max(_LIKE * float(times.std()), 0.1)
     here = float(scale.of(np.array([curve.last]))[0])
-    weights = np.exp(-0.5 * ((was - here) / _NEAR) ** 2) + _FAR_WEIGHT
+    return scale, scale.of(pairs[:, 0]), scale.of(pairs[:, 1]), here, np.exp(-0.5 * apart**2)
+
+
+def _predicted(known: Array, sought: Array, here: float, alike: Array) -> tuple[float, float, float]:
+    """What is sought where `known` is here, by a line of slope about 1 through what lies near, with a prior worth two curves.
+
+    Returns:
+        Mean, deviation and degrees of freedom of Student's t.
+    """
+    weights = np.exp(-0.5 * ((known - here) / _NEAR) ** 2) * alike + _FAR_WEIGHT
     total = float(weights.sum())
-    middle, rise = float(weights @ was) / total, float(weights @ (became - was)) / total
-    spread = float(weights @ (was - middle) ** 2)
-    # Ridge towards slope 1: of what curves still gain, on where they were.
+    middle, rise = float(weights @ known) / total, float(weights @ (sought - known)) / total
+    spread = float(weights @ (known - middle) ** 2)
+    # Ridge towards slope 1.
     stiff = (_PRIOR_DEVIATION / _SLOPE_DEVIATION) ** 2
-    slope = float(weights @ ((was - middle) * (became - was - rise))) / (spread + stiff)
-    left = became - was - rise - slope * (was - middle)
+    slope = float(weights @ ((known - middle) * (sought - known - rise))) / (spread + stiff)
+    left = sought - known - rise - slope * (known - middle)
     variance = (float(weights @ left**2) + _PRIOR_CURVES * _PRIOR_DEVIATION**2) / (total + _PRIOR_CURVES)
     reach = 1 + 1 / total + (here - middle) ** 2 / (spread + stiff)
-    mean = here + rise + slope * (here - middle)
-    return Expectation(scale, mean, math.sqrt(variance * reach), total + _PRIOR_CURVES)
+    return here + rise + slope * (here - middle), math.sqrt(variance * reach), total + _PRIOR_CURVES

@@ -123,6 +123,52 @@ class RunnerContract:
         assert outcomes.count("complete") == 5
         assert outcomes.count("error") >= 3
 
+    def test_a_trial_that_cannot_reach_the_front_is_stopped_and_its_curve_kept(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
+        space = {
+            "effective_batch": {"low": 16, "high": 64},
+            "reference_rate": {"low": 1e-4, "high": 10, "at_batch": 32},
+            "rule": "constant",
+            "epochs": 1,
+        }
+        training = {"evaluations": 10, "samples": 400}
+        go("known_by_its_rate", space=space, training=training, budget={"trials": 24}, sampler="qmc")
+        stopped = [trial for trial in kept().trials if trial.user_attrs["outcome"] == "stopped"]
+        assert len(stopped) >= 5
+        best = max(trial.values[1] for trial in kept().trials if trial.values)
+        assert {trial.state.name for trial in stopped} == {"PRUNED"}
+        for trial in stopped:
+            facts = trial.user_attrs
+            assert 0 < facts["stopped_fraction"] < 1
+            assert facts["expected_accuracy"] < best
+            assert facts["expected_seconds"] == pytest.approx(1.0)
+            assert "of its budget" in facts["message"]
+        # Nothing is lost by it: what a stopped trial would have come to is below the best that was known then.
+        assert all(trial.user_attrs["stopped_accuracy"] < best for trial in stopped)
+        curves = Records(f"sqlite:///{kept_path(kept())}").curves("small")
+        assert all(len(curves[trial.number]) == round(10 * trial.user_attrs["stopped_fraction"]) for trial in stopped)
+        # The next run of the study knows the curves of this one.
+        more = go("known_by_its_rate", space=space, training=training, budget={"trials": 30}, sampler="qmc")
+        assert sum(record.counts for record in more.records) == 30
+
+    def test_members_of_the_front_are_trained_again_with_other_seeds(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
+        training = {"evaluations": 10, "samples": 400}
+        confirm = {"repeats": 2, "share": 0.5}
+        result = go("known_by_its_rate", space=space, training=training, budget={"trials": 12}, confirm=confirm)
+        repeats = [trial for trial in kept().trials if "repeats" in trial.user_attrs]
+        assert 1 <= len(repeats) <= 6
+        assert sum(record.counts for record in result.records) == 12
+        for trial in repeats:
+            first = kept().trials[trial.user_attrs["repeats"]]
+            assert trial.params == first.params
+            assert trial.user_attrs["seed"] > first.user_attrs["seed"]
+        seeds = [(trial.user_attrs["repeats"], trial.user_attrs["seed"]) for trial in repeats]
+        assert len(set(seeds)) == len(seeds)
+        member = next(trial for trial in result.front.trials if trial.facts.get("runs", 1) > 1)
+        assert member.facts["mean_low"] < (member.accuracy or 0) < member.facts["mean_high"]
+
     def test_out_of_memory_keeps_the_experiment_and_accumulates_more(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 60, "high": 100}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
         go("SmallMemory", space=space, budget={"trials": 5})
