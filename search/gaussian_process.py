@@ -59,6 +59,7 @@ def fitted(
     most_steps: int = 40,
     doubt: Array | None = None,
     around: tuple[float, float] | None = None,
+    log_scale: float | None = None,
 ) -> GaussianProcess:
     """The process of the most probable length scales and noise, by L-BFGS from `start` or from the priors' middle.
 
@@ -68,12 +69,13 @@ def fitted(
         start: log scales and log noise of an earlier fit: few more points move them little.
         doubt: (n,), variance of each value beyond the common noise.
         around: mean and deviation far from all points; not given, those of the values.
+        log_scale: expected of the length scales; not given, the priors' (see above).
     """
     mean, deviation = around or (float(values.mean()), float(values.std()) or 1.0)
     targets = (values - mean) / deviation
     doubts = np.zeros(len(values)) if doubt is None else doubt / deviation**2
     dimensions = points.shape[1]
-    length_mean = math.sqrt(2.0) + 0.5 * math.log(dimensions)
+    length_mean = math.sqrt(2.0) + 0.5 * math.log(dimensions) if log_scale is None else log_scale
     squares = (points[:, None, :] - points[None, :, :]) ** 2  # (n, n, d)
 
     def loss(free: Array) -> tuple[float, Array]:

@@ -21,8 +21,8 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 from scipy.stats import qmc
 
+from .accuracy_scale import AccuracyScale
 from .gaussian_process import Array, GaussianProcess, conditioned, fitted
-from .rank_scale import RankScale
 
 # Candidates that are looked at: spread over the space, then around the best, in so many ever smaller rounds.
 _SPREAD, _AROUND, _ROUNDS = 1024, 256, 3
@@ -36,11 +36,14 @@ MOST_POINTS = 300
 _NEAREST = 200
 # Points before the model speaks: so many more than there are parameters.
 _FIRST = 2
+_STRIDE = 64
+# Accuracy from which a front counts: so many times as far below the best as the median is, or the worst that was seen.
+_WORST = 20.0
 # A place is tried only where training is expected to finish at least so often, unless there is none.
 _LEAST_CHANCE = 0.5
 # User attributes of a stopped trial that say what it would have come to.
 EXPECTED = {"expected_seconds", "expected_accuracy", "expected_deviation"}
-# Nodes of Gauss and Hermite's quadrature, for expectations of what is normal on its ranks' scale.
+# Nodes of Gauss and Hermite's quadrature, for expectations of what is normal on the scale of accuracies.
 _NODES, _SHARES = np.polynomial.hermite_e.hermegauss(20)
 _SHARES = _SHARES / _SHARES.sum()
 
@@ -99,7 +102,7 @@ class FrontSampler(BaseSampler):
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         evidence = Evidence.of(others, coding, signs, self._past)
         if len(evidence.points) < coding.parameters + _FIRST:
-            return coding.decode(_sobol(coding.width, self._seed, trial.number))
+            return coding.decode(_first_point(coding.width, self._seed, trial.number, evidence.finishing()))
         model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last)
         model.await_(evidence.pending, self._known(coding))
         return coding.decode(model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number))))
@@ -168,12 +171,17 @@ def _scale(distribution: BaseDistribution) -> tuple[float, float, Callable[[floa
     return at(distribution.low), at(distribution.high), at
 
 
-def _sobol(width: int, seed: int, number: int) -> Array:
-    """Point `number` of a scrambled Sobol sequence."""
+def _first_point(width: int, seed: int, number: int, finishing: GaussianProcess | None) -> Array:
+    """Point `number` of a scrambled Sobol sequence; where training is known to fail there, one from far on in the sequence."""
     engine = qmc.Sobol(width, scramble=True, rng=np.random.default_rng(seed))
-    if number:
-        engine.fast_forward(number)
-    return np.asarray(engine.random(1)[0])
+    if finishing is None:
+        if number:
+            engine.fast_forward(number)
+        return np.asarray(engine.random(1)[0])
+    # So far apart, trials that run side by side get points of their own.
+    points = np.asarray(engine.random(_STRIDE * 32))[number % _STRIDE :: _STRIDE]
+    finishes = np.minimum(finishing.predict(points)[0], _LEAST_CHANCE)
+    return np.asarray(points[int(np.argmax(finishes))])
 
 
 @dataclass(frozen=True)
@@ -231,6 +239,15 @@ class Evidence:
             np.array(failed).reshape(-1, width),
         )
 
+    def finishing(self) -> GaussianProcess | None:
+        """The chance that training finishes; None where it never failed."""
+        if not len(self.failed):
+            return None
+        tried = np.vstack([self.points, self.failed])
+        ended = np.append(np.ones(len(self.points)), np.zeros(len(self.failed)))
+        # Far from all that was tried, training is expected to finish; and a few failures say nothing of places far away.
+        return fitted(tried, ended, None, _FIRST_STEPS, around=(1.0, 0.5), log_scale=math.log(0.4))
+
     def nearest_front(self, most: int) -> Evidence:
         """At most so many of them: those that lack least to the front at their time, and of the others every n-th."""
         if len(self.points) <= most:
@@ -257,9 +274,7 @@ class FrontModel:
 
     def __init__(self, evidence: Evidence, last: dict[str, tuple[Array, float]]) -> None:
         self.log_seconds = np.log(evidence.seconds)
-        # A trial that failed badly says "bad", not how bad: its depth would bend the whole surface. So accuracy is believed
-        # in on the scale of its ranks, on which those that failed and those that differ in the last digit are as far apart.
-        self.scale = RankScale(evidence.accuracy)
+        self.scale = AccuracyScale(evidence.accuracy)
         self.accuracy = self.scale.of(evidence.accuracy)
         up, down = (self.scale.of(evidence.accuracy + sign * evidence.doubt) for sign in (1, -1))
         self.doubt = np.where(evidence.doubt > 0, ((up - down) / 2) ** 2, 0.0)
@@ -269,12 +284,7 @@ class FrontModel:
             "seconds": self._fit("seconds", self.points, self.log_seconds, last),
             "accuracy": self._fit("accuracy", self.points, self.accuracy, last, self.doubt),
         }
-        self.finishing: GaussianProcess | None = None
-        if len(evidence.failed):
-            tried = np.vstack([evidence.points, evidence.failed])
-            ended = np.append(np.ones(len(evidence.points)), np.zeros(len(evidence.failed)))
-            # Far from all that was tried, training is expected to finish.
-            self.finishing = fitted(tried, ended, None, _FIRST_STEPS, around=(1.0, 0.5))
+        self.finishing = evidence.finishing()
 
     @staticmethod
     def _fit(
@@ -332,7 +342,8 @@ class FrontModel:
         """Ends of the strips on the log time axis, and the accuracy to rise above in each; of the believed, noiseless front."""
         mean = self.scale.back(self.believes["accuracy"].predict(self.points)[0])
         order = [index for index in np.lexsort((-mean, self.log_seconds)) if self.own[index]]
-        worst = float(np.min(mean))
+        # A loss that ran away would make all that is merely faster look precious.
+        worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
         cuts, levels, best = [], [worst], worst
         for index in order:
             if mean[index] > best:

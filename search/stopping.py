@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr
 
+from .accuracy_scale import AccuracyScale
 from .gaussian_process import Array
-from .rank_scale import RankScale
 
 # Finished curves before the first trial is stopped: fewer say little of how curves go on.
 LEAST_CURVES = 6
-# A trial is looked at many times, and its curve's ups and downs are alike from one to the next: as many looks of their own.
-_LOOKS = 4
 # Share of a budget before which nothing is stopped: at high rates the best trainings are no better than guessing until then.
 _EARLIEST = 0.3
 # How near curves must be to speak for one another, in standard deviations of what trials come to; others count a little.
@@ -60,9 +58,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a curve is expected to come to: Student's t with so many degrees of freedom, on a scale of ranks."""
+    """What a curve is expected to come to: Student's t with so many degrees of freedom, on the scale of accuracies."""
 
-    scale: RankScale
+    scale: AccuracyScale
     mean: float
     deviation: float
     freedom: float
@@ -193,7 +191,7 @@ class FrontStopping(Stopping):
         if not as_fast:
             return False
         chance = chance_so_low(curve, max(as_fast), finished)
-        return chance is not None and chance < self.risk / _LOOKS
+        return chance is not None and chance < self.risk
 
 
 class RankHalving(Stopping):
@@ -279,8 +277,8 @@ def chance_so_low(curve: Curve, level: float, finished: Sequence[Curve]) -> floa
     return float(stdtr(freedom, (here - mean) / deviation))
 
 
-def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[RankScale, Array, Array, float, Array] | None:
-    """Finished curves at this one's share of the budget and at their ends, and this one now, on a scale of ranks.
+def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[AccuracyScale, Array, Array, float, Array] | None:
+    """Finished curves at this one's share of the budget and at their ends, and this one now, on the scale of accuracies.
 
     Last come weights: how much each finished one is this one's like in seconds, for fast trainings' curves rise late.
     """
@@ -291,7 +289,7 @@ def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[RankScale, Array, 
     pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if len(pairs) < LEAST_CURVES:
         return None
-    scale = RankScale(pairs[:, 1])
+    scale = AccuracyScale(pairs[:, 1])
     times = np.log(pairs[:, 2])
     apart = (times - math.log(max(curve.seconds, 1e-9))) / max(_LIKE * float(times.std()), 0.1)
     here = float(scale.of(np.array([curve.last]))[0])
