@@ -1,6 +1,7 @@
 """How much of the front is found in how many trials, and in how much time: ours and others on problems that cost nothing.
 
     .venv/bin/python benchmarks/search.py [--problems digits cifar laws] [--ways tpe front known] [--trials 50] [--seeds 8]
+    .venv/bin/python benchmarks/search.py --asks          # ms of an ask after 100, 200, 500, 2000 trials with 8 running
     .venv/bin/python benchmarks/search.py --time [--ways tpe front front+stop]    # 4 workers side by side, at equal time
 
 Printed is the share of the true front's hypervolume (log seconds against accuracy), mean and standard error over seeds and
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import optuna
 from bsearch.search.ask_tell import Search
+from bsearch.spaces.trial import Suggestion
 from problems import FRACTIONS, Problem, Share, problems
 
 AFTER = (10, 25, 50, 75, 100)
@@ -120,6 +122,29 @@ def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: f
     return told
 
 
+def ask_s(way: str, problem: Problem, finished: int) -> float:
+    """Median seconds of an ask with so many finished trials and 8 running ones."""
+    search, chance = search_of("random", problem, 0), np.random.default_rng(0)
+
+    def tell(suggestion: Suggestion) -> None:
+        parameters = suggestion.parameters
+        search.tell(suggestion.number, problem.seconds(parameters), problem.curve(parameters, chance)[-1])
+
+    for number in range(finished + 8):
+        suggestion = search.ask()
+        if number < finished:
+            tell(suggestion)
+    # The same trials before another sampler.
+    search._suggester.study.sampler = search_of(way, problem, 0)._suggester.study.sampler
+    taken = []
+    for _ in range(6):
+        begun = time.perf_counter()
+        suggestion = search.ask()
+        taken.append(time.perf_counter() - begun)
+        tell(suggestion)
+    return statistics.median(taken[1:])
+
+
 def row(name: str, shares: list[list[float]], asks: list[float], more: str = "") -> str:
     figures = np.array(shares)
     errors = figures.std(axis=0, ddof=1) / math.sqrt(len(figures)) if len(figures) > 1 else np.zeros(figures.shape[1])
@@ -135,9 +160,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--asks", nargs="*", type=int, help="seconds of an ask after so many trials, and nothing else")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if options.asks is not None:
+        counts = options.asks or [100, 200, 500, 2000]
+        print(f"{'ms of an ask, 8 running, after':<34}" + "".join(f"{count:>10}" for count in counts))
+        for way in options.ways:
+            taken = [1e3 * ask_s(way, problems(options.problems[0])[0], count) for count in counts]
+            print(f"{way:<34}" + "".join(f"{one:>10.0f}" for one in taken), flush=True)
+        return
     quarters = [round(options.trials * part / 4) for part in (1, 2, 3, 4)]
     after = quarters if options.time else [count for count in AFTER if count <= options.trials]
     title = "share of the front after " + ("mean trials' time" if options.time else "trials")

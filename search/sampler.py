@@ -125,32 +125,37 @@ class Coding:
     def __init__(self, space: Mapping[str, BaseDistribution]) -> None:
         self.space = dict(space)
         self.parameters = len(space)
-        self.width = sum(len(one.choices) if isinstance(one, CategoricalDistribution) else 1 for one in space.values())
+        # Of each parameter: its name, its distribution, its first coordinate, and where its scale begins and how wide it is.
+        self._parts: list[tuple[str, BaseDistribution, int, float, float]] = []
+        self.width = 0
+        for name, distribution in space.items():
+            low, wide = 0.0, 1.0
+            if not isinstance(distribution, CategoricalDistribution):
+                low, high = _ends(distribution)
+                wide = high - low
+            self._parts.append((name, distribution, self.width, low, wide))
+            self.width += len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1
 
     def encode(self, parameters: Mapping[str, Any]) -> Array:
-        parts: list[float] = []
-        for name, distribution in self.space.items():
+        point = np.zeros(self.width)
+        for name, distribution, place, low, wide in self._parts:
             value = parameters[name]
             if isinstance(distribution, CategoricalDistribution):
-                parts += [float(choice == value) for choice in distribution.choices]
+                point[place : place + len(distribution.choices)] = [choice == value for choice in distribution.choices]
             else:
-                low, high, at = _scale(distribution)
-                parts.append((at(value) - low) / (high - low))
-        return np.array(parts)
+                at = math.log(value) if distribution.log else value  # type: ignore[attr-defined]
+                point[place] = (at - low) / wide
+        return point
 
     def decode(self, point: Array) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        place = 0
-        for name, distribution in self.space.items():
+        for name, distribution, place, low, wide in self._parts:
             if isinstance(distribution, CategoricalDistribution):
                 count = len(distribution.choices)
                 values[name] = distribution.choices[int(np.argmax(point[place : place + count]))]
-                place += count
                 continue
             assert isinstance(distribution, IntDistribution | FloatDistribution)
-            low, high, _ = _scale(distribution)
-            number = low + float(point[place]) * (high - low)
-            place += 1
+            number = low + float(point[place]) * wide
             number = math.exp(number) if distribution.log else number
             if isinstance(distribution, IntDistribution):
                 step = distribution.step
@@ -161,14 +166,27 @@ class Coding:
         return values
 
     def settled(self, points: Array) -> Array:
-        """Points moved to where their parameters really are: whole numbers, single choices."""
-        return np.array([self.encode(self.decode(point)) for point in points])
+        """Points (n, width) moved to where their parameters really are: whole numbers, single choices."""
+        settled = np.clip(points, 0.0, 1.0)
+        for _, distribution, place, low, wide in self._parts:
+            if isinstance(distribution, CategoricalDistribution):
+                corners = slice(place, place + len(distribution.choices))
+                settled[:, corners] = np.eye(len(distribution.choices))[np.argmax(points[:, corners], axis=1)]
+            elif isinstance(distribution, IntDistribution):
+                numbers = low + settled[:, place] * wide
+                numbers = np.exp(numbers) if distribution.log else numbers
+                steps = np.round((numbers - distribution.low) / distribution.step)
+                numbers = np.clip(distribution.low + distribution.step * steps, distribution.low, distribution.high)
+                settled[:, place] = ((np.log(numbers) if distribution.log else numbers) - low) / wide
+        return settled
 
 
-def _scale(distribution: BaseDistribution) -> tuple[float, float, Callable[[float], float]]:
+def _ends(distribution: BaseDistribution) -> tuple[float, float]:
+    """Of a number's own scale."""
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    at: Callable[[float], float] = math.log if distribution.log else float
-    return at(distribution.low), at(distribution.high), at
+    return (
+        (math.log(distribution.low), math.log(distribution.high)) if distribution.log else (distribution.low, distribution.high)
+    )
 
 
 def _first_point(width: int, seed: int, number: int, finishing: GaussianProcess | None) -> Array:

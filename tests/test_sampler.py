@@ -56,6 +56,15 @@ def test_every_point_of_the_cube_is_a_legal_setting(point: list[float]) -> None:
         assert distribution._contains(distribution.to_internal_repr(values[name]))
 
 
+def test_settled_points_are_those_of_their_parameters() -> None:
+    """The slow twin: decoded and encoded again, one by one."""
+    coding = Coding(SPACE)
+    points = np.random.default_rng(0).random((200, coding.width))
+    assert coding.settled(points) == pytest.approx(
+        np.array([coding.encode(coding.decode(point)) for point in points]), abs=1e-12
+    )
+
+
 def test_the_process_is_the_textbooks() -> None:
     """The slow twin: the conditional of a joint normal, by plain inverses."""
     chance = np.random.default_rng(0)
