@@ -7,7 +7,7 @@
 Printed is the share of the true front's hypervolume (log seconds against accuracy), mean and standard error over seeds and
 problems, of what the trials that were told complete truly come to; after 10, 25, 50, ... trials, or after each quarter of so
 many times the seconds of a trial drawn at random. `known` is `front` with seconds known beforehand, as bsearch has them; `/2`
-searches powers of two alone; `+stop` and `+halving` stop trials early. `--noise` is added to times (a share) and accuracies.
+searches XX and `+halving` stop trials early. `--noise` is added to times (a share) and accuracies.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import bsearch.search.sampler
 import numpy as np
 import optuna
 from bsearch.search.ask_tell import Search
@@ -46,26 +47,42 @@ class Told:
 def search_of(way: str, problem: Problem, seed: int) -> Search:
     """A way's name as a search: sampler, `/2` and `+stop`."""
     sampler, _, stopping = way.partition("+")
-    sampler, _, powers = sampler.partition("/")
+    sampler, _, change = sampler.partition("/")
+    bsearch.search.sampler._first_point = _by_dice if change == "dice" else _FIRST_POINT
     space: dict[str, Any] = {
         name: {"low": one.low, "high": one.high, "log": one.log}  # type: ignore[attr-defined]
         for name, one in problem.space.items()
     }
-    if powers:
+    batch, rate = space.get("effective_batch"), space.get("reference_rate")
+    if change == "rate":
+        ends = [rate[end] * math.sqrt(batch[end]) for end in ("low", "high")]
+        space["reference_rate"] = {"low": ends[0], "high": ends[1], "log": True}
+    if change == "2":
         low, high = (math.log2(space["effective_batch"][end]) for end in ("low", "high"))
         space["effective_batch"] = {"low": math.ceil(low), "high": math.floor(high)}
     return Search(
         space,
         sampler="front" if sampler == "known" else sampler,
         stopping={"": "none", "stop": "front", "halving": "halving"}[stopping],
-        known_seconds=problem.seconds if sampler == "known" else None,
+        known_seconds=(lambda one: problem.seconds(meant(way, one))) if sampler == "known" else None,
         seed=seed,
     )
 
 
 def meant(way: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The problem's parameters of a suggestion: powers of two are searched by their exponents."""
-    return {**parameters, "effective_batch": 2 ** parameters["effective_batch"]} if "/2" in way else dict(parameters)
+    """The problem's parameters of a suggestion."""
+    if "/2" in way:  # searched by their exponents
+        return {**parameters, "effective_batch": 2 ** parameters["effective_batch"]}
+    if "/rate" in way:  # the rate itself, without a rule
+        return {**parameters, "reference_rate": parameters["reference_rate"] / math.sqrt(parameters["effective_batch"])}
+    return dict(parameters)
+
+
+_FIRST_POINT = bsearch.search.sampler._first_point
+
+
+def _by_dice(width: int, seed: int, number: int, finishing: Any) -> Any:
+    return np.random.default_rng((seed, number)).random(width)
 
 
 def one_by_one(way: str, problem: Problem, trials: int, seed: int, noise: float) -> Told:
