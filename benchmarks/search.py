@@ -131,7 +131,7 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     quarters = [round(options.trials * part / 4) for part in (1, 2, 3, 4)]
     after = quarters if options.time else [count for count in AFTER[options.trials > max(AFTER[0])] if count <= options.trials]
-    title = "share of the front after " + ("mean trials' time" if options.time else "trials")
+    title = "share after mean trials' time" if options.time else "share of the front after trials"
     print(head(title, after))
     for family in options.problems:
         members = problems(family)
