@@ -99,7 +99,9 @@ def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: f
                 yield seconds / FRACTIONS
                 seen = accuracy + 0.1 * noise * chance.standard_normal()
                 if search.report(suggestion.number, tenth / FRACTIONS, noisy, seen):
-                    told.stopped.append(curve[-1] > max(end for taken, end in seen_ends if taken <= seconds))
+                    told.stopped.append(
+                        curve[-1] > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
+                    )
                     search.tell(suggestion.number, noisy, seen, "stopped")
                     break
             else:
