@@ -186,7 +186,8 @@ class Zeus(Problem):
 
     Accuracy is 1 for a run that needs as few epochs as any run at any of the batch sizes, 1/2 for twice as many, 0 for one
     that never gets to the target; seconds are of one epoch, so that seconds / accuracy is proportional to the time to the
-    target. Nothing is known on the way: a curve is 0 until its end, and early stopping has nothing to learn from it.
+    target. Nothing is known on the way: a curve is 0 until its end, early stopping has nothing to learn from it, and what
+    stops trials all the same (`+halving`) hardly ends one.
     """
 
     lowest = 0.0
