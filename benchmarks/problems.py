@@ -5,8 +5,10 @@
   truly is their mean.
 - laws: made-up tasks: steps to learn S = S_min (1 + B_crit / B), a best rate that moves with the batch, step times with tiles,
   width and epochs that cost time; accuracy with noise of 1 %.
-- zeus: the six workloads of Zeus (NSDI 2023), batch size alone: seconds to the target on a V100 against its share of the
-  fewest epochs; few choices each, and seeds that differ much.
+- zeus: six workloads measured for Zeus (NSDI 2023, https://github.com/ml-energy/zeus), each on every GPU that at least four
+  of its batch sizes were measured on, at that GPU's highest power limit. Batch size alone is searched, the rate follows a
+  rule: seconds of one epoch against epochs to the paper's target, as a share of the fewest. A trial sees one run by chance.
+  Looked for in the folder `zeus` of $BSEARCH_DATA.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import os
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,17 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 
 DATA = Path(__file__).parent / "data"
 FRACTIONS = 10
+WORKERS = 4  # that work side by side, where time is simulated
+# What a run of each dataset has to reach in Zeus' paper; losses of 40 % of words for librispeech, else the higher the better.
+ZEUS_TARGETS = {
+    "cifar100": 0.6,
+    "imagenet": 0.65,
+    "librispeech": 40,
+    "movielens-1m": 0.41,
+    "sentiment140": 0.84,
+    "squad": 84,
+}
+ZEUS_GPUS = ("v100", "a40", "p100", "rtx6000")
 
 
 class Problem(ABC):
@@ -167,7 +181,71 @@ class Laws(Problem):
         return [0.1 + (final - 0.1) * one * other + more for one, other, more in zip(part, held, noise, strict=True)]
 
 
+class Zeus(Problem):
+    """One workload of Zeus on one GPU: which batch size.
+
+    Accuracy is 1 for a run that needs as few epochs as any run at any of the batch sizes, 1/2 for twice as many, 0 for one
+    that never gets to the target; seconds are of one epoch, so that seconds / accuracy is proportional to the time to the
+    target. Nothing is known on the way: a curve is 0 until its end, early stopping has nothing to learn from it, and what
+    stops trials all the same (`+halving`) hardly ends one.
+    """
+
+    lowest = 0.0
+
+    def __init__(self, epoch_s: Mapping[int, float], epochs: Mapping[int, list[float]]) -> None:
+        """Seconds of an epoch, and epochs to the target of every run (NaN: never), by batch size."""
+        fewest = min(one for batch in epoch_s for one in epochs[batch] if not math.isnan(one))
+        self.taken = {batch: epoch_s[batch] for batch in sorted(epoch_s)}
+        self.runs = {batch: [0.0 if math.isnan(one) else fewest / one for one in epochs[batch]] for batch in self.taken}
+        self.space = {"effective_batch": IntDistribution(min(self.taken), max(self.taken), log=True)}
+
+    def _near(self, parameters: Mapping[str, Any]) -> int:
+        return min(self.taken, key=lambda one: abs(math.log(one / parameters["effective_batch"])))
+
+    def seconds(self, parameters: Mapping[str, Any]) -> float:
+        return self.taken[self._near(parameters)]
+
+    def accuracy(self, parameters: Mapping[str, Any]) -> float:
+        return statistics.fmean(self.runs[self._near(parameters)])
+
+    def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
+        runs = self.runs[self._near(parameters)]
+        return [0.0] * (FRACTIONS - 1) + [runs[int(chance.integers(len(runs)))]]
+
+    def everything(self) -> list[tuple[float, float]]:
+        return [(seconds, statistics.fmean(self.runs[batch])) for batch, seconds in self.taken.items()]
+
+
+def zeus_problems(folder: Path) -> list[Problem]:
+    """Every workload and GPU with enough batch sizes whose epochs and seconds were both measured."""
+
+    def rows(name: str) -> list[dict[str, str]]:
+        with (folder / f"{name}.csv").open() as file:
+            return list(csv.DictReader(file))
+
+    epochs: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in rows("summary_train"):
+        if float(row["target_metric"]) == ZEUS_TARGETS[row["dataset"]]:
+            runs = epochs.setdefault((row["dataset"], row["optimizer"]), {})
+            runs.setdefault(int(row["batch_size"]), []).append(float(row["target_epoch"]))
+    found: list[Problem] = []
+    for gpu in ZEUS_GPUS:
+        power = rows(f"summary_power_{gpu}")
+        highest = max(float(row["power_limit"]) for row in power)
+        for workload, runs in epochs.items():
+            epoch_s = {
+                int(row["batch_size"]): float(row["time_per_epoch"])
+                for row in power
+                if (row["dataset"], row["optimizer"]) == workload and float(row["power_limit"]) == highest
+            }
+            both = {batch: seconds for batch, seconds in epoch_s.items() if batch in runs}
+            if len(both) >= 4:
+                found.append(Zeus(both, runs))
+    return found
+
+
 def problems(family: str) -> list[Problem]:
+    """A family's problems; none where its data are not at hand."""
     match family:
         case "digits":
             return [Table("digits", 0.5)]
@@ -175,6 +253,9 @@ def problems(family: str) -> list[Problem]:
             return [Table("cifar", 0.15)]
         case "laws":
             return [Laws(seed) for seed in range(4)]
+        case "zeus":
+            folder = Path(os.environ.get("BSEARCH_DATA", "")) / "zeus"
+            return zeus_problems(folder) if folder.is_dir() else []
     raise ValueError(family)
 
 
@@ -198,3 +279,16 @@ class Share:
 
     def of(self, points: list[tuple[float, float]]) -> float:
         return hypervolume(points, *self.ends) / self.whole
+
+
+def head(title: str, after: Sequence[int]) -> str:
+    """The line above rows: shares after so many trials, or their time."""
+    return f"{title:<34}" + "".join(f"{count:>16}" for count in after) + "   ask ms"
+
+
+def row(name: str, shares: list[list[float]], asks: list[float], more: str = "") -> str:
+    """Mean and standard error of shares: (searches, columns); and the median of the seconds that asking took."""
+    figures = np.array(shares)
+    errors = figures.std(axis=0, ddof=1) / math.sqrt(len(figures)) if len(figures) > 1 else np.zeros(figures.shape[1])
+    words = "".join(f"   {mean:.3f} ± {error:.3f}" for mean, error in zip(figures.mean(axis=0), errors, strict=True))
+    return f"{name:<34}{words}   {1e3 * statistics.median(asks):6.0f}{more}"

@@ -3,11 +3,14 @@
     .venv/bin/python benchmarks/search.py [--problems digits cifar laws] [--ways tpe front known] [--trials 50] [--seeds 8]
     .venv/bin/python benchmarks/search.py --asks          # ms of an ask after 100, 200, 500, 2000 trials with 8 running
     .venv/bin/python benchmarks/search.py --time [--ways tpe front front+stop]    # 4 workers side by side, at equal time
+    BSEARCH_DATA=... .venv/bin/python benchmarks/search.py --problems zeus --trials 10
 
 Printed is the share of the true front's hypervolume (log seconds against accuracy), mean and standard error over seeds and
-problems, of what the trials that were told complete truly come to; after 10, 25, 50, ... trials, or after each quarter of so
-many times the seconds of a trial drawn at random. `known` is `front` with seconds known beforehand, as bsearch has them; `/2`
-searches XX and `+halving` stop trials early. `--noise` is added to times (a share) and accuracies.
+problems, of what the trials that were told complete truly come to; after 10, 25, 50, ... trials (3, 6 and 10 where no more
+are asked for), or after each quarter of so many times the seconds of a trial drawn at random. `known` is `front` with seconds
+known beforehand, as bsearch has them; `/2` searches powers of two alone, `/rate` the learning rate without a rule, `/dice`
+begins with points by dice instead of Sobol's; `+stop` and `+halving` stop trials early. `--noise` is added to times (a share)
+and accuracies.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from __future__ import annotations
 import argparse
 import heapq
 import math
-import statistics
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,10 +29,9 @@ import numpy as np
 import optuna
 from bsearch.search.ask_tell import Search
 from bsearch.spaces.trial import Suggestion
-from problems import FRACTIONS, Problem, Share, problems
+from problems import FRACTIONS, WORKERS, Problem, Share, head, problems, row
 
-AFTER = (10, 25, 50, 75, 100)
-WORKERS = 4
+AFTER = (3, 6, 10), (10, 25, 50, 75, 100)  # few trials are looked at closely
 
 
 @dataclass
@@ -162,13 +163,6 @@ def ask_s(way: str, problem: Problem, finished: int) -> float:
     return statistics.median(taken[1:])
 
 
-def row(name: str, shares: list[list[float]], asks: list[float], more: str = "") -> str:
-    figures = np.array(shares)
-    errors = figures.std(axis=0, ddof=1) / math.sqrt(len(figures)) if len(figures) > 1 else np.zeros(figures.shape[1])
-    words = "".join(f"   {mean:.3f} ± {error:.3f}" for mean, error in zip(figures.mean(axis=0), errors, strict=True))
-    return f"{name:<34}{words}   {1e3 * statistics.median(asks):6.0f}{more}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", default=["digits", "cifar", "laws"])
@@ -189,11 +183,14 @@ def main() -> None:
             print(f"{way:<34}" + "".join(f"{one:>10.0f}" for one in taken), flush=True)
         return
     quarters = [round(options.trials * part / 4) for part in (1, 2, 3, 4)]
-    after = quarters if options.time else [count for count in AFTER if count <= options.trials]
-    title = "share of the front after " + ("mean trials' time" if options.time else "trials")
-    print(f"{title:<34}" + "".join(f"{count:>16}" for count in after) + "   ask ms")
+    after = quarters if options.time else [count for count in AFTER[options.trials > max(AFTER[0])] if count <= options.trials]
+    title = "share after mean trials' time" if options.time else "share of the front after trials"
+    print(head(title, after))
     for family in options.problems:
         members = problems(family)
+        if not members:
+            print(f"{family}: skipped, BSEARCH_DATA names no folder that holds it")
+            continue
         for way in options.ways:
             shares, asks, stopped, ended, risen = [], [], [], 0, 0
             for problem in members:
