@@ -27,8 +27,9 @@ import numpy as np
 import optuna
 from bsearch.search.best_rate import BestRates, best_rates
 from bsearch.spaces.trial import TrialRecord
+from problems import Laws, Table
 
-from search import Digits, Laws, sampler_of
+from search import search_of
 
 AFTER = (30, 60, 100)
 BATCHES = (16, 128, 1024)
@@ -45,17 +46,17 @@ def true_exponent(problem: Laws) -> float:
 
 
 def trials(problem: Laws, kind: str, count: int, seed: int) -> list[TrialRecord]:
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler_of(kind, problem, seed))
+    search = search_of(kind, problem, seed)
     chance = np.random.default_rng(seed)
     records = []
     for number in range(count):
-        trial = study.ask(problem.space)
-        seconds, accuracy = problem.seconds(trial.params), problem.accuracy(trial.params) + 0.01 * chance.standard_normal()
-        study.tell(trial, [seconds, accuracy])
-        batch = trial.params["effective_batch"]
-        rate = trial.params["reference_rate"] * math.sqrt(batch / 256)
+        parameters = search.ask().parameters
+        seconds, accuracy = problem.seconds(parameters), problem.accuracy(parameters) + 0.01 * chance.standard_normal()
+        search.tell(number, seconds, accuracy)
+        batch = parameters["effective_batch"]
+        rate = parameters["reference_rate"] * math.sqrt(batch / 256)
         facts = {"effective_batch": batch, "learning_rate": rate, "rule": "sqrt"}
-        records.append(TrialRecord(number, "complete", trial.params, facts, seconds, accuracy))
+        records.append(TrialRecord(number, "complete", parameters, facts, seconds, accuracy))
     return records
 
 
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 def digits(count: int, draws: int = 12) -> str:
-    rows = list(Digits().table.items())
+    rows = [(key, curves[0][-1]) for key, curves in Table("digits", 0.5).curves.items()]
     exponents = []
     for seed in range(draws):
         records = []

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Iterator, Mapping
