@@ -8,9 +8,9 @@
 Printed is the share of the true front's hypervolume (log seconds against accuracy), mean and standard error over seeds and
 problems, of what the trials that were told complete truly come to; after 10, 25, 50, ... trials (3, 6 and 10 where no more
 are asked for), or after each quarter of so many times the seconds of a trial drawn at random. `known` is `front` with seconds
-known beforehand, as bsearch has them; `/2` searches powers of two alone, `/rate` the learning rate without a rule, `/dice`
-begins with points by dice instead of Sobol's; `+stop` and `+halving` stop trials early. `--noise` is added to times (a share)
-and accuracies.
+known beforehand, as bsearch has them; `/2` searches powers of two alone, `/rate` the learning rate without a rule, `/sobol`
+begins with a scrambled Sobol sequence instead of dice; `+stop` and `+halving` stop trials early. `--noise` is added to times
+(a share) and accuracies.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import optuna
 from bsearch.search.ask_tell import Search
 from bsearch.spaces.trial import Suggestion
 from problems import FRACTIONS, WORKERS, Problem, Share, head, problems, row
+from scipy.stats import qmc
 
 AFTER = (3, 6, 10), (10, 25, 50, 75, 100)  # few trials are looked at closely
 
@@ -50,7 +51,7 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
     """A way's name as a search: sampler, `/2` and `+stop`."""
     sampler, _, stopping = way.partition("+")
     sampler, _, change = sampler.partition("/")
-    bsearch.search.sampler._first_point = _by_dice if change == "dice" else _FIRST_POINT
+    bsearch.search.sampler._first_point = _sobol if change == "sobol" else _FIRST_POINT
     space: dict[str, Any] = {
         name: {"low": one.low, "high": one.high, "log": one.log}  # type: ignore[attr-defined]
         for name, one in problem.space.items()
@@ -83,8 +84,8 @@ def meant(way: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 _FIRST_POINT = bsearch.search.sampler._first_point
 
 
-def _by_dice(width: int, seed: int, number: int, finishing: Any) -> Any:
-    return np.random.default_rng((seed, number)).random(width)
+def _sobol(width: int, seed: int, number: int, finishing: Any) -> Any:
+    return qmc.Sobol(width, scramble=True, rng=np.random.default_rng(seed)).random(number + 1)[-1]
 
 
 def one_by_one(way: str, problem: Problem, trials: int, seed: int, noise: float) -> Told:

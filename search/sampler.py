@@ -36,7 +36,6 @@ MOST_POINTS = 300
 _NEAREST = 200
 # Points before the model speaks: so many more than there are parameters.
 _FIRST = 2
-_STRIDE = 64
 # Accuracy from which a front counts: so many times as far below the best as the median is, or the worst that was seen.
 _WORST = 20.0
 # A place is tried only where training is expected to finish at least so often, unless there is none.
@@ -190,14 +189,10 @@ def _ends(distribution: BaseDistribution) -> tuple[float, float]:
 
 
 def _first_point(width: int, seed: int, number: int, finishing: GaussianProcess | None) -> Array:
-    """Point `number` of a scrambled Sobol sequence; where training is known to fail there, one from far on in the sequence."""
-    engine = qmc.Sobol(width, scramble=True, rng=np.random.default_rng(seed))
+    """A point by dice; where training is known to fail, another. Sobol's points found no more (docs/log.md, "the search")."""
+    points = np.random.default_rng((seed, number)).random((32, width))
     if finishing is None:
-        if number:
-            engine.fast_forward(number)
-        return np.asarray(engine.random(1)[0])
-    # So far apart, trials that run side by side get points of their own.
-    points = np.asarray(engine.random(_STRIDE * 32))[number % _STRIDE :: _STRIDE]
+        return np.asarray(points[0])
     finishes = np.minimum(finishing.predict(points)[0], _LEAST_CHANCE)
     return np.asarray(points[int(np.argmax(finishes))])
 
