@@ -8,9 +8,8 @@
 Printed is the share of the true front's hypervolume (log seconds against accuracy), mean and standard error over seeds and
 problems, of what the trials that were told complete truly come to; after 10, 25, 50, ... trials (3, 6 and 10 where no more
 are asked for), or after each quarter of so many times the seconds of a trial drawn at random. `known` is `front` with seconds
-known beforehand, as bsearch has them; `/2` searches powers of two alone, `/rate` the learning rate without a rule, `/sobol`
-begins with a scrambled Sobol sequence instead of dice; `+stop` and `+halving` stop trials early. `--noise` is added to times
-(a share) and accuracies.
+known beforehand, as bsearch has them; `/2` searches powers of two alone, `/rate` the learning rate without a rule; `+stop` and
+`+halving` stop trials early. `--noise` is added to times (a share) and accuracies.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import bsearch.search.sampler
 import numpy as np
 import optuna
 from bsearch.search.ask_tell import Search
 from bsearch.spaces.trial import Suggestion
 from problems import FRACTIONS, WORKERS, Problem, Share, head, problems, row
-from scipy.stats import qmc
 
 AFTER = (3, 6, 10), (10, 25, 50, 75, 100)  # few trials are looked at closely
 
@@ -51,7 +48,6 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
     """A way's name as a search: sampler, `/2` and `+stop`."""
     sampler, _, stopping = way.partition("+")
     sampler, _, change = sampler.partition("/")
-    bsearch.search.sampler._first_point = _sobol if change == "sobol" else _FIRST_POINT
     space: dict[str, Any] = {
         name: {"low": one.low, "high": one.high, "log": one.log}  # type: ignore[attr-defined]
         for name, one in problem.space.items()
@@ -79,13 +75,6 @@ def meant(way: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     if "/rate" in way:  # the rate itself, without a rule
         return {**parameters, "reference_rate": parameters["reference_rate"] / math.sqrt(parameters["effective_batch"])}
     return dict(parameters)
-
-
-_FIRST_POINT = bsearch.search.sampler._first_point
-
-
-def _sobol(width: int, seed: int, number: int, finishing: Any) -> Any:
-    return qmc.Sobol(width, scramble=True, rng=np.random.default_rng(seed)).random(number + 1)[-1]
 
 
 def one_by_one(way: str, problem: Problem, trials: int, seed: int, noise: float) -> Told:

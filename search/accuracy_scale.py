@@ -18,7 +18,7 @@ class AccuracyScale:
 
     >>> scale = AccuracyScale(np.array([0.1, 0.5, 0.9, 0.95, 0.99]))
     >>> scale.of(np.array([0.99, 0.9, 0.1])).round(3).tolist()
-    [0.0, -1.0, -3.679]
+    [0.0, -1.0, -3.74]
     >>> scale.back(scale.of(np.array([0.0, 0.93, 1.0]))).round(6).tolist()
     [0.0, 0.93, 1.0]
     """

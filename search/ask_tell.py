@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..spaces.domain import AnyDomain, Domain
-from ..spaces.errors import Fault, StudyFileError
+from ..spaces.domain import AnyDomain, Domain, values_of
+from ..spaces.errors import Fault, ObjectiveError, StudyFileError
 from ..spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ..spaces.study import Metric, Objectives, near_miss
 from ..spaces.trial import ParetoFront, Suggestion, TrialRecord
@@ -45,8 +45,10 @@ class Search:
             cannot be planned, which is then not proposed.
         direction: of the accuracy, or of any metric in its place.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
-        stopping: front, halving or none; `risk` is how often a stopped trial may have been one of the front.
-        storage: SQLAlchemy URL; not given, the search lives in this process. A search of the same name there goes on.
+        stopping: front, halving or none; `risk` is the share of trials that would have risen above the front that may be
+            stopped.
+        storage: SQLAlchemy URL; not given, the search lives in this process. A search of the same name there goes on; what was
+            asked before and never told counts as running until it is told.
 
     Raises:
         StudyFileError: the space or a name is wrong.
@@ -69,10 +71,22 @@ class Search:
         seed: int = 0,
     ) -> None:
         domains = _domains(space)
-        for where, value, known in (("rule", rule, RATE_RULES), ("stopping", stopping, STOPPING)):
-            if value is not None and value not in known:
-                expected = f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}"
-                raise StudyFileError(Fault(where, expected))
+        faults = []
+        rules = {name: function for name, function in RATE_RULES.items() if name != "adamw_tau"}  # it needs a trial's samples
+        named = [("stopping", stopping, STOPPING), ("direction", direction, ("minimize", "maximize"))]
+        named += [("rule", value, rules) for value in (() if rule is None else (rule,))]
+        named += [("space.rule", value, rules) for value in (values_of(domains["rule"]) if "rule" in domains else ())]
+        for where, value, known in named:
+            if value not in known:
+                faults.append(Fault(where, f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}"))
+        if not 0 < risk < 1:
+            faults.append(Fault("risk", f"expected a share above 0 and below 1, got {risk!r}"))
+        if rule is not None and not {"reference_rate", "effective_batch"} <= set(domains):
+            faults.append(
+                Fault("space", f"expected reference_rate and effective_batch for rule {rule}, got {', '.join(domains)}")
+            )
+        if faults:
+            raise StudyFileError(faults)
         self.rule, self.reference_batch = rule, reference_batch
         self.objectives = Objectives(accuracy=Metric(metric=metric, direction=direction))
         self._sign = 1.0 if direction == "maximize" else -1.0
@@ -98,12 +112,19 @@ class Search:
         rule = str(values.get("rule", self.rule or ""))
         if "reference_rate" not in values or "effective_batch" not in values or not rule:
             return suggestion
+
+        def given(name: str) -> float | None:
+            return float(values[name]) if name in values else None
+
+        noise = given("noise_batch")
         made = scaled_settings(
             rule,
             OptimizerSettings(float(values["reference_rate"])),
             reference_batch=self.reference_batch,
             effective_batch=int(values["effective_batch"]),
-            constants=RuleConstants(exponent=values.get("exponent")),  # type: ignore[arg-type]
+            constants=RuleConstants(
+                exponent=given("exponent"), noise_kappa=None if noise is None else noise / self.reference_batch
+            ),
         )
         return Suggestion(suggestion.number, {**values, "learning_rate": made.learning_rate})
 
@@ -113,7 +134,17 @@ class Search:
         Args:
             fraction: share of its training that is done, in (0, 1].
             train_s: seconds that its whole training takes, known or reckoned from what it took so far.
+
+        Raises:
+            ObjectiveError: no such trial, a fraction outside (0, 1], or seconds that are none.
         """
+        if self._record(number).outcome != "running":
+            return False
+        if not 0 < fraction <= 1:
+            raise ObjectiveError(f"trial {number}: expected a fraction above 0, at most 1, got {fraction!r}")
+        _check_seconds(number, train_s)
+        if not math.isfinite(accuracy):
+            return False
         return self._stopping.report(number, fraction, train_s, self._sign * accuracy)
 
     def tell(
@@ -123,11 +154,24 @@ class Search:
 
         Args:
             outcome: complete and diverged trials have both values; a stopped one has those of its last report.
+
+        Raises:
+            ObjectiveError: no such trial or outcome, or values that are missing or none.
         """
+        if outcome not in get_args(ToldOutcome):
+            raise ObjectiveError(f"trial {number}: expected one of {', '.join(get_args(ToldOutcome))}; got {outcome!r}")
+        if self._record(number).outcome != "running":
+            return
+        if outcome != "error":
+            _check_seconds(number, train_s)
+            if accuracy is None or (outcome == "complete" and not math.isfinite(accuracy)):
+                raise ObjectiveError(
+                    f"trial {number}: expected a finite accuracy of a trial that is {outcome}, got {accuracy!r}"
+                )
         facts: dict[str, Any] = {"outcome": outcome, "train_s": train_s}
         values, state = None, "FAIL"
         if outcome == "stopped":
-            facts |= self._stopping.stopped_facts(number, self._sign)
+            facts |= {"stopped_accuracy": accuracy} | self._stopping.stopped_facts(number, self._sign)
             state = "PRUNED"
         elif outcome != "error" and train_s is not None and accuracy is not None and math.isfinite(accuracy):
             values, state = [train_s, accuracy], "COMPLETE"
@@ -142,9 +186,20 @@ class Search:
     def records(self) -> list[TrialRecord]:
         return [trial_record(trial) for trial in self._suggester.trials()]
 
+    def _record(self, number: int) -> TrialRecord:
+        records = self.records()
+        if not 0 <= number < len(records):
+            raise ObjectiveError(f"expected the number of a trial that was asked, 0 to {len(records) - 1}, got {number!r}")
+        return records[number]
+
     def front(self) -> ParetoFront:
         """The trials that no other beats in both."""
         return study_front(self.records(), self.objectives)
+
+
+def _check_seconds(number: int, train_s: float | None) -> None:
+    if train_s is None or not 0 < train_s < math.inf:
+        raise ObjectiveError(f"trial {number}: expected seconds above 0 that its whole training takes, got {train_s!r}")
 
 
 def _domains(space: Mapping[str, Any]) -> dict[str, Domain]:

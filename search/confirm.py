@@ -6,11 +6,11 @@ that have several runs; from it come every member's interval, its chance to be o
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ CONFIDENCE = 0.9
 # Settings with less than this chance to be on the front are not trained again.
 _LEAST_CHANCE = 0.1
 _DRAWS = 2000
+_RAN, _FAILED = ("complete", "stopped"), ("diverged", "error")
 
 
 def setting_of(record: TrialRecord) -> int:
@@ -34,21 +35,26 @@ def setting_of(record: TrialRecord) -> int:
 def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[TrialRecord]:
     """Complete trials, those of one setting as one with their mean; where any setting has several runs, each with its doubt.
 
-    Facts that come with it: `runs`, the interval `mean_low` to `mean_high`, `front_chance`, and `ties`: numbers of faster
-    settings than which it is not surely better.
+    Facts that come with it: `runs`, `failed_runs` (diverged or ended in an error), the interval `mean_low` to `mean_high`,
+    `front_chance`, and `ties`: numbers of faster settings than which it is not surely better. A setting that failed at least as
+    often as it trained to its end is left out.
     """
     runs: dict[int, list[TrialRecord]] = {}
+    failed: Counter[int] = Counter()
     for record in records:
         if record.outcome == "complete" and record.accuracy is not None:
             runs.setdefault(setting_of(record), []).append(record)
-    deviation, freedom = pooled_deviation([[run.accuracy or 0.0 for run in group] for group in runs.values()])
-    means = [_mean(group) for group in runs.values()]
+        elif record.outcome in _FAILED and "repeats" in record.facts:
+            failed[setting_of(record)] += 1
+    runs = {setting: group for setting, group in runs.items() if failed[setting] < len(group)}
+    deviations, freedom = run_deviations([[run.accuracy or 0.0 for run in group] for group in runs.values()])
+    means = [_mean(group, failed[setting]) for setting, group in runs.items()]
     if not freedom:
         return means
     sign = 1.0 if objectives.accuracy.direction == "maximize" else -1.0
     seconds = np.array([record.seconds(objectives.speed) for record in means], dtype=float)
     accuracy = np.array([sign * (record.accuracy or 0.0) for record in means])
-    errors = np.array([deviation / math.sqrt(len(group)) for group in runs.values()])
+    errors = deviations / np.sqrt([len(group) for group in runs.values()])
     chances = front_chances(seconds, accuracy, errors, freedom)
     reach = float(student.ppf(0.5 + CONFIDENCE / 2, freedom))
     told = []
@@ -72,32 +78,36 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
     return told
 
 
-def _mean(runs: Sequence[TrialRecord]) -> TrialRecord:
+def _mean(runs: Sequence[TrialRecord], failed: int) -> TrialRecord:
     """A setting's runs as its first, with their mean accuracy and time."""
     first = min(runs, key=lambda run: run.number)
-    if len(runs) == 1:
-        return first if "repeats" not in first.facts else replace(first, number=setting_of(first))
+    facts = {**first.facts, **({"failed_runs": failed} if failed else {})}
+    if len(runs) > 1:
+        facts["runs"] = len(runs)
     return replace(
         first,
         number=setting_of(first),
         accuracy=statistics.fmean(run.accuracy for run in runs if run.accuracy is not None),
         train_s=statistics.median(run.train_s for run in runs if run.train_s is not None),
-        facts={**first.facts, "runs": len(runs)},
+        facts=facts,
     )
 
 
-def pooled_deviation(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Standard deviation of one run about its setting's mean, over all settings, and its degrees of freedom.
+def run_deviations(groups: Sequence[Sequence[float]]) -> tuple[Any, int]:
+    """Standard deviation of one run about its setting's mean, (n,), and the degrees of freedom they rest on.
 
-    >>> pooled_deviation([[1.0, 3.0], [5.0], [2.0, 2.0, 2.0]])
-    (0.816496580927726, 3)
+    Settings differ: one that hardly learns repeats to the digit. So each one's own variance counts beside two runs' worth of
+    the median one.
+
+    >>> run_deviations([[1.0, 3.0], [5.0], [2.0, 2.2, 2.4]])[0].round(3).tolist()
+    [1.16, 1.01, 0.728]
     """
-    squares, freedom = 0.0, 0
-    for group in groups:
-        middle = statistics.fmean(group)
-        squares += sum((one - middle) ** 2 for one in group)
-        freedom += len(group) - 1
-    return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0)
+    own = np.array([statistics.variance(group) if len(group) > 1 else 0.0 for group in groups])
+    free = np.array([len(group) - 1 for group in groups])
+    if not free.sum():
+        return np.zeros(len(groups)), 0
+    middle = float(np.median(own[free > 0]))
+    return np.sqrt((2 * middle + free * own) / (2 + free)), int(free.sum())
 
 
 def front_chances(seconds: Any, accuracy: Any, errors: Any, freedom: float) -> Any:
@@ -126,29 +136,37 @@ def front_chances(seconds: Any, accuracy: Any, errors: Any, freedom: float) -> A
 
 
 def next_repeat(
-    records: Iterable[TrialRecord], objectives: Objectives, repeats: int, running: Mapping[int, int], front: Sequence[int]
+    records: Sequence[TrialRecord], objectives: Objectives, repeats: int, running: Mapping[int, int], front: Sequence[int]
 ) -> int | None:
-    """The setting to train again: of those not yet repeated so often, the one whose place is most in doubt.
+    """The setting to train again: of those repeated least, the one whose place is most in doubt.
 
     Args:
-        repeats: further runs that each member is to have.
+        repeats: further runs that each member is to have; those that failed count.
         running: repeats on their way, by setting.
         front: numbers of the settings on the front of means.
 
     Returns:
         Its number; None where every member has its runs.
     """
+    ended = Counter(
+        setting_of(record) for record in records if "repeats" in record.facts and record.outcome in (*_FAILED, *_RAN)
+    )
     open_settings = []
     for record in averaged(records, objectives):
-        runs = int(record.facts.get("runs", 1)) + running.get(record.number, 0)
+        had = ended[record.number] + running.get(record.number, 0)
         chance = record.facts.get("front_chance")
-        if runs > repeats or not (record.number in front or (chance is not None and chance >= _LEAST_CHANCE)):
+        if had >= repeats or not (record.number in front or (chance is not None and chance >= _LEAST_CHANCE)):
             continue
-        doubt = 0.25 if chance is None else max(chance * (1 - chance), 1e-3)
-        open_settings.append((-doubt / runs, record.number))
-    return min(open_settings)[1] if open_settings else None
+        doubt = 0.25 if chance is None else chance * (1 - chance)
+        open_settings.append((had, -doubt, record.number))
+    return min(open_settings)[2] if open_settings else None
 
 
-def next_seed(records: Iterable[TrialRecord], running: Counter[int], setting: int, seed: int) -> int:
-    """A seed that no run of the setting has had; the study's own is the first run's."""
-    return seed + sum(setting_of(record) == setting for record in records) + running[setting]
+def next_seed(used: Iterable[int], seed: int) -> int:
+    """A seed that no run of a setting has had; the study's own is the first run's.
+
+    >>> next_seed([8, 10], 7)
+    9
+    """
+    taken = {seed, *used}
+    return next(one for one in count(seed) if one not in taken)

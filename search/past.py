@@ -17,6 +17,7 @@ from .suggest import stored_trials
 
 # What must be the same for an earlier accuracy to say something of this study's.
 _SAME = ("task", "training", "objectives")
+_MAY_DIFFER = ("evaluations", "seed")
 
 
 def past_trials(
@@ -31,17 +32,13 @@ def past_trials(
     """
     if not spec.warm_start:
         return []
-    if spec.sampler != "front":
-        raise StudyFileError(
-            Fault("warm_start", f"expected sampler: front, which learns from earlier studies; got {spec.sampler}")
-        )
     if known_seconds is None:
         raise StudyFileError(
             Fault("warm_start", "expected times known beforehand, to price earlier trials with; got budget.profile_s: 0")
         )
     found: list[PastTrial] = []
     faults = []
-    for index, named in enumerate(spec.warm_start):
+    for index, named in enumerate(dict.fromkeys(spec.warm_start)):
         try:
             url, study = _kept(spec, named)
             faults += [Fault(f"warm_start.{index}", f"{named}: {words}") for words in _differences(study.identity, identity)]
@@ -61,6 +58,8 @@ def _kept(spec: StudySpec, named: str) -> tuple[str, KeptStudy]:
         url, name = other.storage, other.study
     assert url is not None
     kept = [study for study in Records(url, create=False).studies() if name in (study.name, study.base_name)]
+    if url == spec.storage and name == spec.study:
+        raise StudyFileError("expected another study than this one, which goes on by itself")
     if not kept:
         raise StudyFileError(f"expected an earlier study, but its storage holds none of the name {name!r}")
     return url, kept[-1]
@@ -68,8 +67,9 @@ def _kept(spec: StudySpec, named: str) -> tuple[str, KeptStudy]:
 
 def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for part in _SAME:
-        if was.get(part) != now.get(part):
-            yield f"expected the same {part} as this study's, got {was.get(part)}, and here {now.get(part)}"
+        old, new = ({key: one for key, one in (side.get(part) or {}).items() if key not in _MAY_DIFFER} for side in (was, now))
+        if old != new:
+            yield f"expected the same {part} as this study's, got {old}, and here {new}"
 
 
 def _trials(

@@ -13,7 +13,7 @@ from ..spaces.errors import StudyFileError
 from ..spaces.study import StudySpec
 from ..spaces.trial import ParetoFront, TrialRecord
 from .best_rate import BestRates, Estimate, study_rates
-from .confirm import CONFIDENCE
+from .confirm import CONFIDENCE, averaged
 from .pareto import no_slower, no_worse
 
 
@@ -47,8 +47,12 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
     searched = sorted({name for trial in trials for name in trial.parameters} - {*_SHOWN, "accumulation", "reference_rate"})
     table = Table(box=None, header_style="bold", pad_edge=False)
     repeated = any("mean_low" in trial.facts for trial in trials)
+    # What is said of doubt takes the place of what `show --trial` says as well: lines are to fit a terminal.
     doubts = ("+/-", "runs", "on\nfront") if repeated else ()
-    for name in ("trial", front.speed, front.metric, *doubts, *_SHOWN, "micro\nx acc.", *searched, ""):
+    several_rules = len({trial.facts.get("rule", trial.parameters.get("rule")) for trial in trials}) > 1
+    shown = [name for name in _SHOWN if not repeated or name != "rule" or several_rules]
+    made = () if repeated else ("micro\nx acc.",)
+    for name in ("trial", front.speed, front.metric, *doubts, *shown, *made, *searched, ""):
         column(table, name, "left" if name == "rule" else "right")
     for trial in trials:
         values = trial.settings
@@ -58,6 +62,8 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
             error = (values["mean_high"] - values["mean_low"]) / 2
             doubt = f"{error:.2g}", str(values["runs"]), f"{values['front_chance']:.0%}"
         marks = [word for word, holds in (("knee", trial.number == front.knee), ("yours", "start" in trial.facts)) if holds]
+        if failed := values.get("failed_runs"):
+            marks.append(f"{failed} failed")
         # The fastest of the members that it is not surely better than.
         if ties := [other.number for other in trials if other.number in values.get("ties", ())]:
             marks.append(f"= {ties[0]}")
@@ -66,8 +72,8 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
             number(front.seconds(trial)),
             number(trial.accuracy),
             *doubt,
-            *(number(values.get(name)) for name in _SHOWN),
-            passes,
+            *(number(values.get(name)) for name in shown),
+            *(() if repeated else (passes,)),
             *(number(values.get(name)) for name in searched),
             " ".join(marks),
         )
@@ -90,7 +96,10 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
     members = {trial.number for trial in front.trials}
     for record in records:
         values = record.settings
-        note = record.message or ("front" if record.number in members else "")
+        said = [record.message or ("front" if record.number in members else "")]
+        if "repeats" in record.facts:
+            said.append(f"trains {record.facts['repeats']} again, seed {record.facts.get('seed')}")
+        note = "; ".join(filter(None, said))
         table.add_row(
             str(record.number),
             record.outcome,
@@ -121,6 +130,12 @@ def plot_text(plotext: Any) -> str:
 def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
     """Accuracy over seconds as text, without colour: o the front, * the user's own, . other trials."""
     complete = [record for record in records if record.outcome == "complete" and front.seconds(record)]
+    # One loss that ran away would press all others into a line.
+    levels = [trial.accuracy for trial in front.trials if trial.accuracy is not None]
+    if len(levels) > 1:
+        reach = 3 * (max(levels) - min(levels))
+        near = (min(levels) - reach, max(levels) + reach)
+        complete = [record for record in complete if record.accuracy is not None and near[0] <= record.accuracy <= near[1]]
     if len(complete) < 2:
         return ""
     members = {trial.number for trial in front.trials}
@@ -144,10 +159,13 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
 
 def front_words(name: str, spec: StudySpec, front: ParetoFront, records: Sequence[TrialRecord]) -> Iterator[str]:
     """What there is to say under a study's front, a sentence or two each."""
+    # A setting that was trained several times is compared by its mean.
+    settings = {record.number: record for record in records}
+    settings |= {record.number: record for record in averaged(records, spec.objectives)}
     said = (
-        confirm_words(front),
+        confirm_words(front, spec.confirm.repeats),
         knee_words(front),
-        *comparison(front, records),
+        *comparison(front, settings.values()),
         contention_words(records),
         rule_words(name, spec, front, records),
         noise_words(records),
@@ -155,13 +173,15 @@ def front_words(name: str, spec: StudySpec, front: ParetoFront, records: Sequenc
     yield from filter(None, said)
 
 
-def confirm_words(front: ParetoFront) -> str | None:
-    """How the columns of doubt are to be read; None where no setting was trained twice."""
+def confirm_words(front: ParetoFront, repeats: int) -> str | None:
+    """How the columns of doubt are to be read, and what is missing; None where no setting was trained twice."""
     if not any("mean_low" in trial.facts for trial in front.trials):
         return None
+    left = sum(trial.facts.get("runs", 1) + trial.facts.get("failed_runs", 0) <= repeats for trial in front.trials)
+    missing = f" {left} members have fewer than {repeats} repeats yet: raise budget.trials or confirm.share." if left else ""
     return (
         f"{front.metric} is the mean over runs with several seeds, +/- half of its {CONFIDENCE:.0%} interval; on front: the "
-        "chance that no setting at least as fast is better; = N: not surely better than the faster trial N, a tie."
+        "chance that no setting at least as fast is better; = N: not surely better than the faster trial N, a tie." + missing
     )
 
 

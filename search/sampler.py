@@ -56,7 +56,7 @@ class FrontSampler(BaseSampler):
 
     Trials that ended without values teach where training fails; a pruned trial with the user attributes `expected_seconds`,
     `expected_accuracy` and `expected_deviation` (what its curve promised when it was stopped) teaches as much as they say.
-    Studies of other than two objectives go to Optuna's multivariate TPE.
+    Studies of other than two objectives, or whose first is no time (to be minimized, above 0), go to Optuna's multivariate TPE.
 
     Args:
         space: what is searched; not given, what finished trials have in common.
@@ -94,14 +94,17 @@ class FrontSampler(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         if not search_space:
             return {}
-        if len(study.directions) != 2:
+        if len(study.directions) != 2 or study.directions[0] == StudyDirection.MAXIMIZE:
             return self._many.sample_relative(study, trial, self._many.infer_relative_search_space(study, trial))
         coding = Coding(search_space)
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         evidence = Evidence.of(others, coding, signs, self._past)
+        if evidence.timeless:
+            return self._many.sample_relative(study, trial, self._many.infer_relative_search_space(study, trial))
         if len(evidence.points) < coding.parameters + _FIRST:
-            return coding.decode(_first_point(coding.width, self._seed, trial.number, evidence.finishing()))
+            chance = np.random.default_rng((self._seed, trial.number))
+            return coding.decode(_first_point(coding, self._known(coding), chance, evidence.finishing()))
         model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last)
         model.await_(evidence.pending, self._known(coding))
         return coding.decode(model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number))))
@@ -113,7 +116,8 @@ class FrontSampler(BaseSampler):
             return lambda points: None
 
         def log_seconds(points: Array) -> Array | None:
-            return np.asarray(np.log([law(coding.decode(point)) for point in points]))
+            seconds = np.array([law(coding.decode(point)) for point in points], dtype=float)
+            return np.asarray(np.log(np.where(np.isfinite(seconds) & (seconds > 0), seconds, math.nan)))
 
         return log_seconds
 
@@ -188,9 +192,20 @@ def _ends(distribution: BaseDistribution) -> tuple[float, float]:
     )
 
 
-def _first_point(width: int, seed: int, number: int, finishing: GaussianProcess | None) -> Array:
-    """A point by dice; where training is known to fail, another. Sobol's points found no more (docs/log.md, "the search")."""
-    points = np.random.default_rng((seed, number)).random((32, width))
+def _first_point(
+    coding: Coding,
+    known: Callable[[Array], Array | None],
+    chance: np.random.Generator,
+    finishing: GaussianProcess | None,
+) -> Array:
+    """A point by dice that can be planned, and where training is not known to fail.
+
+    Sobol's points in their place found no more (docs/log.md, "the search").
+    """
+    points = chance.random((256, coding.width))
+    times = known(points)
+    if times is not None and not np.isnan(times).all():
+        points = points[~np.isnan(times)]
     if finishing is None:
         return np.asarray(points[0])
     finishes = np.minimum(finishing.predict(points)[0], _LEAST_CHANCE)
@@ -231,7 +246,7 @@ class Evidence:
             point, facts = coding.encode(one.params), one.user_attrs
             if one.state == TrialState.RUNNING:
                 pending.append(point)
-            elif one.state == TrialState.COMPLETE:
+            elif one.state == TrialState.COMPLETE and np.isfinite(one.values).all():
                 points.append(point)
                 rows.append((-signs[0] * one.values[0], signs[1] * one.values[1], 0.0))
             elif one.state == TrialState.PRUNED and set(facts) >= EXPECTED:
@@ -244,13 +259,18 @@ class Evidence:
         width = coding.width
         return cls(
             np.array(points).reshape(-1, width),
-            np.maximum(values[:, 0], 1e-9),
+            values[:, 0],
             values[:, 1],
             values[:, 2],
             np.arange(len(rows)) >= len(past),
             np.array(pending).reshape(-1, width),
             np.array(failed).reshape(-1, width),
         )
+
+    @property
+    def timeless(self) -> bool:
+        """Whether the first objective is no time: 0 or less."""
+        return bool((self.seconds <= 0).any())
 
     def finishing(self) -> GaussianProcess | None:
         """The chance that training finishes; None where it never failed."""
@@ -371,8 +391,10 @@ class FrontModel:
         engine = qmc.Sobol(coding.width, scramble=True, rng=chance)
         spread = np.asarray(engine.random(_SPREAD))
         times = known(spread)
+        if times is None or np.isnan(times).all():
+            times = self.believes["seconds"].predict(spread)[0]
         # The slowest that may be tried is where the last strip ends: what is better and slower gains up to there.
-        self.end = float(np.nanmax(self.believes["seconds"].predict(spread)[0] if times is None else times))
+        self.end = float(np.nanmax(times))
         front = self.points[np.argsort(-self.gain_of_members())[:8]]
         candidates = coding.settled(np.vstack([spread, _near(front, _AROUND, 0.1, chance)]))
         gains = self.gain(candidates, known(candidates))

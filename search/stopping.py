@@ -141,6 +141,8 @@ class Stopping(ABC):
         Args:
             sign: -1 where the metric is minimized and was turned.
         """
+        if number not in self.curves:
+            return {}
         curve, promised = self.curves[number], self.expected(number)
         facts: dict[str, Any] = {"stopped_fraction": curve.fractions[-1], "stopped_accuracy": sign * curve.last}
         if promised is not None:

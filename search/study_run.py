@@ -284,17 +284,21 @@ class StudyRun:
 
     def _queue_repeat(self) -> None:
         """In the budget's last share, have a member of the front trained again before anything new."""
-        confirm, trials = self.spec.confirm, self.spec.budget.trials
-        if self._asked is not None or self.counted + len(self._running) < trials - confirm.kept(trials):
+        confirm, most = self.spec.confirm, self.spec.budget.trials
+        if self._asked is not None or self.counted + len(self._running) < most - confirm.kept(most):
             return
-        running = Counter(self._repeating[number] for number in self._running if number in self._repeating)
+        trials = [trial for trial in self._suggester.trials() if "continued_by" not in trial.user_attrs]
+        if any(trial.state.name == "WAITING" for trial in trials):
+            return  # what waits is asked first, and may be a repeat that was cut off
+        repeats = [trial for trial in trials if "repeats" in trial.user_attrs]
+        running = Counter(trial.user_attrs["repeats"] for trial in repeats if trial.state.name == "RUNNING")
         members = [trial.number for trial in self.front().trials]
         setting = next_repeat(self.done, self.spec.objectives, confirm.repeats, running, members)
         if setting is None:
             return
-        parameters = next(record.parameters for record in self.done if record.number == setting)
-        seed = next_seed(self.done, running, setting, self.spec.training.seed)
-        self._suggester.enqueue(parameters, {"repeats": setting, "seed": seed})
+        used = [trial.user_attrs["seed"] for trial in repeats if trial.user_attrs["repeats"] == setting]
+        notes = {"repeats": setting, "seed": next_seed(used, self.spec.training.seed)}
+        self._suggester.enqueue(next(record.parameters for record in self.done if record.number == setting), notes)
 
     def _start(self, setup: TrialSetup) -> TrialSetup:
         facts = _facts(setup, self.known_train_s(setup))
@@ -534,14 +538,14 @@ def run_study(
     legal = legal_batches(spec, profiles.values())
     if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, legal)]:
         raise StudyFileError(dict.fromkeys(faults))
+    law = known_seconds(spec, name, profiles, runner.device)
+    past = past_trials(spec, identity, law)
+    if past:
+        notify(Event("message", text=f"warm start: {len(past)} trials of {', '.join(spec.warm_start)} lie in this space"))
     records.keep_study(name, spec.study, identity, spec.model_dump(mode="json"))
     records.take(name)
     try:
         records.keep_prices(name, prices_of(profiles))
-        law = known_seconds(spec, name, profiles, runner.device)
-        past = past_trials(spec, identity, law)
-        if past:
-            notify(Event("message", text=f"warm start: {len(past)} trials of {', '.join(spec.warm_start)} lie in this space"))
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
         run = StudyRun(
             spec,

@@ -80,6 +80,11 @@ def _door(url: str) -> Iterator[None]:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
             yield
+        except ValueError as error:
+            if "dynamic value space" not in str(error):
+                raise
+            message = f"the storage holds trials with other choices or ranges under this name ({error}). Choose another name."
+            raise StudyFileError(Fault("study", message)) from None
         except optuna.exceptions.StorageInternalError as error:
             raise LauncherError(f"storage {masked(url)}: the database refused: {error.__cause__ or error}") from error
 

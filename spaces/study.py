@@ -364,6 +364,14 @@ class Confirm(Section):
     repeats: StrictInt = Field(0, ge=0, description="Further runs of each member of the front; they count as trials.")
     share: Share = Field(0.3, description="Of budget.trials, the last share, kept for them.")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.repeats == 0 and self.share != type(self).model_fields["share"].default:
+            raise fault("expected repeats with share, got none. Write {repeats: 2, share: 30%}.")
+        if self.repeats and not self.share:
+            raise fault("expected a share above 0 for repeats, got 0. Write share: 30%, or repeats: 0.")
+        return self
+
     def kept(self, trials: int) -> int:
         """Trials of a budget that are kept for repeats."""
         return round(self.share * trials) if self.repeats else 0
@@ -424,6 +432,12 @@ class StudySpec(Section):
     cluster: Cluster = Cluster()
 
     _folder: Path = PrivateAttr(Path())
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.warm_start and self.sampler != "front":
+            raise fault(f"warm_start: expected sampler: front, which learns from earlier studies; got {self.sampler}")
+        return self
 
     # What must stay as it was for old and new trials to be one experiment.
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")

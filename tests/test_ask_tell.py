@@ -9,7 +9,7 @@ from typing import Any
 import bsearch.search.ask_tell as room
 import pytest
 from bsearch.search import Search
-from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.errors import ObjectiveError, StudyFileError
 
 SPACE: dict[str, Any] = {
     "effective_batch": {"low": 8, "high": 1024, "log": True},
@@ -80,6 +80,26 @@ def test_every_outcome_ends_as_it_should() -> None:
     assert [trial.number for trial in search.front().trials] == [0]
 
 
+def test_what_is_told_wrongly_changes_nothing() -> None:
+    search = Search(SPACE, rule="sqrt")
+    number = search.ask().number
+    wrong: list[tuple[Any, ...]] = [(-1.0, 0.5), (math.inf, 0.5), (1.0, math.nan), (None, 0.5), (1.0, 0.5, "compleet")]
+    for values in wrong:
+        with pytest.raises(ObjectiveError, match="trial 0: expected"):
+            search.tell(number, *values)
+    for fraction in (0, -1, 50, math.nan):
+        with pytest.raises(ObjectiveError, match="expected a fraction"):
+            search.report(number, fraction, 1.0, 0.5)
+    with pytest.raises(ObjectiveError, match="expected the number of a trial that was asked"):
+        search.tell(7, 1.0, 0.5)
+    assert not search.report(number, 0.5, 1.0, math.nan)
+    search.tell(number, 1.0, 0.5, "stopped")  # never reported
+    search.tell(number, 2.0, 0.9)
+    assert not search.report(number, 0.7, 1.0, 0.1)
+    (record,) = search.records()
+    assert (record.outcome, record.accuracy, search.ended) == ("stopped", 0.5, 1)
+
+
 def test_known_seconds_keep_what_does_not_fit_from_being_proposed() -> None:
     def seconds(parameters: Any) -> float:
         return math.nan if parameters["effective_batch"] > 200 else 100 / parameters["effective_batch"]
@@ -90,12 +110,15 @@ def test_known_seconds_keep_what_does_not_fit_from_being_proposed() -> None:
         one = search.ask()
         batches.append(one.parameters["effective_batch"])
         search.tell(one.number, *pretended(one.parameters))
-    assert max(batches[4:]) <= 200  # type: ignore[type-var]
+    assert max(batches) <= 200  # type: ignore[type-var]
 
 
 def test_all_faults_at_once() -> None:
     with pytest.raises(StudyFileError) as caught:
         Search({"batch": {"low": 9, "high": 3}, "rate": {"lo": 1}})
     assert {"space.batch", "space.rate"} <= {fault.key.rpartition(".low")[0] or fault.key for fault in caught.value.faults}
+    with pytest.raises(StudyFileError) as caught:
+        Search({"rule": ["auto", "sqrt"]}, direction="max", risk=5)  # type: ignore[arg-type]
+    assert [fault.key for fault in caught.value.faults] == ["direction", "space.rule", "risk"]
     with pytest.raises(StudyFileError, match="stopping: expected one of front, halving, none; got 'fornt'"):
         Search(SPACE, stopping="fornt")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
-from bsearch.search.confirm import averaged, front_chances, next_repeat, next_seed, pooled_deviation
+from bsearch.search.confirm import averaged, front_chances, next_repeat, next_seed, run_deviations
 from bsearch.search.pareto import study_front
 from bsearch.spaces.study import Metric, Objectives
 from bsearch.spaces.trial import TrialRecord
@@ -25,10 +24,10 @@ def run(number: int, seconds: float, accuracy: float, repeats: int | None = None
 def test_a_setting_counts_once_with_its_mean() -> None:
     records = [run(0, 1.0, 0.8), run(1, 2.0, 0.9), run(2, 1.0, 0.7, 0), run(3, 1.0, 0.9, 0), run(4, 1.0, 0.1, 0, "diverged")]
     means = averaged(records, OBJECTIVES)
-    assert [(one.number, one.facts["runs"]) for one in means] == [(0, 3), (1, 1)]
+    assert [(one.number, one.facts["runs"], one.facts.get("failed_runs")) for one in means] == [(0, 3, 1), (1, 1, None)]
     assert means[0].accuracy == pytest.approx(0.8)
-    deviation, freedom = pooled_deviation([[0.8, 0.7, 0.9], [0.9]])
-    assert (deviation, freedom) == (pytest.approx(0.1), 2)
+    deviations, freedom = run_deviations([[0.8, 0.7, 0.9], [0.9]])
+    assert (deviations, freedom) == (pytest.approx([0.1, 0.1]), 2)
     # Student's t, 90 %, two degrees of freedom: 2.92.
     assert means[0].facts["mean_high"] - 0.8 == pytest.approx(2.92 * 0.1 / math.sqrt(3), rel=1e-3)
     assert means[1].facts["mean_high"] - 0.9 == pytest.approx(2.92 * 0.1, rel=1e-3)
@@ -83,8 +82,28 @@ def test_what_is_most_in_doubt_is_trained_again_first() -> None:
     records += [run(4, 1.0, 0.21, 0), run(5, 1.0, 0.18, 0)]
     front = [one.number for one in study_front(records, OBJECTIVES).trials]
     assert front == [0, 1, 2]
-    chosen = next_repeat(records, OBJECTIVES, 2, {}, front)
-    assert chosen == 2  # 0.81 after 0.8 with noise of 0.015; the hopeless trial 3 never, trial 0 has its runs
-    assert next_repeat(records, OBJECTIVES, 2, {2: 2}, front) == 1
+    # 0.81 after 0.8 with noise of 0.015: both in doubt; the hopeless trial 3 never, trial 0 has its runs.
+    assert next_repeat(records, OBJECTIVES, 2, {}, front) in (1, 2)
+    assert next_repeat(records, OBJECTIVES, 2, {2: 1}, front) == 1
+    assert next_repeat(records, OBJECTIVES, 2, {1: 1}, front) == 2
     assert next_repeat(records, OBJECTIVES, 2, {1: 2, 2: 2}, front) is None
-    assert next_seed(records, Counter({0: 1}), 0, 7) == 7 + 3 + 1
+
+
+def test_runs_that_failed_count_and_half_of_them_take_a_setting_off_the_front() -> None:
+    records = [run(0, 1.0, 0.8), run(1, 2.0, 0.9), run(2, 2.0, 0.1, 1, "diverged")]
+    assert [one.number for one in study_front(records, OBJECTIVES).trials] == [0]
+    records.append(run(3, 2.0, 0.91, 1))
+    front = study_front(records, OBJECTIVES).trials
+    assert [(one.number, one.facts.get("failed_runs")) for one in front] == [(0, None), (1, 1)]
+    assert next_repeat(records, OBJECTIVES, 2, {}, [0, 1]) == 0
+    assert next_repeat(records, OBJECTIVES, 2, {0: 2}, [0, 1]) is None
+
+
+def test_a_setting_that_hardly_learns_lends_its_precision_to_no_other() -> None:
+    deviations, _ = run_deviations([[0.1, 0.1001], [0.5, 0.6], [0.5, 0.58]])
+    assert deviations[0] < deviations[1] / 1.2
+
+
+def test_seeds_are_never_used_twice() -> None:
+    assert next_seed([], 7) == 8
+    assert next_seed([8, 9, 11], 7) == 10

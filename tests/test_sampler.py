@@ -194,6 +194,29 @@ def test_what_cannot_be_planned_is_not_proposed() -> None:
     assert all(one.params["batch"] <= 100 for one in study.trials[4:])
 
 
+@pytest.mark.parametrize("directions", [["minimize"], ["maximize", "maximize"], ["minimize", "minimize"], ["minimize"] * 3])
+def test_studies_without_seconds_go_to_optunas_own(directions: list[str]) -> None:
+    study = optuna.create_study(directions=directions, sampler=FrontSampler())
+    for number in range(14):
+        trial = study.ask(TRADE)
+        if number % 5 == 4:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, [math.sin(number)] * len(directions))
+    assert len({one.params["batch"] for one in study.trials}) > 5
+
+
+def test_infinite_values_and_laws_do_no_harm() -> None:
+    def law(parameters: Mapping[str, Any]) -> float:
+        return math.inf if parameters["batch"] > 300 else 0.0 if parameters["batch"] > 100 else trade(parameters)[0]
+
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=FrontSampler(space=TRADE, known_seconds=law))
+    for number in range(14):
+        trial = study.ask(TRADE)
+        assert trial.params["batch"] <= 100
+        study.tell(trial, [math.inf, 0.5] if number % 4 == 1 else trade(trial.params))
+
+
 @pytest.mark.parametrize("sampler", ["front", "gp", "nsga2", "qmc", "random", "optuna.samplers:RandomSampler"])
 def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str) -> None:
     path = study_file(task=f"{TASKS}:Points", sampler=sampler, budget={"trials": 7, "profile_s": 0.3})
