@@ -46,7 +46,6 @@ EXPECTED = {"expected_seconds", "expected_accuracy", "expected_deviation"}
 _NODES, _SHARES = np.polynomial.hermite_e.hermegauss(20)
 _SHARES = _SHARES / _SHARES.sum()
 
-
 # Parameters, seconds and accuracy of a trial of an earlier study.
 PastTrial = tuple[Mapping[str, Any], float, float]
 
@@ -62,6 +61,7 @@ class FrontSampler(BaseSampler):
         space: what is searched; not given, what finished trials have in common.
         known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned at all, which
             is then never proposed.
+        past: trials of an earlier study: what is believed hangs on them too, the front does not.
         seed: of the first points and of the candidates.
     """
 
