@@ -351,7 +351,7 @@ def test_a_law_that_promised_too_much_is_mended_by_the_first_failure(
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 12
     attempts = Records(f"sqlite:///{tmp_path}/small.db").attempts("small")
     failed = [row for row in attempts if row["outcome"] == "out_of_memory"]
-    assert 1 <= len(failed) <= 3
+    assert 1 <= len(failed) <= 5
     assert "over the limit" in failed[0]["message"]
     for row in failed:
         rows = [other for other in attempts if other["number"] == row["number"]]
