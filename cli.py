@@ -638,7 +638,7 @@ def plan(
             OptimizerSettings(rate, weight_decay=weight_decay),
             reference_batch=at_batch,
             effective_batch=effective_batch,
-            constants=RuleConstants(exponent, None if noise_batch is None else noise_batch / at_batch),
+            constants=RuleConstants.at(at_batch, exponent, noise_batch),
         )
     shares = [
         {

@@ -17,7 +17,7 @@ Several suggestions may be asked before the first is told: each knows of the oth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -72,10 +72,13 @@ class Search:
     ) -> None:
         domains = _domains(space)
         faults = []
-        rules = {name: function for name, function in RATE_RULES.items() if name != "adamw_tau"}  # it needs a trial's samples
-        named = [("stopping", stopping, STOPPING), ("direction", direction, ("minimize", "maximize"))]
-        named += [("rule", value, rules) for value in (() if rule is None else (rule,))]
-        named += [("space.rule", value, rules) for value in (values_of(domains["rule"]) if "rule" in domains else ())]
+        rules = [name for name in RATE_RULES if name != "adamw_tau"]  # it needs a trial's samples
+        named: list[tuple[str, Any, Collection[str]]] = [
+            ("stopping", stopping, STOPPING),
+            ("direction", direction, ("minimize", "maximize")),
+            *([("rule", rule, rules)] if rule is not None else []),
+            *([("space.rule", value, rules) for value in values_of(domains["rule"])] if "rule" in domains else []),
+        ]
         for where, value, known in named:
             if value not in known:
                 faults.append(Fault(where, f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}"))
@@ -89,7 +92,7 @@ class Search:
             raise StudyFileError(faults)
         self.rule, self.reference_batch = rule, reference_batch
         self.objectives = Objectives(accuracy=Metric(metric=metric, direction=direction))
-        self._sign = 1.0 if direction == "maximize" else -1.0
+        self._sign = self.objectives.accuracy.sign
         self._suggester = Suggester(
             storage, name, domains, self.objectives, sampler=sampler, seed=seed, known_seconds=known_seconds
         )
@@ -112,19 +115,12 @@ class Search:
         rule = str(values.get("rule", self.rule or ""))
         if "reference_rate" not in values or "effective_batch" not in values or not rule:
             return suggestion
-
-        def given(name: str) -> float | None:
-            return float(values[name]) if name in values else None
-
-        noise = given("noise_batch")
         made = scaled_settings(
             rule,
             OptimizerSettings(float(values["reference_rate"])),
             reference_batch=self.reference_batch,
             effective_batch=int(values["effective_batch"]),
-            constants=RuleConstants(
-                exponent=given("exponent"), noise_kappa=None if noise is None else noise / self.reference_batch
-            ),
+            constants=RuleConstants.at(self.reference_batch, values.get("exponent"), values.get("noise_batch")),  # type: ignore[arg-type]
         )
         return Suggestion(suggestion.number, {**values, "learning_rate": made.learning_rate})
 
@@ -168,20 +164,21 @@ class Search:
                 raise ObjectiveError(
                     f"trial {number}: expected a finite accuracy of a trial that is {outcome}, got {accuracy!r}"
                 )
+        finite = accuracy is not None and math.isfinite(accuracy) and outcome in ("complete", "diverged")
         facts: dict[str, Any] = {"outcome": outcome, "train_s": train_s}
-        values, state = None, "FAIL"
         if outcome == "stopped":
             facts |= {"stopped_accuracy": accuracy} | self._stopping.stopped_facts(number, self._sign)
-            state = "PRUNED"
-        elif outcome != "error" and train_s is not None and accuracy is not None and math.isfinite(accuracy):
-            values, state = [train_s, accuracy], "COMPLETE"
-        elif outcome != "error":
-            state = "PRUNED"
-        self._stopping.ended(number, train_s or 0.0, self._sign * accuracy if values and accuracy is not None else None)
-        if values:
+        self._stopping.ended(number, train_s or 0.0, self._sign * accuracy if finite and accuracy is not None else None)
+        if finite:
             facts["curve"] = [(fraction, self._sign * one) for fraction, one in self._stopping.curve_of(number)]
-        facts = {key: value for key, value in facts.items() if value is not None}
-        self._suggester.tell(number, {"state": state, "values": values, "constraint": None, "facts": facts})
+        result = {
+            # As a study's trials: what has no values to learn from is PRUNED, and what failed FAIL.
+            "state": "COMPLETE" if finite else "FAIL" if outcome == "error" else "PRUNED",
+            "values": [train_s, accuracy] if finite else None,
+            "constraint": None,
+            "facts": {key: value for key, value in facts.items() if value is not None},
+        }
+        self._suggester.tell(number, result)
 
     def records(self) -> list[TrialRecord]:
         return [trial_record(trial) for trial in self._suggester.trials()]

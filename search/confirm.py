@@ -51,7 +51,7 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
     means = [_mean(group, failed[setting]) for setting, group in runs.items()]
     if not freedom:
         return means
-    sign = 1.0 if objectives.accuracy.direction == "maximize" else -1.0
+    sign = objectives.accuracy.sign
     seconds = np.array([record.seconds(objectives.speed) for record in means], dtype=float)
     accuracy = np.array([sign * (record.accuracy or 0.0) for record in means])
     errors = deviations / np.sqrt([len(group) for group in runs.values()])

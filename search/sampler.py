@@ -94,20 +94,24 @@ class FrontSampler(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         if not search_space:
             return {}
-        if len(study.directions) != 2 or study.directions[0] == StudyDirection.MAXIMIZE:
-            return self._many.sample_relative(study, trial, self._many.infer_relative_search_space(study, trial))
         coding = Coding(search_space)
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
+        if len(signs) != 2 or signs[0] > 0:
+            return self._elsewhere(study, trial)
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         evidence = Evidence.of(others, coding, signs, self._past)
-        if evidence.timeless:
-            return self._many.sample_relative(study, trial, self._many.infer_relative_search_space(study, trial))
+        if (evidence.seconds <= 0).any():
+            return self._elsewhere(study, trial)
         if len(evidence.points) < coding.parameters + _FIRST:
             chance = np.random.default_rng((self._seed, trial.number))
             return coding.decode(_first_point(coding, self._known(coding), chance, evidence.finishing()))
         model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last)
         model.await_(evidence.pending, self._known(coding))
         return coding.decode(model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number))))
+
+    def _elsewhere(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
+        """What Optuna's own proposes where the first objective is no time."""
+        return self._many.sample_relative(study, trial, self._many.infer_relative_search_space(study, trial))
 
     def _known(self, coding: Coding) -> Callable[[Array], Array | None]:
         """Log seconds of encoded points by the law; None where there is none."""
@@ -266,11 +270,6 @@ class Evidence:
             np.array(pending).reshape(-1, width),
             np.array(failed).reshape(-1, width),
         )
-
-    @property
-    def timeless(self) -> bool:
-        """Whether the first objective is no time: 0 or less."""
-        return bool((self.seconds <= 0).any())
 
     def finishing(self) -> GaussianProcess | None:
         """The chance that training finishes; None where it never failed."""

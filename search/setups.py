@@ -55,7 +55,12 @@ def trial_setup(
         reference,
         reference_batch=spec.space.reference_batch,
         effective_batch=effective_batch,
-        constants=_rule_constants(spec, values, float(epochs)),
+        constants=RuleConstants.at(
+            spec.space.reference_batch,
+            values.pop("exponent", None),
+            values.pop("noise_batch", None),
+            samples_ratio=float(epochs) / bounds(spec.space.epochs)[1],
+        ),
     )
     return TrialSetup(
         study=name,
@@ -78,16 +83,6 @@ def trial_setup(
         memory_limit_bytes=profile.limit_bytes,
         largest_micro_batch=limits["largest_micro_batch"],
         smallest_micro_batch=limits["smallest_micro_batch"],
-    )
-
-
-def _rule_constants(spec: StudySpec, values: dict[str, Any], epochs: float) -> RuleConstants:
-    """What the rules need beside kappa, taken out of a suggestion's values."""
-    noise_batch = values.pop("noise_batch", None)
-    return RuleConstants(
-        exponent=values.pop("exponent", None),
-        noise_kappa=None if noise_batch is None else noise_batch / spec.space.reference_batch,
-        samples_ratio=epochs / bounds(spec.space.epochs)[1],
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from scipy.special import stdtr
 
 from .accuracy_scale import AccuracyScale
 from .gaussian_process import Array
+from .pareto import front_members
 
 # Finished curves before the first trial is stopped: fewer say little of how curves go on.
 LEAST_CURVES = 6
@@ -127,14 +128,6 @@ class Stopping(ABC):
         curve = self.curves[number]
         return list(zip(curve.fractions, curve.accuracies, strict=True))
 
-    def words(self, number: int) -> str:
-        """Why a trial is stopped where it is, for people."""
-        curve, promised = self.curves[number], self.expected(number)
-        words = f"stopped after {curve.fractions[-1]:.0%} of its budget"
-        if promised is not None:
-            words += f", with {abs(promised.accuracy):.4g} ± {promised.accuracy_deviation:.2g} to be expected at its end"
-        return words
-
     def stopped_facts(self, number: int, sign: float) -> dict[str, Any]:
         """What is kept of a trial that was stopped: how far it came, and what its curve promised.
 
@@ -178,7 +171,7 @@ class FrontStopping(Stopping):
 
     `risk` is how many of those that would have ended on the front are stopped. It is not the share of stopped trials that
     would have: late in a search nearly all trials end below the front, so stopping every tenth of the few that do not would
-    still look like hardly any mistakes (docs/log.md, "stopping").
+    still look like hardly any mistakes (docs/decisions/0011).
     """
 
     def __init__(self, risk: float = 0.05) -> None:
@@ -241,23 +234,27 @@ def front_ranks(points: Sequence[tuple[float, float]]) -> list[int]:
     >>> front_ranks([(1, 0.5), (2, 0.9), (2, 0.7), (3, 0.6)])
     [0, 0, 1, 2]
     """
-    left = set(range(len(points)))
+    left = list(range(len(points)))
     ranks = [0] * len(points)
     rank = 0
     while left:
-        front = {
-            one
-            for one in left
-            if not any(
-                points[other][0] <= points[one][0] and points[other][1] >= points[one][1] and points[other] != points[one]
-                for other in left
-            )
-        }
-        for one in front:
+        for one in [left[place] for place in front_members([(points[one][0], -points[one][1]) for one in left])]:
             ranks[one] = rank
-        left -= front
+            left.remove(one)
         rank += 1
     return ranks
+
+
+def stopped_words(facts: Mapping[str, Any]) -> str:
+    """Why a trial was stopped where it was, for people.
+
+    >>> stopped_words({"stopped_fraction": 0.4, "expected_accuracy": 0.5512, "expected_deviation": 0.021})
+    'stopped after 40% of its budget, with 0.5512 ± 0.021 to be expected at its end'
+    """
+    words = f"stopped after {facts['stopped_fraction']:.0%} of its budget"
+    if "expected_accuracy" in facts:
+        words += f", with {facts['expected_accuracy']:.4g} ± {facts['expected_deviation']:.2g} to be expected at its end"
+    return words
 
 
 def expectation(curve: Curve, finished: Sequence[Curve]) -> Expectation | None:

@@ -42,7 +42,7 @@ from .setups import (
     profile_faults,
     trial_setup,
 )
-from .stopping import STOPPING
+from .stopping import STOPPING, stopped_words
 from .suggest import Suggester, trial_record
 
 # The same error this often in a row is the task's fault, not the trial's.
@@ -108,8 +108,9 @@ class StudyRun:
         self.notify = notify
         self._suggester, self._records = suggester, records
         self._running: dict[int, tuple[TrialSetup, list[Measurement]]] = {}
+        self._sign = spec.objectives.accuracy.sign
         self._stopping = STOPPING[spec.stopping.kind](spec.stopping.risk)
-        self._repeating: dict[int, int] = {}  # running trials that train a setting again, by number
+        self._repeats: set[int] = set()  # trials that train a setting again, which are never stopped
         self._asked: Future[Suggestion] | None = None  # what the sampler is thinking of
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask")
         self._again: deque[TrialSetup] = deque()  # next attempts of trials that ran out of memory or lost their worker
@@ -144,7 +145,7 @@ class StudyRun:
             suggestion = self._asked.result()
             self._asked = None
             if "repeats" in suggestion.notes:
-                self._repeating[suggestion.number] = suggestion.notes["repeats"]
+                self._repeats.add(suggestion.number)
             try:
                 setup = self.setup(suggestion)
             except InfeasiblePlanError as error:
@@ -162,7 +163,7 @@ class StudyRun:
         self.notify(Event("measured", setup=setup, measurement=measurement))
         accuracy = self._sign * measurement.score(setup.metric)
         hopeless = self._stopping.report(number, _fraction(setup, measurement), self._seconds(setup, measurement), accuracy)
-        return not (hopeless and number not in self._repeating) and not self.stopping
+        return not (hopeless and number not in self._repeats) and not self.stopping
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Keep how an attempt ended and act on it as the outcomes table says."""
@@ -171,8 +172,9 @@ class StudyRun:
             self._lost[number] = self._lost.get(number, 0) + 1
             if self._lost[number] >= LOST_ATTEMPTS:
                 outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
-        if outcome.kind == "stopped":
-            outcome = Outcome("stopped", self._stopping.words(number))
+        promised = self._stopping.stopped_facts(number, self._sign) if outcome.kind == "stopped" else {}
+        if promised:
+            outcome = Outcome("stopped", stopped_words(promised))
         again = self._next_setup(setup, outcome)
         if again is not None:
             self._records.end(setup, outcome, {})
@@ -182,8 +184,7 @@ class StudyRun:
         if outcome.kind == "out_of_memory":
             outcome = Outcome("error", f"one sample in a pass does not fit: {outcome.message}", outcome.traceback)
         result = _result(setup, measurements, outcome, self.known_train_s(setup), self.spec.objectives.speed)
-        if outcome.kind == "stopped":
-            result["facts"] |= self._stopping.stopped_facts(number, self._sign)
+        result["facts"] |= promised
         self._records.end(setup, outcome, result)
         self._finish(number, result)
         if measurements:
@@ -261,10 +262,6 @@ class StudyRun:
                 self._suggester.enqueue(settings, {"start": index})
 
     # Inside
-
-    @property
-    def _sign(self) -> float:
-        return 1.0 if self.spec.objectives.accuracy.direction == "maximize" else -1.0
 
     def _seconds(self, setup: TrialSetup, measurement: Measurement) -> float:
         """What the front counts as the time of a trial's whole training, known or reckoned from what it took so far."""

@@ -38,6 +38,13 @@ class RuleConstants:
     noise_kappa: float | None = None
     samples_ratio: float = 1.0
 
+    @classmethod
+    def at(
+        cls, reference_batch: int, exponent: float | None, noise_batch: float | None, samples_ratio: float = 1.0
+    ) -> RuleConstants:
+        """The constants of a study, whose noise batch is in samples."""
+        return cls(exponent, None if noise_batch is None else noise_batch / reference_batch, samples_ratio)
+
 
 def constant(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
     """Keep the learning rate whatever the batch.

@@ -312,6 +312,11 @@ class Metric(Section):
     metric: StrictStr = Field("accuracy", min_length=1)
     direction: Literal["minimize", "maximize"] = "maximize"
 
+    @property
+    def sign(self) -> float:
+        """What makes more of it better: 1, or -1 where it is minimized."""
+        return 1.0 if self.direction == "maximize" else -1.0
+
 
 def _metric(value: Any) -> Any:
     """A plain name is a metric to maximize, unless it sounds like one that nobody would."""
