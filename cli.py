@@ -28,7 +28,8 @@ from .spaces.study_file import located, read_study, settled, study_from_dict
 from .spaces.trial import ParetoFront, TrialRecord
 
 if TYPE_CHECKING:
-    from .search.study_run import Runner, StudyResult
+    from .search.driver import StudyResult
+    from .search.study_run import Runner
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted.
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -207,8 +208,8 @@ def _located(file: Path | None) -> Any:
 
 def _run(spec: StudySpec, out: Path, console: Console, *, fresh: bool, serial: bool) -> StudyResult:
     from .objectives.loading import objective_hash
+    from .search.driver import run_study
     from .search.live import LiveView
-    from .search.study_run import run_study
 
     code = objective_hash(spec.task)
     with _runner(spec, out, serial, console) as runner:
@@ -394,6 +395,7 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     spec = read_study(study, storage=storage)
     from .objectives.loading import objective_hash
     from .objectives.probe import memory_rows
+    from .search.driver import study_identity
     from .search.export import json_text, write_file
     from .search.profile_report import (
         memory_plot,
@@ -405,7 +407,6 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     )
     from .search.serial import SerialRunner
     from .search.setups import cost_keys, profile_request
-    from .search.study_run import study_identity
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -771,9 +772,9 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
 def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, ParetoFront, list[TrialRecord]]:
     """Storage, name, front and trials of a study by its file or by a database URL."""
     from .objectives.loading import objective_hash
+    from .search.driver import study_identity
     from .search.pareto import study_front
     from .search.records import Records, masked
-    from .search.study_run import study_identity
     from .search.suggest import stored_trials
     from .spaces.study import Objectives
 

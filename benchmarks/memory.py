@@ -29,9 +29,9 @@ from bsearch.objectives.digits import Digits
 from bsearch.objectives.loading import objective_hash
 from bsearch.objectives.memory import MemoryProbe, memory_law
 from bsearch.objectives.training import train_task
+from bsearch.search.driver import run_study
 from bsearch.search.records import Records
 from bsearch.search.serial import SerialRunner
-from bsearch.search.study_run import run_study
 from bsearch.spaces.memory import readable_bytes
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study

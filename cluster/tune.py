@@ -23,7 +23,7 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# Ctrl-C is ours (study_run): Tune would stop by itself and tell nobody.
+# Ctrl-C is ours (search.driver): Tune would stop by itself and tell nobody.
 os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 
 import ray

@@ -15,9 +15,10 @@ import optuna
 import pytest
 from bsearch.objectives.loading import objective_hash
 from bsearch.search.confirm import averaged
+from bsearch.search.driver import StudyResult, run_study
 from bsearch.search.pareto import front_of
 from bsearch.search.records import Records
-from bsearch.search.study_run import Event, Runner, StudyResult, run_study
+from bsearch.search.study_run import Event, Runner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study

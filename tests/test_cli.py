@@ -463,7 +463,7 @@ def test_our_own_bugs_show_no_traceback_without_debug(study_file: Callable[..., 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr("bsearch.search.study_run.run_study", broken)
+    monkeypatch.setattr("bsearch.search.driver.run_study", broken)
     path = study_file(task=f"{TASKS}:Points")
     result = bsearch("run", path, "--serial")
     assert result.exit_code == 1

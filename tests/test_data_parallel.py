@@ -16,9 +16,9 @@ import pytest
 from bsearch.objectives.data_parallel import RankDiedError, RankProcesses, close_ranks, rank_processes
 from bsearch.objectives.loading import objective_hash
 from bsearch.objectives.trial import start_attempt
+from bsearch.search.driver import StudyResult, run_study
 from bsearch.search.records import Records
 from bsearch.search.serial import SerialRunner
-from bsearch.search.study_run import StudyResult, run_study
 from bsearch.spaces.errors import ObjectiveError
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study

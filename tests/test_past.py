@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from bsearch.objectives.loading import objective_hash
+from bsearch.search.driver import StudyResult, run_study
 from bsearch.search.serial import SerialRunner
-from bsearch.search.study_run import Event, StudyResult, run_study
+from bsearch.search.study_run import Event
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study_file import read_study
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import optuna
 import pytest
 from bsearch.objectives.loading import objective_hash
+from bsearch.search.driver import differences, run_study
 from bsearch.search.records import LOCK_EXPIRES_S, Records, masked
 from bsearch.search.serial import SerialRunner
-from bsearch.search.study_run import Event, StudyRun, differences, run_study
+from bsearch.search.study_run import Event, StudyRun
 from bsearch.spaces.errors import LauncherError, StudyFileError
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup

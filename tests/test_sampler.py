@@ -11,10 +11,10 @@ import numpy as np
 import optuna
 import pytest
 from bsearch.objectives.loading import objective_hash
+from bsearch.search.driver import run_study
 from bsearch.search.gaussian_process import conditioned, fitted
 from bsearch.search.sampler import Coding, Evidence, FrontModel, FrontSampler
 from bsearch.search.serial import SerialRunner
-from bsearch.search.study_run import run_study
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study_file import read_study
 from conftest import TASKS

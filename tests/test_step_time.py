@@ -16,9 +16,9 @@ from bsearch.objectives.loading import objective_hash
 from bsearch.objectives.probe import profile_objective
 from bsearch.objectives.step_time import Round, measured_step_time, timed_rounds
 from bsearch.objectives.training import TrainingRun
+from bsearch.search.driver import StudyResult, run_study
 from bsearch.search.records import Records
 from bsearch.search.serial import SerialRunner
-from bsearch.search.study_run import StudyResult, run_study
 from bsearch.search.suggest import stored_trials
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.errors import ProbeError

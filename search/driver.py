@@ -1,0 +1,233 @@
+"""The driver around a study's life: which study it is, what it begins with, its heartbeat, and how Ctrl-C ends it."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from ..spaces.errors import Fault, LauncherError, StudyFileError
+from ..spaces.study import StudySpec
+from ..spaces.trial import ParetoFront, TrialRecord
+from .past import past_trials
+from .profiles import prices_of, repriced_profiles, study_profiles
+from .records import HEARTBEAT_S, Records, masked
+from .setups import known_seconds, legal_batches, legal_words, price_words, profile_faults
+from .study_run import Event, Runner, StudyRun
+from .suggest import Suggester, trial_record
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """What a run of a study came to."""
+
+    name: str
+    front: ParetoFront
+    records: tuple[TrialRecord, ...]
+    stopped: str  # why it ended before its budget; empty where it met it
+    failure: str  # why it cannot go on; empty where it can
+    interrupted: bool
+    elapsed_s: float
+
+
+def study_identity(spec: StudySpec, task_hash: str) -> dict[str, Any]:
+    """What must stay as it was for old and new trials to be one experiment."""
+    return {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
+
+
+def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *, fresh: bool) -> str:
+    """The full name under which this study file's study is kept: its newest with the same identity.
+
+    Raises:
+        StudyFileError: the file changed in what may not change; with the differences.
+    """
+    kept = records.studies(spec.study)
+    if not kept:
+        return spec.study
+    if fresh:
+        return f"{spec.study}-{len(kept) + 1}"
+    for study in reversed(kept):
+        if study.identity == identity:
+            return study.name
+    newest = kept[-1]
+    if {**newest.identity, "task": identity["task"]} == identity and not records.any_counted(newest.name):
+        return newest.name  # its code never finished a trial, so mending it changes no experiment
+    changes = list(differences(kept[-1].identity, identity))
+    raise StudyFileError(
+        [
+            *(Fault(key, f"was {old}, now {new}") for key, old, new in changes),
+            Fault(
+                "",
+                f"study {kept[-1].name} was begun with other settings, and its trials would not compare with new ones. "
+                "Put them back, begin afresh with --new, or give the study another name.",
+            ),
+        ]
+    )
+
+
+def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every leaf in which two JSON values differ, as (key path, old, new)."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted({*old, *new}):
+            yield from differences(old.get(name), new.get(name), f"{key}.{name}".removeprefix("."))
+    elif old != new:
+        yield key, old, new
+
+
+def run_study(
+    spec: StudySpec,
+    runner: Runner,
+    task_hash: str,
+    *,
+    fresh: bool = False,
+    notify: Callable[[Event], None] = lambda event: None,
+    watch: Callable[[StudyRun], None] = lambda run: None,
+) -> StudyResult:
+    """Run a study, or go on with it, until its budget is met or it is stopped.
+
+    Args:
+        task_hash: the training code's identity.
+        fresh: begin a new study beside an older one of the same file.
+        watch: is given the run before its first trial, to show it live.
+
+    Raises:
+        StudyFileError: the study cannot be run as it is written, or changed since it was begun.
+        ObjectiveError: the training code does not work.
+        LauncherError: the storage cannot be used or another driver holds the study.
+    """
+    assert spec.storage is not None
+    records = Records(spec.storage)
+    identity = study_identity(spec, task_hash)
+    name = study_name(records, spec, identity, fresh=fresh)
+    # Until a trial counts, the newest laws are as good as any, and the task's code may have been mended.
+    prices = (records.prices(name) or {}) if records.any_counted(name) else None
+    if prices is not None and not any(prices.values()):
+        if spec.budget.profile_s:
+            text = "the study was begun with the clock's times and stays with them; --new begins one with known times"
+            notify(Event("message", text=text))
+        spec = spec.changed({"budget": {"profile_s": 0}})
+    profiles = study_profiles(spec, runner, task_hash, records, lambda text: notify(Event("message", text=text)))
+    if prices is not None:
+        profiles = repriced_profiles(profiles, prices)
+    legal = legal_batches(spec, profiles.values())
+    if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, legal)]:
+        raise StudyFileError(dict.fromkeys(faults))
+    law = known_seconds(spec, name, profiles, runner.device)
+    past = past_trials(spec, identity, law)
+    if past:
+        notify(Event("message", text=f"warm start: {len(past)} trials of {', '.join(spec.warm_start)} lie in this space"))
+    records.keep_study(name, spec.study, identity, spec.model_dump(mode="json"))
+    records.take(name)
+    try:
+        records.keep_prices(name, prices_of(profiles))
+        driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
+        run = StudyRun(
+            spec,
+            name,
+            Suggester(
+                records.url,
+                name,
+                spec.domains(),
+                spec.objectives,
+                sampler=spec.sampler,
+                seed=spec.training.seed,
+                legal=legal,
+                known_seconds=law,
+                past=past,
+            ),
+            records,
+            profiles,
+            runner.device,
+            notify,
+        )
+        notify(Event("message", text=legal_words(spec, legal, profiles.values())))
+        for words in price_words(spec, profiles.values()):
+            notify(Event("message", text=words))
+        run.queue_start()
+        run.recover()
+        watch(run)
+        with _heartbeat(run, records, driven_s), _interrupts(run) as interrupted:
+            try:
+                runner.run(run)
+            except KeyboardInterrupt:
+                if not run.stopping:
+                    raise
+            finally:
+                run.sweep()
+        return StudyResult(
+            name=name,
+            front=run.front(),
+            records=tuple(map(trial_record, run._suggester.trials())),
+            stopped=run.stopping,
+            failure=run.failure,
+            interrupted=interrupted.is_set(),
+            elapsed_s=run.elapsed_s(),
+        )
+    finally:
+        records.release(name)
+
+
+@contextmanager
+def _heartbeat(run: StudyRun, records: Records, driven_s: float) -> Iterator[None]:
+    """Signs of life while the study runs; they also count its hours and see when it is no longer ours."""
+    over = threading.Event()
+    limit_s = math.inf if run.spec.budget.hours is None else run.spec.budget.hours * 3600 - driven_s
+
+    def beat() -> None:
+        last = time.monotonic()
+        while True:
+            ended = over.wait(min(HEARTBEAT_S, max(0.05, limit_s - run.elapsed_s())))
+            now = time.monotonic()
+            try:
+                ours = records.beat(run.name, now - last)
+            except LauncherError as error:
+                run.notify(Event("message", text=str(error)))
+                ours = True  # a database that is away for a moment is not another driver
+            last = now
+            if ended:
+                return
+            if records.vanished():
+                run.fail(f"the database {masked(records.url)} was deleted while the study ran; its trials are gone with it")
+            elif not ours:
+                run.fail("another driver took the study over")
+            if run.elapsed_s() >= limit_s and not run.stopping:
+                run.stopping = f"budget.hours: {run.spec.budget.hours:g} h are used up"
+
+    thread = threading.Thread(target=beat, name="bsearch-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def _interrupts(run: StudyRun) -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM stop the study cleanly; a second one does not wait."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        interrupted.set()
+        run.stopping = run.stopping or f"interrupted ({signal.Signals(number).name})"
+        run.notify(Event("message", text="stopping: running trials are cut off and go on with the next run"))
+        if run.interruptible:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
