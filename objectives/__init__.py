@@ -5,6 +5,7 @@ Start with `Task`: write `data` and `model`, and everything else has a default.
 
 from ..spaces.trial import Measurement, TrialSetup
 from .batches import SampleKeys
+from .checkpoint import Checkpoint
 from .task import Data, Loss, Score, Task
 
-__all__ = ["Data", "Loss", "Measurement", "SampleKeys", "Score", "Task", "TrialSetup"]
+__all__ = ["Checkpoint", "Data", "Loss", "Measurement", "SampleKeys", "Score", "Task", "TrialSetup"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -82,6 +82,13 @@ class NoiseScale:
         """A step's squared norms of mean gradients over a small and a big batch."""
         noise = (small - big) / (1 / small_batch - 1 / big_batch)
         self._pairs.append((noise, (big_batch * big - small_batch * small) / (big_batch - small_batch)))
+
+    def state(self) -> list[list[float]]:
+        """Its estimates so far, for a checkpoint; what was not read yet is not among them."""
+        return [list(pair) for pair in self._pairs]
+
+    def set_state(self, state: Sequence[Sequence[float]]) -> None:
+        self._pairs = [(noise, signal) for noise, signal in state]
 
     def facts(self) -> dict[str, float]:
         """`noise_scale` in samples over all but the first quarter of the steps so far, and the 95 % interval about it.

@@ -26,6 +26,7 @@ from ..spaces.plan import BatchPlan, step_plans
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
+from .checkpoint import Checkpoint, random_state, set_random_state
 from .data_parallel import Ranks
 from .live_bytes import LiveBytes
 from .noise_scale import NoiseScale
@@ -230,18 +231,27 @@ class TrainingRun:
         }
 
     def measurements(self) -> Iterator[Measurement]:
-        """Train the whole budget; measure at equal fractions of it and at its end."""
+        """Train the whole budget; measure at equal fractions of it and at its end.
+
+        Where an earlier attempt left a checkpoint, what it measured is told again and training goes on from there.
+        """
         setup = self.setup
         full, last = step_plans(setup.plan, setup.samples_budget, **setup.limits)
         plans = [setup.plan] * full + list(last)
-        loader = self.loader(plans)
-        points = iter(evaluation_points(setup.samples_budget, setup.training.evaluations))
         clock = StepClock(self, counts_memory=len(plans) >= 4 * _COUNTED_STEPS)
         facts: dict[str, Parameter] = self._facts(len(plans))
+        checkpoint = Checkpoint.of(setup)
+        done, seen = self._resume(checkpoint, plans, clock)
+        yield from checkpoint.measurements
+        if seen:
+            facts["resumed_at"] = seen
+        loader = self.loader(plans[done:], seen)
+        points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > seen)
 
         self.model.train()
-        due, seen, summed, since = next(points), 0, torch.zeros((), device=self.device, dtype=torch.float64), 0
-        for number, plan in enumerate(plans, start=1):
+        due, summed, since = next(points), torch.zeros((), device=self.device, dtype=torch.float64), 0
+        clock.restart()
+        for number, plan in enumerate(plans[done:], start=done + 1):
             size = plan.effective_batch
             if self._shows_noise(plan):
                 self.noise.look_at(number, len(plans))
@@ -260,7 +270,7 @@ class TrainingRun:
                 facts["peak_bytes"] = clock.peak_bytes
             self.noise.read(self.ranks.mean)
             scores = self.evaluate()
-            yield Measurement(
+            measurement = Measurement(
                 samples_seen=seen,
                 elapsed_s=elapsed_s,
                 accuracy=scores.get("accuracy"),
@@ -268,11 +278,55 @@ class TrainingRun:
                 train_loss=train_loss,
                 facts={**facts, **self.noise.facts()},
             )
+            checkpoint.add(measurement)
+            if math.isfinite(train_loss) and seen < setup.samples_budget:
+                self._save(checkpoint, number, clock)
+                if checkpoint.trouble:
+                    facts["checkpoint"] = checkpoint.trouble
+            yield measurement
             if not math.isfinite(train_loss):
                 return
             summed, since = torch.zeros_like(summed), 0
             due = next((point for point in points if point > seen), setup.samples_budget)
             clock.restart()
+
+    def _save(self, checkpoint: Checkpoint, steps: int, clock: StepClock) -> None:
+        """Write a checkpoint down where it is time to; rank 0 does, and all ranks say where their dice stand."""
+        waited_s = 0.0 if self.ranks.rank else checkpoint.waited_s()
+        if checkpoint.url is None or not checkpoint.due(self.ranks.longest(waited_s)):
+            return
+        dice = self.ranks.gathered({"dice": [random_state(self.device)]})["dice"]
+        if self.ranks.rank:
+            return
+        checkpoint.save(
+            {
+                "steps": steps,
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "noise": self.noise.state(),
+                "clock": clock.state(),
+                "dice": dice,
+            }
+        )
+
+    def _resume(self, checkpoint: Checkpoint, plans: Sequence[BatchPlan], clock: StepClock) -> tuple[int, int]:
+        """Go on from the checkpoint where there is one: steps taken and samples seen, or zeros."""
+        state = checkpoint.load()
+        steps = 0 if state is None else int(state["steps"])
+        seen = sum(plan.effective_batch for plan in plans[:steps])
+        # Smaller passes may end a budget in other steps; and what one rank cannot read, no rank goes on from.
+        agreed = steps and checkpoint.measurements and checkpoint.measurements[-1].samples_seen == seen
+        if state is None or not all(self.ranks.gathered({"agreed": [bool(agreed)]})["agreed"]):
+            checkpoint.measurements.clear()
+            return 0, 0
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.noise.set_state(state["noise"])
+        clock.set_state(state["clock"])
+        set_random_state(state["dice"][self.ranks.rank], self.device)
+        return steps, seen
 
     def train_step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, summed: Tensor) -> None:
         """One planned step at a fraction of the budget, as trials take it and as the step-time law is told of it.
@@ -284,14 +338,13 @@ class TrainingRun:
             self.set_rate(fraction)
             summed += self.step(self.passes(plan, loader), plan.effective_batch)
 
-    def loader(self, plans: Iterable[BatchPlan]) -> Iterator[Any]:
-        """This device's batches of every pass of so planned steps, from the stream's beginning."""
+    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
+        """This device's batches of every pass of so planned steps, from a position of the stream on."""
         training = self.setup.training
         pinned = training.pin_memory and self.device.type == "cuda"
-        return batches(self.train_fetcher, self._pass_keys(plans), training.workers, pinned)
+        return batches(self.train_fetcher, self._pass_keys(plans, position), training.workers, pinned)
 
-    def _pass_keys(self, plans: Iterable[BatchPlan]) -> Iterator[SampleKeys]:
-        position = 0
+    def _pass_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
         for plan in plans:
             mine = position + sum(plan.shares[: self.ranks.rank])
             for samples in plan.passes(self.ranks.rank):
@@ -401,6 +454,21 @@ class StepClock:
         timed = self._samples - self._odd_samples
         # Where every step was an odd one, their time is all there is.
         return self._running_s * self._samples / timed if timed else self._running_s + self._odd_s
+
+    def state(self) -> dict[str, Any]:
+        """What it has counted so far, for a checkpoint."""
+        return {
+            "samples": self._samples,
+            "odd_samples": self._odd_samples,
+            "running_s": self._running_s,
+            "odd_s": self._odd_s,
+            "peak_bytes": self.peak_bytes,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there; in a new process each size's first step is an odd one again."""
+        self._samples, self._odd_samples = state["samples"], state["odd_samples"]
+        self._running_s, self._odd_s, self.peak_bytes = state["running_s"], state["odd_s"], state["peak_bytes"]
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -144,6 +144,7 @@ def run_study(
             records,
             profiles,
             runner.device,
+            task_hash,
             notify,
         )
         notify(Event("message", text=legal_words(spec, legal, profiles.values())))

@@ -86,6 +86,14 @@ def trial_setup(
     )
 
 
+def checkpoint_url(spec: StudySpec, name: str, task_hash: str, suggestion: Suggestion) -> str | None:
+    """Where a trial's checkpoint lies; a trial that goes on for one that was cut off finds that one's."""
+    if spec.cluster.checkpoints is None:
+        return None
+    began_as = suggestion.notes.get("began_as", suggestion.number)
+    return f"{spec.cluster.checkpoints.rstrip('/')}/{name}/checkpoints/{began_as}-{task_hash[:8]}.pt"
+
+
 def planned(
     spec: StudySpec, profile: DeviceProfile, effective_batch: int, devices: int, accumulation: int | None = None
 ) -> BatchPlan:

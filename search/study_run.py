@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from ..objectives.checkpoint import forget
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import InfeasiblePlanError
 from ..spaces.learning_rate import RULES_FOR_ADAM
@@ -27,6 +28,7 @@ from .pareto import study_front
 from .records import Records
 from .setups import (
     CostKey,
+    checkpoint_url,
     cost_key,
     known_train_s,
     trial_setup,
@@ -36,8 +38,10 @@ from .suggest import Suggester, trial_record
 
 # The same error this often in a row is the task's fault, not the trial's.
 SAME_ERRORS = 3
-# A trial whose worker dies this often dies of the trial.
+# A trial whose worker dies this often, and gets no further in between, dies of the trial.
 LOST_ATTEMPTS = 3
+# How a runner's words begin where not the worker alone died, but the machine under it.
+NODE_DIED = "its node died"
 # Infeasible plans in a row after which the space is to be blamed.
 INFEASIBLE_IN_A_ROW = 100
 # A trial whose own time departs from the known one by more than this share had neighbours, or was timed beside some.
@@ -90,9 +94,10 @@ class StudyRun:
         records: Records,
         profiles: Mapping[CostKey, DeviceProfile],
         device: Literal["cpu", "gpu"],
+        task_hash: str = "",
         notify: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        self.spec, self.name, self.device = spec, name, device
+        self.spec, self.name, self.device, self.task_hash = spec, name, device, task_hash
         self.profiles = dict(profiles)
         self.notify = notify
         self._suggester, self._records = suggester, records
@@ -103,7 +108,7 @@ class StudyRun:
         self._asked: Future[Suggestion] | None = None  # what the sampler is thinking of
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask")
         self._again: deque[TrialSetup] = deque()  # next attempts of trials that ran out of memory or lost their worker
-        self._lost: dict[int, int] = {}
+        self._lost: dict[int, tuple[int, int]] = {}  # samples seen before, and attempts lost since without more
         self._same_errors: tuple[str, int] = ("", 0)
         self.done = [record for record in map(trial_record, suggester.trials()) if record.outcome not in ("running", "waiting")]
         self.counted = self.counted_before = sum(record.counts for record in self.done)
@@ -157,10 +162,8 @@ class StudyRun:
     def ended(self, number: int, outcome: Outcome) -> None:
         """Keep how an attempt ended and act on it as the outcomes table says."""
         setup, measurements = self._running.pop(number)
-        if outcome.kind == "interrupted":
-            self._lost[number] = self._lost.get(number, 0) + 1
-            if self._lost[number] >= LOST_ATTEMPTS:
-                outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
+        if outcome.kind == "interrupted" and self._dies_of_itself(number, measurements, outcome):
+            outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
         promised = self._stopping.stopped_facts(number, self._sign) if outcome.kind == "stopped" else {}
         if promised:
             outcome = Outcome("stopped", stopped_words(promised))
@@ -176,6 +179,8 @@ class StudyRun:
         result["facts"] |= promised
         self._records.end(setup, outcome, result)
         self._finish(number, result)
+        if setup.checkpoint is not None:
+            self._asker.submit(forget, setup.checkpoint)  # an object store may take its time
         if measurements:
             trained = outcome.kind == "complete"
             accuracy = self._sign * measurements[-1].score(setup.metric) if trained else None
@@ -210,7 +215,12 @@ class StudyRun:
             InfeasiblePlanError: no plan, or a rule that is undefined there.
         """
         profile = self.profiles[cost_key(self.spec, suggestion.parameters)]
-        return trial_setup(self.spec, self.name, suggestion, profile, self.device)
+        setup = trial_setup(self.spec, self.name, suggestion, profile, self.device)
+        return replace(
+            setup,
+            checkpoint=checkpoint_url(self.spec, self.name, self.task_hash, suggestion),
+            checkpoint_every_s=float(self.spec.cluster.checkpoint_every_s),
+        )
 
     def known_train_s(self, setup: TrialSetup) -> float | None:
         """Seconds that training by a setup takes, by the law; None where trials are timed by the clock."""
@@ -294,6 +304,15 @@ class StudyRun:
             self._suggester.note(setup.number, facts)
         self.notify(Event("started", setup=setup))
         return setup
+
+    def _dies_of_itself(self, number: int, measurements: list[Measurement], outcome: Outcome) -> bool:
+        """Whether a trial's worker died too often without the trial getting on; what a node takes along does not count."""
+        reached, times = self._lost.get(number, (0, 0))
+        seen = measurements[-1].samples_seen if measurements else 0
+        lost_alone = not outcome.message.startswith(NODE_DIED)
+        times = int(lost_alone) if seen > reached else times + lost_alone
+        self._lost[number] = (max(seen, reached), times)
+        return times >= LOST_ATTEMPTS
 
     def _next_setup(self, setup: TrialSetup, outcome: Outcome) -> TrialSetup | None:
         """The next attempt at the same experiment, where one makes sense."""

@@ -28,7 +28,7 @@ from .sampler import FrontSampler, PastTrial
 _STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}
 
 # What a trial was queued with, and is queued with again where its driver stopped.
-_QUEUED_NOTES = {"start", "repeats", "seed"}
+_QUEUED_NOTES = {"start", "repeats", "seed", "began_as"}
 
 # Optuna's own word for a trial's constraints; its dashboard and its samplers read this system attribute.
 _CONSTRAINTS = "constraints"
@@ -204,7 +204,7 @@ class Suggester:
         trial = trials[number]
         if not any(other.user_attrs.get("continues") == number for other in trials):
             kept = {key: value for key, value in trial.user_attrs.items() if key in _QUEUED_NOTES}
-            self.enqueue(trial.params, {"continues": number, **kept})
+            self.enqueue(trial.params, {"continues": number, "began_as": number, **kept})
         follower = next(other.number for other in self.trials() if other.user_attrs.get("continues") == number)
         facts = {"outcome": "interrupted", "message": why, "continued_by": follower}
         self.tell(number, {"state": "FAIL", "values": None, "constraint": None, "facts": facts})

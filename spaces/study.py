@@ -343,6 +343,15 @@ class Cluster(Section):
         "local", min_length=1, description="local: start Ray here; auto: join a running one, else local; or host:port."
     )
     trials_at_once: StrictInt | None = Field(None, ge=1, description="Trials that run side by side at most.")
+    checkpoints: StrictStr | None = Field(
+        "results",
+        min_length=1,
+        description="Where trials keep what they go on from when a machine dies: a folder or URL (s3://...) that all workers "
+        "reach; null: nowhere.",
+    )
+    checkpoint_every_s: Number = Field(
+        60, ge=0, description="Seconds between two checkpoints of a trial at least; they are written at evaluations."
+    )
 
 
 STOPPINGS = ("front", "halving", "none")

@@ -28,7 +28,9 @@ RESERVED = frozenset(
         "all",
         "attempt",
         "attempts",
+        "began_as",
         "betas",
+        "checkpoint",
         "contended",
         "continued_by",
         "continues",
@@ -48,6 +50,8 @@ RESERVED = frozenset(
         "on_front",
         "outcome",
         "peak_bytes",
+        "repeats",
+        "resumed_at",
         "samples_budget",
         "samples_per_s",
         "seed",
@@ -124,14 +128,17 @@ def located(error: StudyFileError, path: Path) -> StudyFileError:
 
 
 def settled(study: StudySpec, folder: Path, storage: str | None = None) -> StudySpec:
-    """The study with its task and its storage made absolute, counted from `folder`."""
+    """The study with its task, its storage and its checkpoints made absolute, counted from `folder`."""
     reference, _, name = study.task.rpartition(":")
     if reference.endswith(".py"):
         reference = str((folder / Path(reference).expanduser()).resolve())
     storage = storage or study.storage or f"sqlite:///{study.study}.db"
     if storage.startswith("sqlite:///") and ":memory:" not in storage:
         storage = "sqlite:///" + str((folder / Path(storage.removeprefix("sqlite:///")).expanduser()).resolve())
-    settled_study = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage})
+    cluster, kept = study.cluster, study.cluster.checkpoints
+    if kept is not None and "://" not in kept:
+        cluster = cluster.model_copy(update={"checkpoints": str((folder / Path(kept).expanduser()).resolve())})
+    settled_study = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster})
     settled_study._folder = folder
     return settled_study
 

@@ -59,6 +59,8 @@ class TrialSetup:
     device: Literal["cpu", "gpu"] = "cpu"
     cpus: int = 1
     folder: str = "."  # of the study file; a task's own relative paths start here
+    checkpoint: str | None = None  # URL of the file that a later attempt goes on from; None where none is kept
+    checkpoint_every_s: float = 60.0
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     @property

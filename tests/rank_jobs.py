@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -89,3 +90,10 @@ def profiled(name: str) -> int:
     request = ProfileRequest(setup(), Memory(), highest=64, devices=(2,), timing_s=0.1)
     made = getattr(probe, name)("bsearch.objectives.digits:Digits", request)
     return int(made.step_times[0].devices)
+
+
+def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
+    """So many measurements of a training that is left then, and the weights it stood at."""
+    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    told = [(one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)]
+    yield told, [value.clone() for value in run.model.state_dict().values()]

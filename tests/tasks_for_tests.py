@@ -2,13 +2,15 @@
 
 import math
 import os
+import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
-from bsearch.objectives import Data, Loss, Measurement, Score, Task, TrialSetup
+from bsearch.objectives import Checkpoint, Data, Loss, Measurement, Score, Task, TrialSetup
 from bsearch.objectives.digits import Digits
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -291,3 +293,50 @@ class RaisesLarge(Points):
         if len(batch[1]) > 100:
             raise ValueError("too many")
         return super().loss(model, batch, setup)
+
+
+class Noisy(Points):
+    """Everything that could go wrong when training goes on elsewhere: dropout, batch statistics, momentum, its own dice."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        inputs, labels = batch
+        shake = random.random() + float(np.random.rand())
+        return super().loss(model, [inputs + 0.1 * shake, labels], setup)
+
+    def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
+        if setup.parameters.get("optimizer") == "adam":
+            return torch.optim.AdamW(parameters, lr=setup.learning_rate)
+        return super().optimizer(parameters, setup)
+
+
+class DiesOnceInTheMiddle(Noisy):
+    """The worker of each trial's first attempt dies by SIGKILL after three fifths of its budget."""
+
+    def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Mapping[str, Score]:
+        if setup.samples_budget > 1 and setup.attempt == 0 and "evaluated" in setup.parameters:
+            log = Path(str(setup.parameters["evaluated"])) / f"{setup.number}"
+            with log.open("a") as file:
+                file.write(".")
+            if log.stat().st_size == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().score(model, batch, setup)
+
+
+def own_loop_with_checkpoints(setup: TrialSetup) -> Iterator[Measurement]:
+    """A loop of one's own that goes on where an earlier attempt stopped: it counts, and dies once at 60 of 100."""
+    checkpoint = Checkpoint.of(setup)
+    state = checkpoint.load() or {"seen": 0}
+    yield from checkpoint.measurements
+    seen = state["seen"]
+    while seen < setup.samples_budget:
+        if seen == 60 and setup.attempt == 0:
+            raise KeyboardInterrupt
+        seen += 20
+        measurement = Measurement(samples_seen=seen, elapsed_s=seen / 100, accuracy=seen / setup.samples_budget)
+        checkpoint.add(measurement)
+        if checkpoint.due():
+            checkpoint.save({"seen": seen})
+        yield measurement

@@ -88,7 +88,7 @@ def test_surge_peaks_at_the_noise_batch_and_is_alike_on_both_sides(noise: float,
         for kappa in (noise / away, noise, noise * away)
     )
     assert below == pytest.approx(above)
-    assert peak >= below
+    assert peak >= below * (1 - 1e-12)
     # Li 2024, far below the peak: the square root.
     far = [RATE_RULES["surge"](OptimizerSettings(0.1), kappa, RuleConstants(noise_kappa=1e8)).learning_rate for kappa in (1, 4)]
     assert far[1] / far[0] == pytest.approx(2, rel=1e-4)

@@ -1,0 +1,207 @@
+"""Laws of going on: a training cut off anywhere and gone on with equals the one that was never cut off, bit for bit."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bsearch.objectives.checkpoint import Checkpoint, experiment_of, forget
+from bsearch.objectives.data_parallel import RankProcesses
+from bsearch.objectives.training import TrainingRun
+from bsearch.objectives.trial import start_attempt
+from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
+from conftest import TASKS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_jobs import cut_off
+from tasks_for_tests import Noisy, own_loop_with_checkpoints
+from test_training import setup
+
+
+def noisy(folder: Path | str, evaluations: int = 5, **changes: Any) -> TrialSetup:
+    """A short training that writes a checkpoint at every evaluation."""
+    url = f"{folder}/{uuid.uuid4().hex}.pt"
+    given = {"training": {"evaluations": evaluations}, "checkpoint": url, "checkpoint_every_s": 0.0, "budget": 400}
+    return setup(**(given | changes))
+
+
+def told(measurements: list[Measurement]) -> list[tuple[Any, ...]]:
+    """What of measurements must repeat; times do not."""
+    return [(one.samples_seen, one.accuracy, one.train_loss, dict(one.scores)) for one in measurements]
+
+
+def weights(run: TrainingRun) -> list[torch.Tensor]:
+    return [value.clone() for value in run.model.state_dict().values()]
+
+
+def trained_until(made: TrialSetup, measurements: int) -> None:
+    """Begin an attempt and leave it without a word after so many measurements, as a killed worker does."""
+    attempt = TrainingRun(Noisy(), made).measurements()
+    for _ in range(measurements):
+        next(attempt)
+    attempt.close()  # type: ignore[attr-defined]
+
+
+def whole(made: TrialSetup) -> tuple[list[tuple[Any, ...]], list[torch.Tensor]]:
+    run = TrainingRun(Noisy(), made)
+    return told(list(run.measurements())), weights(run)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=st.integers(2, 130),
+    budget=st.integers(150, 700),
+    evaluations=st.integers(2, 9),
+    cuts=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    optimizer=st.sampled_from(["sgd", "adam"]),
+    data=st.data(),
+)
+def test_cut_off_anywhere_and_gone_on_with_is_bit_for_bit_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+    batch: int,
+    budget: int,
+    evaluations: int,
+    cuts: list[int],
+    optimizer: str,
+    data: st.DataObject,
+) -> None:
+    passes = data.draw(st.integers(1, max(batch // 2, 1)))
+    made = noisy(
+        tmp_path_factory.getbasetemp(),
+        evaluations,
+        batch=batch,
+        accumulation=passes,
+        budget=budget,
+        rate=0.01,
+        parameters={"optimizer": optimizer},
+        smallest_micro_batch=2,
+    )
+    uninterrupted = whole(replace(made, checkpoint=None))
+    for attempt, cut in enumerate(cuts):
+        points = len(uninterrupted[0])
+        trained_until(replace(made, attempt=attempt), min(cut, points - 1) or 1)
+    measurements, ends = whole(replace(made, attempt=len(cuts)))
+    assert measurements == uninterrupted[0]
+    assert all(torch.equal(one, other) for one, other in zip(ends, uninterrupted[1], strict=True))
+
+
+def test_going_on_takes_the_remaining_steps_alone_and_says_where_it_began(tmp_path: Path) -> None:
+    made = noisy(tmp_path)
+    trained_until(made, 3)
+    run = TrainingRun(Noisy(), replace(made, attempt=1))
+    steps = 0
+    step = run.step
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        return step(*arguments)
+
+    run.step = counted  # type: ignore[method-assign]
+    measurements = list(run.measurements())
+    reached = measurements[2].samples_seen
+    assert steps == -(-(400 - reached) // 32)
+    assert measurements[-1].facts["resumed_at"] == reached
+    assert "resumed_at" not in measurements[2].facts
+    elapsed = [one.elapsed_s for one in measurements]
+    assert elapsed == sorted(elapsed)  # the clock goes on too
+
+
+def test_two_ranks_go_on_each_with_its_own_dice(tmp_path: Path) -> None:
+    made = noisy(tmp_path, plan=BatchPlan(33, 2, 2), smallest_micro_batch=2)
+    ranks = RankProcesses(2, "cpu", 1)
+    with closing(ranks):
+        reference = f"{TASKS}:Noisy"
+        (uninterrupted,) = ranks.run(cut_off, reference, replace(made, checkpoint=None).to_dict(), 99)
+        (_,) = ranks.run(cut_off, reference, made.to_dict(), 2)
+        (again,) = ranks.run(cut_off, reference, replace(made, attempt=1).to_dict(), 99)
+    assert again[0] == uninterrupted[0]
+    assert all(torch.equal(one, other) for one, other in zip(again[1], uninterrupted[1], strict=True))
+
+
+def test_a_smaller_pass_after_running_out_of_memory_goes_on_at_the_same_batch(tmp_path: Path) -> None:
+    made = noisy(tmp_path, batch=64, budget=448)
+    trained_until(made, 2)
+    again = replace(made, attempt=1, plan=BatchPlan(64, 2), largest_micro_batch=32)
+    assert experiment_of(again) == experiment_of(made)
+    measurements = list(TrainingRun(Noisy(), again).measurements())
+    assert measurements[-1].samples_seen == 448
+    assert measurements[-1].facts["resumed_at"] == measurements[1].samples_seen
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"batch": 31}, {"budget": 399}, {"rate": 0.2}, {"parameters": {"width": 3}}, {"training": {"evaluations": 5, "seed": 1}}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_checkpoint_of_another_experiment_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    made = noisy(tmp_path)
+    trained_until(made, 2)
+    other = noisy(tmp_path, **change)
+    measurements = list(TrainingRun(Noisy(), replace(other, checkpoint=made.checkpoint)).measurements())
+    assert all("resumed_at" not in one.facts for one in measurements)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "words", "pickle"])
+def test_a_damaged_checkpoint_costs_the_work_and_not_the_trial(tmp_path: Path, damage: str) -> None:
+    made = noisy(tmp_path)
+    uninterrupted = whole(replace(made, checkpoint=None))
+    trained_until(made, 2)
+    file = Path(str(made.checkpoint))
+    kept = file.read_bytes()
+    hostile = b"cos\nsystem\n(S'touch hacked'\ntR."
+    file.write_bytes({"cut": kept[: len(kept) // 2], "empty": b"", "words": b"not a checkpoint", "pickle": hostile}[damage])
+    checkpoint = Checkpoint.of(made)
+    assert checkpoint.load() is None
+    assert "could not be read" in checkpoint.trouble
+    assert whole(made)[0] == uninterrupted[0]
+
+
+def test_a_place_that_cannot_be_written_costs_no_trial_and_leaves_nothing(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    made = noisy(blocked)
+    measurements = list(TrainingRun(Noisy(), made).measurements())
+    assert measurements[-1].samples_seen == 400
+    assert "could not be written" in str(measurements[-1].facts["checkpoint"])
+    assert list(tmp_path.iterdir()) == [blocked]
+
+
+def test_a_checkpoint_is_replaced_whole_and_forgotten_with_its_folder(tmp_path: Path) -> None:
+    made = noisy(tmp_path / "deep" / "checkpoints")
+    trained_until(made, 4)
+    folder = tmp_path / "deep" / "checkpoints"
+    assert [file.suffix for file in folder.iterdir()] == [".pt"]
+    forget(str(made.checkpoint))
+    forget(str(made.checkpoint))
+    assert not folder.exists()
+
+
+def test_other_stores_are_reached_by_their_url() -> None:
+    made = noisy("memory://bucket/of")
+    uninterrupted = whole(replace(made, checkpoint=None))
+    trained_until(made, 3)
+    assert whole(made)[0] == uninterrupted[0]
+    forget(str(made.checkpoint))
+    assert Checkpoint.of(made).load() is None
+
+
+def test_nothing_is_written_before_it_is_due(tmp_path: Path) -> None:
+    made = noisy(tmp_path, checkpoint_every_s=3600.0)
+    list(TrainingRun(Noisy(), made).measurements())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loop_of_ones_own_goes_on_too(tmp_path: Path) -> None:
+    made = noisy(tmp_path, batch=20, budget=100)
+    with pytest.raises(KeyboardInterrupt):
+        list(own_loop_with_checkpoints(made))
+    reports = list(start_attempt(f"{TASKS}:own_loop_with_checkpoints", replace(made, attempt=1)))
+    assert [report.samples_seen for report in reports if isinstance(report, Measurement)] == [20, 40, 60, 80, 100]
+    assert reports[-1] == Outcome("complete")
