@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import platform
 import socket
 import tempfile
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,31 +32,41 @@ os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 import ray
 from ray import tune
 from ray.exceptions import RayError
+from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..objectives.data_parallel import environment
-from ..search.study_run import StudyRun
+from ..search.study_run import NODE_DIED, StudyRun
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import Fault, LauncherError, ObjectiveError, StudyFileError
 from ..spaces.study import Cluster, Devices
-from ..spaces.trial import Measurement, Outcome
-from .worker import AttemptTrainable, profile_here
+from ..spaces.trial import Measurement, Outcome, TrialSetup
+from .worker import AttemptTrainable, kind_of, profile_here
+
+# Ray's resource that tells a machine's kind of accelerator, and the least that may be asked of it.
+_KIND, _TOUCH = "accelerator_type:", 0.001
+# Machines that joined or left are seen after this long.
+_LOOK_AGAIN_S = 5.0
+# Trials that Tune may hold before they run: as many as it likes, for the searcher gives no more than there is room for.
+_MOST_PENDING = 100_000
 
 
 class StudySearcher(Searcher):
     """Tune's view of a StudyRun: gives out attempts, and passes on what comes back."""
 
-    def __init__(self, study: StudyRun, task: str, slots: int) -> None:
+    def __init__(self, study: StudyRun, task: str, slots: Callable[[], int]) -> None:
         super().__init__(metric=None, mode=None)
         self._study, self._task, self._slots = study, task, slots
         self._numbers: dict[str, int] = {}
+        self.died: dict[str, str] = {}  # what ended a trial's worker, by the scheduler that hears of it first
         self._told: dict[str, str] = {}  # outcomes that came before their trial's end
 
     def suggest(self, trial_id: str) -> Any:
         """A Tune config, `FINISHED`, or None for "ask again later"."""
         # Tune may ask for all its slots at once, so that their processes start together, and one ahead; a suggestion
         # made earlier than that would know less than it could.
-        if len(self._numbers) > self._slots:
+        if len(self._numbers) > self._slots():
             return None
         setup = self._guarded(self._study.next_attempt)
         if setup is None:
@@ -61,10 +74,18 @@ class StudySearcher(Searcher):
         if setup == "wait":
             return None
         self._numbers[trial_id] = setup.number
-        return {"task": self._task, "setup": json.dumps(setup.to_dict()), "devices": setup.plan.devices}
+        setups = self._study.setups(setup.number)
+        return {
+            "task": self._task,
+            "setups": {kind: json.dumps(made.to_dict()) for kind, made in setups.items()},
+            "devices": setup.plan.devices,
+        }
 
     def hopeless(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Pass a measurement on; True where its attempt is to be ended there."""
+        """Pass on where an attempt runs, or what it measured; True where it is to be ended there."""
+        if "placed" in result and trial_id in self._numbers:
+            made = TrialSetup.from_dict(json.loads(result["setup"]))
+            self._guarded(lambda: self._study.placed(self._numbers[trial_id], result["placed"], made))
         if "measurement" not in result or trial_id not in self._numbers or trial_id in self._told:
             return False
         measurement = Measurement.from_dict(json.loads(result["measurement"]))
@@ -86,7 +107,8 @@ class StudySearcher(Searcher):
             outcome = Outcome.from_dict(json.loads(told))
             self._guarded(lambda: self._study.ended(number, outcome))
         elif error and not self._study.stopping:
-            self._guarded(lambda: self._study.ended(number, Outcome("interrupted", "its worker died")))
+            died = self.died.pop(trial_id, "its worker died")
+            self._guarded(lambda: self._study.ended(number, Outcome("interrupted", died)))
         # What the study's stop cut off is swept by the driver.
 
     def _guarded(self, call: Any) -> Any:
@@ -108,6 +130,24 @@ class StudySearcher(Searcher):
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles its searcher to restore from; a database connection cannot travel
+
+
+class _CauseOfDeath(FIFOScheduler):
+    """Hears why a trial's worker died, which Tune does not tell its searcher: a node takes its trials along innocently."""
+
+    def __init__(self, searcher: StudySearcher) -> None:
+        super().__init__()
+        self._searcher = searcher
+
+    def on_trial_error(self, controller: Any, trial: Any) -> None:
+        with contextlib.suppress(OSError, TypeError):
+            told = Path(trial.error_file).read_text(encoding="utf-8", errors="replace")
+            if "node has died" in told or "node is dead" in told or "node was terminated" in told:
+                self._searcher.died[trial.trial_id] = NODE_DIED
+        super().on_trial_error(controller, trial)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its scheduler too
 
 
 class _StudyStopper(tune.Stopper):
@@ -172,10 +212,10 @@ class TuneRunner:
                 f"Its own messages are in {self._log_file}."
             ) from error
         self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
-        if not self._fits:
+        if not any(self._room(max(self._devices.counts)).values()):
             most = max(self._devices.counts)
             needed = _words(self._resources(most))
-            machines = sorted({_words(node["Resources"]) for node in ray.nodes() if node["Alive"]})
+            machines = sorted({_words(node["Resources"]) for node in _nodes()})
             self.__exit__()
             raise LauncherError(
                 f"devices: a trial on {most} device{'s' * (most > 1)} needs {needed} on one machine; there are machines with "
@@ -189,32 +229,52 @@ class TuneRunner:
 
     def _resources(self, devices: int) -> dict[str, float]:
         """What a trial on so many devices needs: one bundle, for its ranks talk inside one machine."""
-        return {"CPU": self._devices.cpus * devices, **({"GPU": devices} if self.device == "gpu" else {})}
+        needed: dict[str, float] = {"CPU": self._devices.cpus * devices}
+        if self.device == "gpu":
+            needed["GPU"] = devices
+        if self._devices.accelerator_type is not None:
+            needed[_KIND + self._devices.accelerator_type] = _TOUCH
+        return needed
 
-    @property
-    def _fits(self) -> bool:
-        """Whether some machine has room for the largest trial."""
-        needed = self._resources(max(self._devices.counts)).items()
-        return any(
-            all(node["Resources"].get(name, 0) >= amount for name, amount in needed) for node in ray.nodes() if node["Alive"]
-        )
+    def _room(self, devices: int) -> dict[str, int]:
+        """Trials on so many devices that fit each living machine side by side, by its id."""
+        needed = self._resources(devices).items()
+        return {
+            node["NodeID"]: min(int(node["Resources"].get(name, 0) // amount) for name, amount in needed) for node in _nodes()
+        }
 
     @property
     def slots(self) -> int:
-        needed = self._resources(min(self._devices.counts)).items()
-        have = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        fit = sum(min(int(one.get(name, 0) // amount) for name, amount in needed) for one in have)
+        """As many as there is room for now: machines come and go."""
+        fit = sum(self._room(min(self._devices.counts)).values())
         return min(fit, self._cluster.trials_at_once or fit)
 
     @property
-    def device_id(self) -> str:
-        kinds = sorted(name for name in ray.cluster_resources() if name.startswith("accelerator_type:"))
-        return f"{self.device} {platform.machine()} {' '.join(kinds) or platform.processor()}"
+    def kinds(self) -> tuple[str, ...]:
+        rooms = self._room(max(self._devices.counts))
+        many: Counter[str] = Counter()
+        for node in _nodes():
+            many[kind_of(node)] += rooms.get(node["NodeID"], 0)
+        return tuple(kind for kind, trials in sorted(many.items(), key=lambda item: (-item[1], item[0])) if trials)
 
-    def profile(self, reference: str, request: ProfileRequest) -> DeviceProfile:
+    def device_id(self, kind: str = "") -> str:
+        return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}"
+
+    def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
         # One call a process: whatever runs out of memory there leaves nothing behind for the trials.
         needed = self._resources(max(request.devices))
-        profile = ray.remote(num_cpus=needed["CPU"], num_gpus=needed.get("GPU", 0), max_retries=0, max_calls=1)(profile_here)
+        rooms = self._room(max(request.devices))
+        place = next((node["NodeID"] for node in _nodes() if kind_of(node) == kind and rooms.get(node["NodeID"])), None)
+        if place is None:
+            raise LauncherError(f"the last machine with {kind or 'a device'} left before its device was looked at")
+        there: Any = NodeAffinitySchedulingStrategy(place, soft=False)
+        profile = ray.remote(
+            num_cpus=needed["CPU"],
+            num_gpus=needed.get("GPU", 0),
+            max_retries=0,
+            max_calls=1,
+            scheduling_strategy=there,
+        )(profile_here)
         try:
             answer = ray.get(profile.remote(reference, request.to_dict()))
         except RayError as error:
@@ -228,7 +288,7 @@ class TuneRunner:
         return DeviceProfile.from_dict(answer)
 
     def run(self, study: StudyRun) -> None:
-        searcher = StudySearcher(study, study.spec.task, self.slots)
+        searcher = StudySearcher(study, study.spec.task, _remembered(lambda: self.slots, _LOOK_AGAIN_S))
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 tune.with_resources(
@@ -236,6 +296,7 @@ class TuneRunner:
                 ),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
+                    scheduler=_CauseOfDeath(searcher),
                     num_samples=-1,
                     max_concurrent_trials=None,
                     reuse_actors=True,
@@ -251,15 +312,37 @@ class TuneRunner:
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 ),
             )
-            with environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(self.slots + 1)}):
+            with environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(_MOST_PENDING)}):
                 tuner.fit()
         if study.crashed is not None:
             raise study.crashed
 
 
+def _nodes() -> list[dict[str, Any]]:
+    """The living machines, the largest first: what is looked at on one of a kind is looked at where there is most room."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return sorted(alive, key=lambda node: (-node["Resources"].get("GPU", 0), -node["Resources"].get("CPU", 0), node["NodeID"]))
+
+
+def _remembered(ask: Callable[[], int], seconds: float) -> Callable[[], int]:
+    """An answer that is asked for anew after so many seconds."""
+    known, at = 0, -math.inf
+
+    def answer() -> int:
+        nonlocal known, at
+        if time.monotonic() - at > seconds:
+            with contextlib.suppress(RayError, ConnectionError):
+                known = ask()
+            at = time.monotonic()
+        return known
+
+    return answer
+
+
 def _words(resources: Mapping[str, float]) -> str:
-    """The CPUs and GPUs among a machine's resources."""
-    return ", ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU")
+    """The CPUs, the GPUs and the kind of device among a machine's resources."""
+    counted = [f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU"]
+    return ", ".join([*counted, *(name.removeprefix(_KIND) for name in sorted(resources) if name.startswith(_KIND))])
 
 
 def _knock(address: str) -> None:

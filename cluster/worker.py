@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
+import ray
 from ray import tune
 
 from ..objectives.probe import profile_objective
@@ -28,14 +31,24 @@ class AttemptTrainable(tune.Trainable):
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._spoiled = False
-        self._attempt: Iterator[Measurement | Outcome] | None = start_attempt(
-            config["task"], TrialSetup.from_dict(json.loads(config["setup"]))
-        )
+        setups = {kind: TrialSetup.from_dict(json.loads(setup)) for kind, setup in config["setups"].items()}
+        kind, setup = next(iter(setups.items()))
+        self._placed: dict[str, Any] | None = None
+        if len(setups) > 1:
+            # Only here is it known what runs the attempt; a kind that joined since is planned for as the smallest is.
+            kind = own_kind()
+            smallest = min(setups.values(), key=lambda one: one.largest_micro_batch or math.inf)
+            setup = setups.get(kind, smallest)
+            self._placed = {"placed": kind, "setup": json.dumps(setup.to_dict())}
+        self._attempt: Iterator[Measurement | Outcome] | None = start_attempt(config["task"], setup)
 
     def step(self) -> dict[str, Any]:
         assert self._attempt is not None
         if self._spoiled:
             raise RuntimeError("this process ran out of memory: the next attempt gets a fresh one")
+        if self._placed is not None:
+            placed, self._placed = self._placed, None
+            return placed
         report = next(self._attempt)
         # As text: Tune would flatten dicts, and lose the empty ones.
         if isinstance(report, Measurement):
@@ -52,6 +65,23 @@ class AttemptTrainable(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Tune asks for one when it stops a trial; what a study needs is in its storage."""
+
+
+def kind_of(node: Mapping[str, Any]) -> str:
+    """The kind of accelerator a machine says it has, by Ray's name for it; `""` where it says none.
+
+    >>> kind_of({"Resources": {"CPU": 4.0, "accelerator_type:A100": 1.0}})
+    'A100'
+    """
+    kinds = sorted(name.partition(":")[2] for name in node["Resources"] if name.startswith("accelerator_type:"))
+    return kinds[0] if kinds else ""
+
+
+@cache
+def own_kind() -> str:
+    """The kind of the machine that this process runs on."""
+    here = ray.get_runtime_context().get_node_id()
+    return next((kind_of(node) for node in ray.nodes() if node["NodeID"] == here), "")
 
 
 def profile_here(reference: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..spaces.trial import ParetoFront, TrialRecord
 from .past import past_trials
 from .profiles import prices_of, repriced_profiles, study_profiles
 from .records import HEARTBEAT_S, Records, masked
-from .setups import known_seconds, legal_batches, legal_words, price_words, profile_faults
+from .setups import common_batches, known_seconds, legal_words, price_words, profile_faults
 from .study_run import Event, Runner, StudyRun
 from .suggest import Suggester, trial_record
 
@@ -112,11 +112,13 @@ def run_study(
             text = "the study was begun with the clock's times and stays with them; --new begins one with known times"
             notify(Event("message", text=text))
         spec = spec.changed({"budget": {"profile_s": 0}})
-    profiles = study_profiles(spec, runner, task_hash, records, lambda text: notify(Event("message", text=text)))
+    kinds = study_profiles(spec, runner, task_hash, records, lambda text: notify(Event("message", text=text)))
+    priced_on, profiles = next(iter(kinds.items()))
     if prices is not None:
-        profiles = repriced_profiles(profiles, prices)
-    legal = legal_batches(spec, profiles.values())
-    if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, legal)]:
+        kinds[priced_on] = profiles = repriced_profiles(profiles, prices)
+    legal = common_batches(spec, kinds)
+    everywhere = [profile for of_kind in kinds.values() for profile in of_kind.values()]
+    if faults := [fault for profile in everywhere for fault in profile_faults(spec, profile, legal)]:
         raise StudyFileError(dict.fromkeys(faults))
     law = known_seconds(spec, name, profiles, runner.device)
     past = past_trials(spec, identity, law)
@@ -142,12 +144,15 @@ def run_study(
                 past=past,
             ),
             records,
-            profiles,
+            kinds,
             runner.device,
             task_hash,
             notify,
         )
-        notify(Event("message", text=legal_words(spec, legal, profiles.values())))
+        notify(Event("message", text=legal_words(spec, legal, everywhere)))
+        if len(kinds) > 1:
+            names = [kind or "others" for kind in kinds]
+            notify(Event("message", text=f"devices: {', '.join(names)}; training times are those of {names[0]}"))
         for words in price_words(spec, profiles.values()):
             notify(Event("message", text=words))
         run.queue_start()

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ..spaces.device import DeviceProfile, ProfileRequest
+from ..spaces.errors import Fault, StudyFileError
 from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
 from .records import Records
@@ -25,16 +26,39 @@ Prices = Mapping[str, list[dict[str, Any]]]
 
 def study_profiles(
     spec: StudySpec, runner: Runner, task_hash: str, records: Records, tell: Callable[[str], None]
-) -> dict[CostKey, DeviceProfile]:
-    """A profile for every combination of parameters that change cost; from the database where it was made before.
+) -> dict[str, dict[CostKey, DeviceProfile]]:
+    """Profiles of every kind of device, the one that prices trials first; from the database where they were made before.
 
     Args:
         tell: is given words for whoever waits.
+
+    Raises:
+        StudyFileError: there is no device of the kind that is to price, or several kinds and no known times.
     """
+    kinds, price_on = list(runner.kinds), spec.devices.price_on
+    if price_on is not None and price_on not in kinds:
+        have = ", ".join(kind or "devices that tell no kind" for kind in kinds)
+        raise StudyFileError(Fault("devices.price_on", f"expected a kind of device that is here ({have}), got {price_on!r}"))
+    if len(kinds) > 1 and not spec.budget.profile_s:
+        raise StudyFileError(
+            Fault(
+                "budget.profile_s",
+                f"expected known times where there are several kinds of devices ({', '.join(kinds)}), got 0: the clocks of "
+                "two kinds do not compare. Give it seconds, or one kind with devices.accelerator_type.",
+            )
+        )
+    kinds.sort(key=lambda kind: kind != price_on)  # stable: else those with the most room first
+    return {kind: _profiles_of(spec, runner, kind, task_hash, records, tell) for kind in kinds}
+
+
+def _profiles_of(
+    spec: StudySpec, runner: Runner, kind: str, task_hash: str, records: Records, tell: Callable[[str], None]
+) -> dict[CostKey, DeviceProfile]:
+    """A profile for every combination of parameters that change cost."""
     profiles = {}
     for key in cost_keys(spec):
         request = profile_request(spec, runner.device, key)
-        about = _about(spec, task_hash, request, runner.device_id)
+        about = _about(spec, task_hash, request, runner.device_id(kind))
         kept = records.profile(about)
         known = DeviceProfile.from_dict(kept) if kept else None
         if known is None or (known.rough and request.timing_s > known.timing_s):
@@ -42,8 +66,9 @@ def study_profiles(
             if request.timing_s:
                 timing = f" and timing its steps for up to {request.timing_s:g} s or a look at each size,"
             values = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
-            tell(f"trying the training code{values}{timing} on a worker ...")
-            known = runner.profile(spec.task, request)
+            where = f"a {kind}" if kind else "a worker"
+            tell(f"trying the training code{values}{timing} on {where} ...")
+            known = runner.profile(spec.task, request, kind)
             records.keep_profile(about, known.to_dict())
         profiles[key] = known
     return profiles

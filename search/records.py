@@ -330,6 +330,19 @@ class Records:
                 )
             )
 
+    def placed(self, setup: TrialSetup) -> None:
+        """Write down the setup that an attempt really runs by, once its device is known."""
+        with self._transaction() as connection:
+            connection.execute(
+                sa.update(_attempts)
+                .where(
+                    _attempts.c.study == setup.study,
+                    _attempts.c.number == setup.number,
+                    _attempts.c.attempt == setup.attempt,
+                )
+                .values(setup=json.dumps(setup.to_dict()))
+            )
+
     def measured(self, setup: TrialSetup, measurement: Measurement) -> None:
         with self._transaction() as connection:
             connection.execute(

@@ -24,6 +24,7 @@ class SerialRunner:
     """Runs each attempt where the driver runs."""
 
     slots = 1
+    kinds = ("",)
 
     def __init__(self, devices: Devices) -> None:
         self.device: Literal["cpu", "gpu"] = devices.kind_with(torch.cuda.device_count())
@@ -38,11 +39,10 @@ class SerialRunner:
             message = f"expected at most the {have} {things} of this machine, got {max(devices.counts)}"
             raise StudyFileError(Fault("devices.per_trial", message))
 
-    @property
-    def device_id(self) -> str:
+    def device_id(self, kind: str = "") -> str:
         return device_name(self.device)
 
-    def profile(self, reference: str, request: ProfileRequest) -> DeviceProfile:
+    def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
         if self.device == "cpu":
             return profile_objective(reference, request)
         # A process of its own: whatever runs out of memory there leaves nothing behind here.

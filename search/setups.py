@@ -250,6 +250,26 @@ def legal_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[i
     return legal
 
 
+def common_batches(spec: StudySpec, kinds: Mapping[str, Mapping[CostKey, DeviceProfile]]) -> tuple[int, int]:
+    """The effective batches that every kind of device has a plan for: any of them may get the next trial.
+
+    Raises:
+        StudyFileError: a kind can plan none of the searched range, or they have none in common.
+    """
+    ranges = {kind: legal_batches(spec, profiles.values()) for kind, profiles in kinds.items()}
+    low, high = max(low for low, _ in ranges.values()), min(high for _, high in ranges.values())
+    if low > high:
+        each = "; ".join(f"{kind or 'others'}: {low} to {high}" for kind, (low, high) in ranges.items())
+        raise StudyFileError(
+            Fault(
+                "space.effective_batch",
+                f"expected batches that all kinds of devices can plan, got none ({each}). Name one with "
+                "devices.accelerator_type.",
+            )
+        )
+    return low, high
+
+
 def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
     """A setup from the first value of every domain, to try the training code with before anything is known."""
     first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()} | dict(key)

@@ -7,13 +7,14 @@ run again reads there what is left to do.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ..objectives.checkpoint import forget
@@ -62,11 +63,14 @@ class Runner(Protocol):
         """Trials that run side by side."""
 
     @property
-    def device_id(self) -> str:
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of devices here by their makers' names, those with the most room first; `""` where they tell none."""
+
+    def device_id(self, kind: str = "") -> str:
         """What makes profiles of one device useless for another; known without asking a worker."""
 
-    def profile(self, reference: str, request: ProfileRequest) -> DeviceProfile:
-        """Try the training code on a worker's device."""
+    def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
+        """Try the training code on a worker's device of a kind."""
 
     def run(self, study: StudyRun) -> None:
         """Run attempts until there are none; every attempt taken is ended, unless the study is stopping."""
@@ -83,8 +87,24 @@ class Event:
     text: str = ""
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt under way: what it trains, on which kind of device, and what it told so far."""
+
+    suggestion: Suggestion
+    setup: TrialSetup
+    kind: str
+    known_s: float | None  # of the whole training, by the law that prices the study
+    measurements: list[Measurement] = field(default_factory=list)
+
+
 class StudyRun:
-    """The driver's side of one study; runners call `next_attempt`, `measured` and `ended`."""
+    """The driver's side of one study; runners call `next_attempt`, `placed`, `measured` and `ended`.
+
+    Args:
+        profiles: of every kind of device, by parameters that change cost; the first kind's laws price all trials.
+        task_hash: the training code's identity.
+    """
 
     def __init__(
         self,
@@ -92,22 +112,23 @@ class StudyRun:
         name: str,
         suggester: Suggester,
         records: Records,
-        profiles: Mapping[CostKey, DeviceProfile],
+        profiles: Mapping[str, Mapping[CostKey, DeviceProfile]],
         device: Literal["cpu", "gpu"],
         task_hash: str = "",
         notify: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.spec, self.name, self.device, self.task_hash = spec, name, device, task_hash
-        self.profiles = dict(profiles)
+        self.profiles = {kind: dict(of_kind) for kind, of_kind in profiles.items()}
+        self.priced_on = next(iter(self.profiles))
         self.notify = notify
         self._suggester, self._records = suggester, records
-        self._running: dict[int, tuple[TrialSetup, list[Measurement]]] = {}
+        self._running: dict[int, _Attempt] = {}
         self._sign = spec.objectives.accuracy.sign
         self._stopping = STOPPING[spec.stopping.kind](spec.stopping.risk)
         self._repeats: set[int] = set()  # trials that train a setting again, which are never stopped
         self._asked: Future[Suggestion] | None = None  # what the sampler is thinking of
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask")
-        self._again: deque[TrialSetup] = deque()  # next attempts of trials that ran out of memory or lost their worker
+        self._again: deque[_Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
         self._lost: dict[int, tuple[int, int]] = {}  # samples seen before, and attempts lost since without more
         self._same_errors: tuple[str, int] = ("", 0)
         self.done = [record for record in map(trial_record, suggester.trials()) if record.outcome not in ("running", "waiting")]
@@ -141,41 +162,61 @@ class StudyRun:
             if "repeats" in suggestion.notes:
                 self._repeats.add(suggestion.number)
             try:
-                setup = self.setup(suggestion)
+                setup = self._setup(suggestion, self.priced_on)
             except InfeasiblePlanError as error:
                 self._infeasible(suggestion, error)
                 continue
-            return self._start(setup)
+            return self._start(_Attempt(suggestion, setup, self.priced_on, self._known_s(setup)))
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no legal plan; the last: {self.done[-1].message}")
         return None
 
+    def setups(self, number: int) -> dict[str, TrialSetup]:
+        """An attempt that was just taken, as every kind of device would train it: the same batch in passes that fit it."""
+        attempt = self._running[number]
+        made = {attempt.kind: attempt.setup}
+        for kind in self.profiles:
+            if kind != attempt.kind:
+                with contextlib.suppress(InfeasiblePlanError):
+                    made[kind] = replace(self._setup(attempt.suggestion, kind), attempt=attempt.setup.attempt)
+        return made
+
+    def placed(self, number: int, kind: str, setup: TrialSetup) -> None:
+        """An attempt runs on this kind of device, by this one of its setups."""
+        attempt = self._running[number]
+        # A kind that joined since is treated as the one that prices.
+        attempt.kind, attempt.setup = kind if kind in self.profiles else self.priced_on, setup
+        self._records.placed(setup)
+        self._suggester.note(number, _facts(setup, attempt.known_s) | {"device_kind": kind})
+
     def measured(self, number: int, measurement: Measurement) -> bool:
         """Keep a measurement; False where the attempt is to be ended here: the study stops, or the trial, as `stopped`."""
-        setup, measurements = self._running[number]
-        measurements.append(measurement)
+        attempt = self._running[number]
+        setup = attempt.setup
+        attempt.measurements.append(measurement)
         self._records.measured(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
         accuracy = self._sign * measurement.score(setup.metric)
-        hopeless = self._stopping.report(number, _fraction(setup, measurement), self._seconds(setup, measurement), accuracy)
+        hopeless = self._stopping.report(number, _fraction(setup, measurement), self._seconds(attempt, measurement), accuracy)
         return not (hopeless and number not in self._repeats) and not self.stopping
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Keep how an attempt ended and act on it as the outcomes table says."""
-        setup, measurements = self._running.pop(number)
+        attempt = self._running.pop(number)
+        setup, measurements = attempt.setup, attempt.measurements
         if outcome.kind == "interrupted" and self._dies_of_itself(number, measurements, outcome):
             outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
         promised = self._stopping.stopped_facts(number, self._sign) if outcome.kind == "stopped" else {}
         if promised:
             outcome = Outcome("stopped", stopped_words(promised))
-        again = self._next_setup(setup, outcome)
+        again = self._next_setup(attempt, outcome)
         if again is not None:
             self._records.end(setup, outcome, {})
-            self._again.append(again)
+            self._again.append(_Attempt(attempt.suggestion, again, attempt.kind, attempt.known_s))
             self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
             return
         if outcome.kind == "out_of_memory":
             outcome = Outcome("error", f"one sample in a pass does not fit: {outcome.message}", outcome.traceback)
-        result = _result(setup, measurements, outcome, self.known_train_s(setup), self.spec.objectives.speed)
+        result = _result(attempt, outcome, self._expected_s(attempt), self.spec.objectives.speed)
         result["facts"] |= promised
         self._records.end(setup, outcome, result)
         self._finish(number, result)
@@ -184,7 +225,7 @@ class StudyRun:
         if measurements:
             trained = outcome.kind == "complete"
             accuracy = self._sign * measurements[-1].score(setup.metric) if trained else None
-            self._stopping.ended(number, self._seconds(setup, measurements[-1]), accuracy)
+            self._stopping.ended(number, self._seconds(attempt, measurements[-1]), accuracy)
         self._count_errors(outcome)
 
     def fail(self, why: str) -> None:
@@ -203,29 +244,11 @@ class StudyRun:
         return study_front(self.done, self.spec.objectives)
 
     def running(self) -> list[tuple[TrialSetup, Measurement | None]]:
-        return [(setup, measurements[-1] if measurements else None) for setup, measurements in list(self._running.values())]
+        attempts = list(self._running.values())
+        return [(attempt.setup, attempt.measurements[-1] if attempt.measurements else None) for attempt in attempts]
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self.begun_s
-
-    def setup(self, suggestion: Suggestion) -> TrialSetup:
-        """What a suggestion means on this device.
-
-        Raises:
-            InfeasiblePlanError: no plan, or a rule that is undefined there.
-        """
-        profile = self.profiles[cost_key(self.spec, suggestion.parameters)]
-        setup = trial_setup(self.spec, self.name, suggestion, profile, self.device)
-        return replace(
-            setup,
-            checkpoint=checkpoint_url(self.spec, self.name, self.task_hash, suggestion),
-            checkpoint_every_s=float(self.spec.cluster.checkpoint_every_s),
-        )
-
-    def known_train_s(self, setup: TrialSetup) -> float | None:
-        """Seconds that training by a setup takes, by the law; None where trials are timed by the clock."""
-        profile = self.profiles[cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})]
-        return known_train_s(profile, setup)
 
     def recover(self) -> None:
         """Settle what an earlier driver left RUNNING: tell what it had written down, queue the rest anew."""
@@ -240,11 +263,11 @@ class StudyRun:
 
     def sweep(self) -> None:
         """Leave nothing RUNNING behind: what was cut off is queued for the next run."""
-        for number, (setup, _) in list(self._running.items()):
-            self._records.end(setup, Outcome("interrupted", self.stopping), {})
+        for number, attempt in list(self._running.items()):
+            self._records.end(attempt.setup, Outcome("interrupted", self.stopping), {})
             self._suggester.continue_later(number, self.stopping or "the driver stopped")
-        for setup in self._again:
-            self._suggester.continue_later(setup.number, self.stopping or "the driver stopped")
+        for attempt in self._again:
+            self._suggester.continue_later(attempt.setup.number, self.stopping or "the driver stopped")
         self._asker.shutdown()
         if self._asked is not None and self._asked.exception() is None:
             self._suggester.continue_later(self._asked.result().number, self.stopping or "the driver stopped")
@@ -262,12 +285,39 @@ class StudyRun:
 
     # Inside
 
-    def _seconds(self, setup: TrialSetup, measurement: Measurement) -> float:
+    def _setup(self, suggestion: Suggestion, kind: str) -> TrialSetup:
+        """What a suggestion means on a kind of device.
+
+        Raises:
+            InfeasiblePlanError: no plan, or a rule that is undefined there.
+        """
+        profile = self.profiles[kind][cost_key(self.spec, suggestion.parameters)]
+        setup = trial_setup(self.spec, self.name, suggestion, profile, self.device)
+        return replace(
+            setup,
+            checkpoint=checkpoint_url(self.spec, self.name, self.task_hash, suggestion),
+            checkpoint_every_s=float(self.spec.cluster.checkpoint_every_s),
+        )
+
+    def _profile(self, setup: TrialSetup, kind: str) -> DeviceProfile:
+        return self.profiles[kind][cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})]
+
+    def _known_s(self, setup: TrialSetup) -> float | None:
+        """Seconds that training by a setup takes, by the law that prices; None where trials are timed by the clock."""
+        return known_train_s(self._profile(setup, self.priced_on), setup)
+
+    def _expected_s(self, attempt: _Attempt) -> float | None:
+        """Seconds that it should have taken on the device it ran on."""
+        if attempt.kind == self.priced_on:
+            return attempt.known_s
+        return known_train_s(self._profile(attempt.setup, attempt.kind), attempt.setup)
+
+    def _seconds(self, attempt: _Attempt, measurement: Measurement) -> float:
         """What the front counts as the time of a trial's whole training, known or reckoned from what it took so far."""
-        train_s = self.known_train_s(setup)
+        train_s = attempt.known_s
         if train_s is None:
-            train_s = measurement.elapsed_s / _fraction(setup, measurement)
-        return train_s * (setup.plan.devices if self.spec.objectives.speed == "device_s" else 1)
+            train_s = measurement.elapsed_s / _fraction(attempt.setup, measurement)
+        return train_s * (attempt.setup.plan.devices if self.spec.objectives.speed == "device_s" else 1)
 
     def _remember_curves(self) -> None:
         """Curves of trials that ended before, from the database."""
@@ -296,9 +346,10 @@ class StudyRun:
         notes = {"repeats": setting, "seed": next_seed(used, self.spec.training.seed)}
         self._suggester.enqueue(next(record.parameters for record in self.done if record.number == setting), notes)
 
-    def _start(self, setup: TrialSetup) -> TrialSetup:
-        facts = _facts(setup, self.known_train_s(setup))
-        self._running[setup.number] = (setup, [])
+    def _start(self, attempt: _Attempt) -> TrialSetup:
+        setup = attempt.setup
+        facts = _facts(setup, attempt.known_s)
+        self._running[setup.number] = attempt
         self._records.begin(setup)
         if setup.attempt == 0:
             self._suggester.note(setup.number, facts)
@@ -314,8 +365,9 @@ class StudyRun:
         self._lost[number] = (max(seen, reached), times)
         return times >= LOST_ATTEMPTS
 
-    def _next_setup(self, setup: TrialSetup, outcome: Outcome) -> TrialSetup | None:
+    def _next_setup(self, attempt: _Attempt, outcome: Outcome) -> TrialSetup | None:
         """The next attempt at the same experiment, where one makes sense."""
+        setup = attempt.setup
         if outcome.kind == "interrupted":
             return replace(setup, attempt=setup.attempt + 1)
         if outcome.kind != "out_of_memory":
@@ -325,20 +377,24 @@ class StudyRun:
         if setup.plan.largest_micro_batch == 1:
             return None
         # The same experiment: batch and rate stay, only the passes get smaller. And no later trial asks for so much.
+        of_kind = self.profiles[attempt.kind]
         key = cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})
         headroom, devices = self.spec.memory.headroom, setup.plan.devices
-        profile = self.profiles[key].after_out_of_memory(setup.plan.largest_micro_batch, headroom, devices)
-        known = self.profiles[key].largest_micro_batch
+        profile = of_kind[key].after_out_of_memory(setup.plan.largest_micro_batch, headroom, devices)
+        known = of_kind[key].largest_micro_batch
         if known is None or profile.largest_micro_batch is None or profile.largest_micro_batch <= known:
-            self.profiles[key] = profile
-        cap = min(self.profiles[key].cap_on(devices, headroom) or 1, setup.plan.largest_micro_batch - 1)
+            of_kind[key] = profile
+        cap = min(of_kind[key].cap_on(devices, headroom) or 1, setup.plan.largest_micro_batch - 1)
         again = replace(setup, attempt=setup.attempt + 1, largest_micro_batch=cap)
         try:
             plan = plan_batch(setup.effective_batch, devices=devices, **again.limits)
             step_plans(plan, setup.samples_budget, **again.limits)
         except InfeasiblePlanError:
             return None
-        return replace(again, plan=plan)
+        again = replace(again, plan=plan)
+        if attempt.kind == self.priced_on:
+            attempt.known_s = self._known_s(again)
+        return again
 
     def _smaller_evaluation(self, setup: TrialSetup) -> TrialSetup | None:
         """The next attempt with passes of evaluation half as large; those of training were not what failed."""
@@ -403,10 +459,9 @@ def _searched_only(spec: StudySpec, suggestion: Suggestion) -> dict[str, Any]:
     return {key: value for key, value in suggestion.parameters.items() if key in ("effective_batch", "accumulation")}
 
 
-def _result(
-    setup: TrialSetup, measurements: list[Measurement], outcome: Outcome, known_s: float | None, speed: str
-) -> dict[str, Any]:
+def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed: str) -> dict[str, Any]:
     """What Optuna is told of an attempt that ended a trial, and every fact we keep with it."""
+    setup, measurements, known_s = attempt.setup, attempt.measurements, attempt.known_s
     facts: dict[str, Any] = {"outcome": outcome.kind, "attempts": setup.attempt + 1}
     if outcome.message:
         facts["message"] = outcome.message
@@ -426,8 +481,8 @@ def _result(
             "train_s_source": "measured" if known_s is None else "known",
             "samples_per_s": last.samples_seen / last.elapsed_s if last.elapsed_s else None,
         }
-        if known_s:
-            facts |= {"departure": measured_s / known_s - 1, "contended": abs(measured_s / known_s - 1) > CONTENDED}
+        if expected_s:
+            facts |= {"departure": measured_s / expected_s - 1, "contended": abs(measured_s / expected_s - 1) > CONTENDED}
         facts |= {name: value for name, value in last.scores.items() if name != setup.metric and math.isfinite(value)}
     if outcome.kind in ("complete", "diverged"):
         assert last is not None

@@ -285,6 +285,14 @@ class Devices(Section):
     )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto: GPUs where there are any.")
     cpus: StrictInt = Field(1, ge=1, description="CPU cores of one trial; torch gets as many threads.")
+    accelerator_type: StrictStr | None = Field(
+        None, min_length=1, description="Only devices of this kind, by Ray's name for it, such as A100; default: any."
+    )
+    price_on: StrictStr | None = Field(
+        None,
+        min_length=1,
+        description="Of several kinds of devices the one whose training times the front shows; default: what there is most of.",
+    )
 
     @property
     def counts(self) -> tuple[int, ...]:

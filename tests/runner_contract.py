@@ -260,6 +260,32 @@ class RunnerContract:
             assert after[trial.user_attrs["continued_by"]].params == trial.params
         assert {trial.state.name for trial in after} == {"COMPLETE", "FAIL"}
 
+    def test_a_trial_that_was_cut_off_goes_on_from_its_checkpoint(
+        self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
+    ) -> None:
+        def interrupt(event: Event) -> None:
+            if event.kind == "measured" and event.measurement is not None and event.measurement.samples_seen == 200:
+                signal.raise_signal(signal.SIGINT)
+
+        changes: dict[str, Any] = {
+            "space": {"effective_batch": 40, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
+            "training": {"evaluations": 10},
+            "budget": {"trials": 1},
+            "cluster": {"trials_at_once": 1, "checkpoint_every_s": 0},
+        }
+        assert go("Slow", notify=interrupt, **changes).interrupted
+        folder = tmp_path / "results" / "small" / "checkpoints"
+        assert [file.name.partition("-")[0] for file in folder.iterdir()] == ["0"]
+        go("Slow", **changes)
+        cut, whole = kept().trials
+        assert (cut.state.name, whole.state.name) == ("FAIL", "COMPLETE")
+        assert (whole.user_attrs["began_as"], whole.params) == (0, cut.params)
+        assert whole.user_attrs["resumed_at"] >= 200 - 40
+        # The curve is whole: what the first attempt measured is told again.
+        curve = Records(f"sqlite:///{kept_path(kept())}").curves("small")[1]
+        assert [seen for seen, _ in curve] == list(range(40, 401, 40))
+        assert not folder.exists()
+
     def test_hours_end_the_study_and_are_summed_over_runs(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
         budget = {"trials": 50, "hours": 3 / 3600}

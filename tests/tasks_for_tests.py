@@ -316,8 +316,8 @@ class DiesOnceInTheMiddle(Noisy):
     """The worker of each trial's first attempt dies by SIGKILL after three fifths of its budget."""
 
     def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Mapping[str, Score]:
-        if setup.samples_budget > 1 and setup.attempt == 0 and "evaluated" in setup.parameters:
-            log = Path(str(setup.parameters["evaluated"])) / f"{setup.number}"
+        log = Path(str(setup.parameters["evaluated"])) / f"{setup.number}"
+        if setup.samples_budget > 1 and setup.attempt == 0:
             with log.open("a") as file:
                 file.write(".")
             if log.stat().st_size == 6:

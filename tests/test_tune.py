@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 from bsearch.cluster.tune import TuneRunner
+from bsearch.objectives.loading import objective_hash
+from bsearch.search.driver import run_study
 from bsearch.search.records import Records
-from bsearch.spaces.errors import LauncherError
+from bsearch.spaces.errors import LauncherError, StudyFileError
 from bsearch.spaces.study import Cluster, Devices, StudySpec
+from bsearch.spaces.study_file import read_study
 from runner_contract import Run, RunnerContract, kept_path
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -40,6 +45,81 @@ class TestTuneRunner(RunnerContract):
         assert "its worker died 3 times in a row" in trials[1].user_attrs["message"]
         assert sum(trial.state.name == "COMPLETE" for trial in trials) == 3
         assert result.failure == ""
+
+    def test_a_killed_worker_costs_the_work_since_its_checkpoint_alone(
+        self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
+    ) -> None:
+        evaluated = tmp_path / "evaluated"
+        evaluated.mkdir()
+        go(
+            "DiesOnceInTheMiddle",
+            space={
+                "effective_batch": {"low": 8, "high": 64},
+                "reference_rate": {"low": 0.02, "high": 0.1, "at_batch": 64},
+                "epochs": 2,
+                "evaluated": str(evaluated),
+            },
+            training={"evaluations": 10},
+            budget={"trials": 2},
+            cluster={"trials_at_once": 2, "checkpoint_every_s": 0},
+            stopping="none",
+        )
+        trials = kept().trials
+        assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2
+        assert [trial.user_attrs["attempts"] for trial in trials] == [2, 2]
+        # Died in the sixth evaluation: the fifth was kept.
+        assert all(0.4 <= trial.user_attrs["resumed_at"] / 800 <= 0.7 for trial in trials)
+
+
+@pytest.fixture
+def two_kinds() -> Iterator[str]:
+    """A Ray of two machines whose devices are of two kinds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.cluster_utils import Cluster as Machines
+
+        machines = Machines(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "include_dashboard": False, "resources": {"accelerator_type:FAST": 1}},
+        )
+        machines.add_node(num_cpus=1, resources={"accelerator_type:SMALL": 1})
+        try:
+            yield machines.address
+        finally:
+            machines.shutdown()
+
+
+def test_mixed_kinds_share_a_study_priced_on_one_of_them(
+    study_file: Callable[..., Path], tmp_path: Path, two_kinds: str
+) -> None:
+    def go(**devices: Any) -> tuple[list[str], list[optuna.trial.FrozenTrial]]:
+        spec = read_study(
+            study_file(
+                devices=devices,
+                budget={"trials": 8, "profile_s": 1},
+                cluster={"address": two_kinds},
+                sampler="random",
+                stopping="none",
+            )
+        )
+        told: list[str] = []
+        with TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log") as runner:
+            run_study(spec, runner, objective_hash(spec.task), fresh=True, notify=lambda event: told.append(event.text))
+        study = spec.study if len(optuna.get_all_study_names(str(spec.storage))) == 1 else f"{spec.study}-2"
+        return told, optuna.load_study(study_name=study, storage=str(spec.storage)).trials
+
+    told, trials = go(price_on="SMALL")
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 8
+    assert {trial.user_attrs["device_kind"] for trial in trials} == {"FAST", "SMALL"}
+    assert {trial.user_attrs["train_s_source"] for trial in trials} == {"known"}
+    assert any("training times are those of SMALL" in text for text in told)
+    # Known times hang on the batch alone, not on where a trial ran.
+    assert any("on a FAST" in text for text in told)
+    assert any("on a SMALL" in text for text in told)
+    _, trials = go(accelerator_type="FAST")
+    assert "device_kind" not in {name for trial in trials for name in trial.user_attrs}  # one kind: nothing to tell
+    with pytest.raises(StudyFileError, match=r"devices.price_on: expected a kind of device that is here \(FAST, SMALL\)"):
+        go(price_on="A100")
 
 
 def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
