@@ -340,3 +340,13 @@ def own_loop_with_checkpoints(setup: TrialSetup) -> Iterator[Measurement]:
         if checkpoint.due():
             checkpoint.save({"seen": seen})
         yield measurement
+
+
+class Endures(Noisy):
+    """A trial of some seconds, which random kills find at work; ENDURES_S=0 trains it at once."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if setup.samples_budget > 1:
+            share = len(batch[1]) * setup.plan.devices / setup.samples_budget
+            time.sleep(share * float(os.environ.get("ENDURES_S", "3")))
+        return super().loss(model, batch, setup)
