@@ -6,6 +6,7 @@ the next; what to try, what an end means and when it is over stays with `StudyRu
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -13,7 +14,9 @@ import math
 import os
 import platform
 import socket
+import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -48,6 +51,8 @@ from .worker import AttemptTrainable, kind_of, profile_here
 _KIND, _TOUCH = "accelerator_type:", 0.001
 # Machines that joined or left are seen after this long.
 _LOOK_AGAIN_S = 5.0
+# Ray's head is looked at this often, and missed for good after so long: before Ray's own patience ends, and we with it.
+_HEAD_LOOKED_AT_S, _HEAD_LOST_S = 2.0, 30.0
 # Trials that Tune may hold before they run: as many as it likes, for the searcher gives no more than there is room for.
 _MOST_PENDING = 100_000
 
@@ -182,7 +187,7 @@ class TuneRunner:
     def __init__(self, cluster: Cluster, devices: Devices, log_file: Path) -> None:
         self._cluster, self._devices, self._log_file = cluster, devices, log_file
         self.device: Literal["cpu", "gpu"] = "cpu"
-        self._mine = False
+        self._mine = self._lost = False
 
     def __enter__(self) -> TuneRunner:
         _log_to(self._log_file)
@@ -224,7 +229,10 @@ class TuneRunner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if ray.is_initialized():
+        if self._lost:
+            # Without its head Ray would keep the interpreter from ending, and end it rudely after a minute.
+            atexit.register(_leave)
+        elif ray.is_initialized():
             ray.shutdown()
 
     def _resources(self, devices: int) -> dict[str, float]:
@@ -313,9 +321,55 @@ class TuneRunner:
                 ),
             )
             with environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(_MOST_PENDING)}):
-                tuner.fit()
+                self._fit(tuner, study)
         if study.crashed is not None:
             raise study.crashed
+
+    def _fit(self, tuner: tune.Tuner, study: StudyRun) -> None:
+        """Run Tune beside this thread, which stays free to hear Ctrl-C and to see whether Ray's head still lives.
+
+        Without its head Ray waits for a minute and then ends the whole process, whatever is half done in it.
+        """
+        failed: list[BaseException] = []
+
+        def fit() -> None:
+            try:
+                tuner.fit()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=fit, daemon=True, name="bsearch-tune")
+        thread.start()
+        seen = time.monotonic()
+        head = ray.get_runtime_context().gcs_address
+        while thread.is_alive():
+            thread.join(_HEAD_LOOKED_AT_S)
+            if self._mine or _answers(head):
+                seen = time.monotonic()
+            elif time.monotonic() - seen > _HEAD_LOST_S:
+                study.fail(
+                    f"Ray's head at {head} has not answered for {_HEAD_LOST_S:.0f} s. Start it again, then this study: it goes "
+                    "on from what is finished, and running trials from their checkpoints"
+                )
+                self._lost = True
+                return
+        if failed:
+            raise failed[0]
+
+
+def _leave() -> None:
+    """End the process as failed, past what others wanted to do at its end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _answers(address: str) -> bool:
+    try:
+        _knock(address, timeout_s=_HEAD_LOOKED_AT_S)
+    except OSError:
+        return False
+    return True
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -345,7 +399,7 @@ def _words(resources: Mapping[str, float]) -> str:
     return ", ".join([*counted, *(name.removeprefix(_KIND) for name in sorted(resources) if name.startswith(_KIND))])
 
 
-def _knock(address: str) -> None:
+def _knock(address: str, timeout_s: float = 10.0) -> None:
     """Fail at once where nobody listens: Ray itself would wait for minutes.
 
     Raises:
@@ -353,7 +407,7 @@ def _knock(address: str) -> None:
     """
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
 
 
 def _log_to(file: Path) -> None:

@@ -105,7 +105,7 @@ class Chaos:
         self.driver: subprocess.Popen[bytes] | None = None
         self.seen: dict[int, tuple[float, ...]] = {}
         self.violations: list[str] = []
-        self._expected = (0, 1, 130, -9, 137)
+        self._expected = (0, 1, 130, -9, 137, -2)
 
     # What a person would do
 
@@ -252,6 +252,9 @@ class Chaos:
                     found.append(f"trial {trial.number} failed and nothing goes on for it: {trial.user_attrs.get('message')}")
                 elif trials[trial.user_attrs["continued_by"]].params != trial.params:
                     found.append(f"trial {trial.number} is continued with other settings")
+        told = (self.folder / "driver.log").read_text(errors="replace")
+        if "Traceback" in told:
+            found.append(f"a traceback reached the terminal: {told[told.index('Traceback') :][:3000]}")
         records = Records(f"sqlite:///{self.folder}/chaos.db")
         curves = records.curves("chaos")
         for trial in complete:
