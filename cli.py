@@ -956,7 +956,3 @@ def init(folder: Path) -> None:
         click.echo(f"wrote {write_file(folder / name, content)}")
     inside = "" if folder == Path() else f"cd {folder} && "
     click.echo(f"Next: {inside}bsearch check study.yaml && bsearch run study.yaml")
-
-
-if __name__ == "__main__":
-    main(prog_name="bsearch")

@@ -1,0 +1,105 @@
+"""Every fault once, on real processes and machines: no finished trial is lost or repeated, none is left RUNNING."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from chaos import BIN, Chaos, finished, study, undisturbed
+from machines import network
+
+pytestmark = [pytest.mark.faults]
+
+
+@pytest.mark.timeout(600)
+def test_whatever_dies_the_study_ends_as_if_nothing_had(tmp_path: Path) -> None:
+    trials = 14
+    seed = random.randrange(1000)
+    dice = random.Random(seed)
+    reference = undisturbed(trials, tmp_path / "undisturbed")
+    with network() as made:
+        chaos = Chaos(made, tmp_path / "study", trials)
+        names = list(chaos.faults)
+        dice.shuffle(names)
+        happened = chaos.run(names, dice)
+        assert chaos.broken(reference) == [], f"seed {seed}, faults {happened}"
+    assert len(happened) >= len(names) - 2, "the study ended before the faults did"
+    print("\n".join(f"{name:<22} next trial after {seconds:5.1f} s" for name, seconds in happened))
+
+
+def serial(folder: Path, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [BIN / "bsearch", "run", "--serial", folder / "study.yaml"],
+        env={**os.environ, "ENDURES_S": "1", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def begun(folder: Path, trials: int) -> Path:
+    folder.mkdir()
+    (folder / "study.yaml").write_text(yaml.safe_dump(study(trials)))
+    return folder
+
+
+def until_finished(folder: Path, trials: int, driver: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 120
+    while len(finished(folder)) < trials:
+        assert driver.poll() is None, driver.communicate()[0]
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def test_of_two_drivers_started_at_once_one_runs_the_study_and_the_other_says_who(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "study", 4)
+    drivers = [serial(folder), serial(folder)]
+    told = [driver.communicate(timeout=200)[0] for driver in drivers]
+    assert sorted(driver.returncode for driver in drivers) == [0, 1], told
+    refused = told[0] if drivers[0].returncode else told[1]
+    winner = drivers[1] if drivers[0].returncode else drivers[0]
+    assert f"process {winner.pid} on " in refused or "another driver took it a moment ago" in refused
+    assert "Traceback" not in refused
+    assert len(finished(folder)) == 4
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler makes the clock that jumps; there is none")
+@pytest.mark.parametrize("days", [2, -2])
+def test_a_clock_that_jumps_neither_loses_trials_nor_the_lock(tmp_path: Path, days: int) -> None:
+    library, clock = tmp_path / "clock.so", tmp_path / "jump"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, Path(__file__).parent / "clock.c"], check=True)
+    clock.write_text("0")
+    folder = begun(tmp_path / "study", 6)
+    driver = serial(folder, LD_PRELOAD=str(library), CLOCK_JUMP=str(clock))
+    until_finished(folder, 2, driver)
+    clock.write_text(str(days * 86_400))
+    until_finished(folder, 3, driver)
+    # The holder lives, whatever its clock says: another driver is refused.
+    second = serial(folder)
+    words = second.communicate(timeout=100)[0]
+    assert second.returncode == 1, words
+    assert f"process {driver.pid} on " in words
+    words = driver.communicate(timeout=200)[0]
+    assert driver.returncode == 0, words
+    values = list(finished(folder).values())
+    assert len(values) == 6
+    assert all(0.3 < seconds < 30 for seconds, _ in values)  # training is timed by a clock that does not jump
+
+
+def test_ctrl_c_while_the_program_is_still_being_read_shows_no_traceback(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "study", 2)
+    dice = random.Random(0)
+    for _ in range(8):
+        driver = serial(folder)
+        time.sleep(dice.uniform(0.15, 1.5))
+        driver.send_signal(signal.SIGINT)
+        told = driver.communicate(timeout=60)[0]
+        assert driver.returncode in (130, -signal.SIGINT), told
+        assert "Traceback" not in told
