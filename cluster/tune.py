@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import platform
+import secrets
 import socket
 import tempfile
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# A Ray that we start listens on the loopback alone. `_node_ip_address="127.0.0.1"` does not say so (Ray makes it the machine's
+# own address again); this switch, named after the systems where it is the default, does. Joining a cluster takes that cluster's.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 # Ctrl-C is ours (search.driver): Tune would stop by itself and tell nobody.
 os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 
@@ -163,6 +167,7 @@ class TuneRunner:
                 _knock(address)
                 ray.init(address=address, **quiet)
             if not ray.is_initialized():
+                _take_token()
                 # Ray counts the machine's cores; a study that wants more at once than that says so itself.
                 ray.init(address="local", include_dashboard=False, **quiet)
                 self._mine = True
@@ -260,6 +265,16 @@ class TuneRunner:
 def _words(resources: Mapping[str, float]) -> str:
     """The CPUs and GPUs among a machine's resources."""
     return ", ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU")
+
+
+def _take_token() -> None:
+    """Give the Ray that this process starts a secret of its own, without which it answers nobody.
+
+    Ray switches tokens on for clusters it starts, but would keep one for ever in the home folder. What the user's own
+    environment says of tokens stays.
+    """
+    if not any(name.startswith("RAY_AUTH_") for name in os.environ):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _knock(address: str) -> None:
