@@ -24,8 +24,8 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# A Ray that we start listens on the loopback alone. `_node_ip_address="127.0.0.1"` does not do it, for Ray makes it the machine's
-# own address again; this switch does, named after the systems where it is the default. Joining a cluster takes that cluster's.
+# A Ray that we start listens on the loopback alone. `_node_ip_address="127.0.0.1"` would not do it, for Ray replaces it by the
+# machine's own address; this switch does, named after the systems where it is the default. Joining a cluster takes that one's.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 # Ctrl-C is ours (search.driver): Tune would stop by itself and tell nobody.
 os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"

@@ -14,6 +14,7 @@ import re
 import socket
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,9 +126,12 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
     try:
         parsed = make_url(url)
         engine = sa.create_engine(parsed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", sa.exc.SAWarning)  # of a query that the driver does not know
+            engine.dialect.create_connect_args(parsed)
     except sa.exc.NoSuchModuleError as error:
         raise _storage_fault(f"no such kind of database: {error}", shown) from None
-    except (sa.exc.ArgumentError, ValueError, TypeError):
+    except (sa.exc.ArgumentError, sa.exc.SAWarning, ValueError, TypeError):
         raise _storage_fault(
             "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db", shown
         ) from None

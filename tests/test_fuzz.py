@@ -191,8 +191,6 @@ _words = st.text(max_size=12) | st.sampled_from(
         "[/x]",
         "=1+1",
         "x" * 3000,
-    ]
-    + [
         "nowhere.py:Mine",
         "a..b:C",
         "sqlite:///x.db",
@@ -245,7 +243,7 @@ def with_wild_values(draw: st.DrawFn) -> dict[str, Any]:
     return study
 
 
-@fuzz(250)
+@fuzz(120)
 @given(with_wild_values(), st.booleans())
 def test_no_value_of_a_study_passes_check_and_run_but_as_a_message(study: dict[str, Any], runs: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -345,7 +343,7 @@ def wild_profiles(draw: st.DrawFn) -> Any:
     return document[""]
 
 
-@fuzz(300)
+@fuzz(150)
 @given(wild_profiles(), st.integers(1, 100))
 def test_no_profile_ends_in_a_traceback(document: Any, batch: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -360,7 +358,7 @@ def test_no_profile_ends_in_a_traceback(document: Any, batch: int) -> None:
             assert not isinstance(error, StudyFileError) or plain(str(error)) == str(error)
 
 
-@fuzz(200)
+@fuzz(100)
 @given(wild_profiles().filter(lambda document: isinstance(document, dict)) | st.dictionaries(st.text(), _wild))
 def test_no_profile_from_a_dict_ends_in_a_traceback(document: dict[str, Any]) -> None:
     try:
@@ -381,14 +379,14 @@ _options |= st.sampled_from(
 )
 
 
-@fuzz(200)
+@fuzz(120)
 @given(st.sampled_from(["--batch", "--rate", "--epochs", "--rule", "--name"]), _options)
 def test_no_option_of_run_ends_in_a_traceback(option: str, value: str) -> None:
     given_options = {"--batch": "8:16", "--rate": "1e-3:1", option: value}
     bsearch("run", "nowhere.py:Mine", "--serial", *(part for pair in given_options.items() for part in pair))
 
 
-@fuzz(150)
+@fuzz(80)
 @given(st.sampled_from(["--sizes", "--set", "--memory"]), _options)
 def test_no_option_of_bench_ends_in_a_traceback(option: str, value: str) -> None:
     bsearch("bench", "nowhere.py:Mine", option, value)
@@ -424,7 +422,7 @@ _urls = st.builds(
 )
 
 
-@fuzz(200)
+@fuzz(120)
 @given(_urls)
 def test_no_url_is_opened_that_holds_no_database(url: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
