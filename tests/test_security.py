@@ -82,6 +82,7 @@ def _joining(address: str, token: str | None) -> subprocess.Popen[str]:
 
 @pytest.mark.ray
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
+@pytest.mark.timeout(480)  # whoever is refused tries for half a minute, longer beside neighbours
 def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(study_file: Callable[..., Path], tmp_path: Path) -> None:
     space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
     path = study_file(task=f"{TASKS}:Slow", space=space, devices={"per_trial": 2}, budget={"trials": 60}, cluster=None)
