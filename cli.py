@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import __version__
 from .spaces.domain import values_of
-from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError
+from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError, cut, plain
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
 from .spaces.study import StudySpec
-from .spaces.study_file import located, read_study, settled, study_from_dict
+from .spaces.study_file import located, plain_value, read_study, settled, study_from_dict
 from .spaces.trial import ParetoFront, TrialRecord
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _Commands(click.Group):
         except BsearchError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            click.echo(str(error), err=True)
+            click.echo(plain(str(error)), err=True)
             ctx.exit(FAILED if isinstance(error, LauncherError) else BAD_INPUT)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -58,7 +58,7 @@ class _Commands(click.Group):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             click.echo(
-                f"bsearch failed in a way it should not: {type(error).__name__}: {error}\n"
+                f"bsearch failed in a way it should not: {type(error).__name__}: {plain(str(error))}\n"
                 "`bsearch --debug ...` shows where; please report it.",
                 err=True,
             )
@@ -86,9 +86,16 @@ storage_option = click.option(
 name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
 
 
+class _Terminal(Console):
+    """Shows every text as it is: names and messages come from files, tasks and databases that others may have written."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text), **options)
+
+
 def _terminal(as_json: bool = False) -> Console:
     """Where people read: stdout, or stderr where stdout is a document."""
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = _Terminal(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = max(console.width, 120)  # a file or a pipe has no right edge that a table must keep
     return console
@@ -146,7 +153,7 @@ def _study(
 ) -> tuple[Path | None, StudySpec]:
     """The study that a file or the options describe."""
     given = {key: value for key, value in options.items() if value is not None}
-    if ":" in study and not Path(study).exists():
+    if ":" in study and not os.path.lexists(study):
         spec = _study_of_options(study, options, storage)
         file = None
     else:
@@ -185,7 +192,7 @@ def _number(option: str, text: str) -> int | float:
     try:
         return int(text) if text.strip().isdigit() else float(text)
     except ValueError:
-        raise click.UsageError(f"{option}: expected LOW:HIGH such as 16:4096, got {text!r}") from None
+        raise click.UsageError(f"{option}: expected LOW:HIGH such as 16:4096, got {cut(text, 60)!r}") from None
 
 
 def _results(spec: StudySpec, name: str) -> Path:
@@ -315,8 +322,8 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     with _located(study), _documents_only(as_json):
         runner = SerialRunner(spec.devices)
         assert spec.storage is not None
-        storage_engine(spec.storage).dispose()
         objective_hash(spec.task)
+        storage_engine(spec.storage).dispose()
         request = replace(profile_request(spec, runner.device), timing_s=min(float(spec.budget.profile_s) or 5.0, 5.0))
         profile = runner.profile(spec.task, request)
         legal = legal_batches(spec, [profile])
@@ -554,7 +561,7 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
     """The study file, or a study of the task's that has just the sizes."""
     if study.endswith(".py"):
         raise click.UsageError(f"a task is named with its file: write {study}:NAME")
-    if ":" not in study or Path(study).exists():
+    if ":" not in study or os.path.lexists(study):
         if parameters:
             raise click.UsageError(f"--set goes with a task; a study file says it itself. Change {study}.")
         return read_study(Path(study))
@@ -563,7 +570,7 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise click.UsageError(f"--set: expected NAME=VALUE, got {text!r}")
-        given[name] = yaml.safe_load(value)
+        given[name] = plain_value(value, f"--set {name}")
     space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant", **given}
     name = re.sub(r"[^A-Za-z0-9]+", "-", study.rpartition(":")[2]) or "bench"
     return settled(study_from_dict({"study": name, "task": study, "space": space}), Path.cwd())
@@ -742,7 +749,7 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
         return
     console = _terminal()
     for row in rows:
-        console.print(f"[bold]{row['rule']}[/bold]  {row['summary']}\n  {row['formula']}\n  {row['source']}\n")
+        console.print(Text(row["rule"], style="bold"), f" {row['summary']}\n  {row['formula']}\n  {row['source']}\n")
 
 
 def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
@@ -924,7 +931,7 @@ def dashboard(study: str, port: int, storage: str | None) -> None:
         raise StudyFileError("optuna-dashboard is not installed. Install it: pip install 'bsearch[dashboard]'") from None
     from .search.suggest import open_storage
 
-    click.echo(f"study {full_name}: http://127.0.0.1:{port}/dashboard (Ctrl-C ends it)")
+    click.echo(f"study {plain(full_name)}: http://127.0.0.1:{port}/dashboard (Ctrl-C ends it)")
     try:
         run_server(open_storage(url), host="127.0.0.1", port=port)
     except OSError as error:
@@ -948,7 +955,7 @@ def init(folder: Path) -> None:
     from .search.export import write_file
 
     names = ("study.yaml", "tasks.py")
-    there = [name for name in names if (folder / name).exists()]
+    there = [name for name in names if os.path.lexists(folder / name)]
     if there:
         raise StudyFileError(f"{folder}: has {' and '.join(there)} already; nothing was written. Name another folder.")
     for name in names:

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import platform
+import secrets
 import socket
 import sys
 import tempfile
@@ -29,6 +30,9 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# A Ray that we start listens on the loopback alone. `_node_ip_address="127.0.0.1"` would not do it, for Ray replaces it by the
+# machine's own address; this switch does, named after the systems where it is the default. Joining a cluster takes that one's.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 # Ctrl-C is ours (search.driver): Tune would stop by itself and tell nobody.
 os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 
@@ -208,10 +212,11 @@ class TuneRunner:
                 _knock(address)
                 ray.init(address=address, **quiet)
             if not ray.is_initialized():
+                _take_token()
                 # Ray counts the machine's cores; a study that wants more at once than that says so itself.
                 ray.init(address="local", include_dashboard=False, **quiet)
                 self._mine = True
-        except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
             raise LauncherError(
                 f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
                 f"Its own messages are in {self._log_file}."
@@ -397,6 +402,16 @@ def _words(resources: Mapping[str, float]) -> str:
     """The CPUs, the GPUs and the kind of device among a machine's resources."""
     counted = [f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU"]
     return ", ".join([*counted, *(name.removeprefix(_KIND) for name in sorted(resources) if name.startswith(_KIND))])
+
+
+def _take_token() -> None:
+    """Give the Ray that this process starts a secret of its own, without which it answers nobody.
+
+    Ray switches tokens on for clusters it starts, but would keep one for ever in the home folder. What the user's own
+    environment says of tokens stays.
+    """
+    if not any(name.startswith("RAY_AUTH_") for name in os.environ):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _knock(address: str, timeout_s: float = 10.0) -> None:

@@ -198,7 +198,7 @@ class RankProcesses:
     def __init__(self, devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> None:
         self.key = (devices, kind, cpus)
         # Where the ranks find one another: a port that is free now and ours, and nothing on disk to be left behind.
-        self._store = _store(0, is_master=True)
+        self._store = _opened_store()
         context = get_context("spawn")
         self._processes: list[BaseProcess] = []
         self._lines: list[Connection] = []
@@ -378,7 +378,7 @@ def _rank_main(line: Connection, rank: int, count: int, kind: str, port: int) ->
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl" if kind == "gpu" else "gloo",
-        store=_store(port, is_master=False),
+        store=dist.TCPStore("127.0.0.1", port, wait_for_workers=False),  # type: ignore[attr-defined]
         rank=rank,
         world_size=count,
         device_id=torch.device("cuda", rank) if kind == "gpu" else None,
@@ -393,9 +393,17 @@ def _rank_main(line: Connection, rank: int, count: int, kind: str, port: int) ->
     dist.destroy_process_group()
 
 
-def _store(port: int, *, is_master: bool) -> Any:
-    """The meeting place on the loopback; port 0 takes a free one."""
-    return dist.TCPStore("127.0.0.1", port, is_master=is_master, wait_for_workers=False)  # type: ignore[attr-defined]
+def _opened_store() -> Any:
+    """The ranks' meeting place, on a free port of the loopback.
+
+    A store that binds by itself listens on every address of the machine, and whoever reaches it may pose as a rank, to whom
+    the others send and from whom they take pickles.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
+        )
 
 
 def _run_job(line: Connection, job: Callable[..., Iterator[Any]], arguments: Any) -> None:

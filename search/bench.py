@@ -19,7 +19,7 @@ from scipy.stats import t as student
 from ..objectives.bench import BenchFacts
 from ..objectives.step_time import Round
 from ..spaces.device import DeviceProfile
-from ..spaces.errors import StudyFileError
+from ..spaces.errors import StudyFileError, cut
 from ..spaces.memory import readable_bytes
 from ..spaces.plan import BatchPlan
 from .report import column, number, seconds
@@ -47,9 +47,9 @@ def sizes_of(text: str) -> list[int]:
     """
     sizes: set[int] = set()
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(around:)?([1-9][0-9]*)\s*", part)
+        found = re.fullmatch(r"\s*(around:)?([1-9][0-9]{0,17})\s*", part)
         if found is None:
-            raise StudyFileError(f"--sizes: expected integers >= 1 or around:N, with commas between, got {part!r}")
+            raise StudyFileError(f"--sizes: expected integers >= 1 or around:N, with commas between, got {cut(part, 60)!r}")
         size = int(found[2])
         near = (round(0.78 * size), size - 1, size, size + 1, round(1.22 * size))
         sizes.update(one for one in (near if found[1] else (size,)) if one >= 1)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..spaces.errors import LauncherError
+from ..spaces.errors import LauncherError, plain
 from ..spaces.trial import ParetoFront, TrialRecord
 
 if TYPE_CHECKING:
@@ -78,8 +78,15 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Text that neither a terminal nor a spreadsheet obeys: what would begin a formula gets a quote before it."""
+    if not isinstance(value, str):
+        return value
+    return f"'{plain(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else plain(value)
 
 
 def json_text(document: Any) -> str:
@@ -94,6 +101,9 @@ def write_file(path: Path, content: str | bytes) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # /dev/null, a pipe: written to, never replaced
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            return path
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
             try:
                 part.write(content.encode() if isinstance(content, str) else content)

@@ -10,9 +10,11 @@ import hashlib
 import json
 import math
 import os
+import re
 import socket
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,8 +96,8 @@ def masked(url: str) -> str:
     """The URL without its password."""
     try:
         return make_url(url).render_as_string(hide_password=True)
-    except sa.exc.ArgumentError:
-        return url
+    except (sa.exc.ArgumentError, ValueError):
+        return re.sub(r"(?<=://).*(?=@)", "***", url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +112,26 @@ class KeptStudy:
     driver_s: float
 
 
-def storage_engine(url: str) -> Engine:
+def storage_engine(url: str, *, create: bool = True) -> Engine:
     """An engine on the storage, SQLite set up so that one writer and many readers get along.
 
+    Args:
+        create: make the folder of a SQLite file that is not there yet, which the first connection makes.
+
     Raises:
+        LauncherError: there is no such file, and none is to be made.
         StudyFileError: the URL names no known database, its driver is not installed, or its folder cannot be written.
     """
     shown = masked(url)
     try:
         parsed = make_url(url)
         engine = sa.create_engine(parsed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", sa.exc.SAWarning)  # of a query that the driver does not know
+            engine.dialect.create_connect_args(parsed)
     except sa.exc.NoSuchModuleError as error:
         raise _storage_fault(f"no such kind of database: {error}", shown) from None
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, sa.exc.SAWarning, ValueError, TypeError):
         raise _storage_fault(
             "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db", shown
         ) from None
@@ -131,6 +140,8 @@ def storage_engine(url: str) -> Engine:
         hint = f" Install it: pip install {package}"
         raise _storage_fault(f"the database's driver {error.name!r} is not installed.{hint}", shown) from None
     if parsed.get_backend_name() == "sqlite":
+        if not create and not os.path.isfile(parsed.database or ""):  # noqa: PTH113  # a name too long is no file
+            raise LauncherError(f"storage {shown}: no such database yet. `bsearch run` makes it.")
         _prepare_sqlite(engine, parsed.database, shown)
     return engine
 
@@ -159,9 +170,9 @@ def _prepare_sqlite(engine: Engine, database: str | None, shown: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, "Permission denied")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a NUL in the name
         raise _storage_fault(
-            f"expected a folder that can be written, but {folder}: {error.strerror}. "
+            f"expected a folder that can be written, but {folder}: {getattr(error, 'strerror', error)}. "
             "Name another with storage: or BSEARCH_STORAGE",
             shown,
         ) from None
@@ -171,18 +182,19 @@ def _prepare_sqlite(engine: Engine, database: str | None, shown: str) -> None:
 class Records:
     """bsearch's tables in one database; `study` is the full name of one study in it.
 
+    Args:
+        create: make the tables where there are none.
+
     Raises:
         LauncherError: the database cannot be opened, or a newer bsearch has written it.
     """
 
     def __init__(self, url: str, *, create: bool = True) -> None:
         self.url = url
-        self.engine = storage_engine(url)
+        self.engine = storage_engine(url, create=create)
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        if not create and url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
-            raise LauncherError(f"storage {masked(url)}: no such database yet. `bsearch run` makes it.")
         with self._door():
-            _migrate(self.engine)
+            _migrate(self.engine, create=create)
 
     @contextmanager
     def _door(self) -> Iterator[None]:
@@ -449,13 +461,16 @@ def _is_gone(holder: str, heartbeat_at: float | None) -> bool:
     return False
 
 
-def _migrate(engine: Engine) -> None:
+def _migrate(engine: Engine, *, create: bool) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     head = ScriptDirectory.from_config(config).get_current_head()
     with engine.connect() as connection:
-        if MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision() == head:
-            return
+        revision = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+    if revision == head:
+        return
+    if revision is None and not create:  # whoever only reads leaves other people's databases as they are
+        raise LauncherError(f"storage {engine.url.render_as_string()}: holds no study of bsearch's. `bsearch run` begins one.")
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
 from ..spaces.device import DeviceProfile
-from ..spaces.errors import InfeasiblePlanError, StudyFileError
+from ..spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
+from ..spaces.files import text_of
 from ..spaces.plan import BatchPlan, plan_batch
 from ..spaces.study import StudySpec
-from ..spaces.trial import ParetoFront, TrialRecord, TrialSetup
+from ..spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup
 from .pareto import study_front
 from .setups import as_fast_as_known, known_train_s, plan_limits, planned, training_cost
 
@@ -37,27 +40,55 @@ class KnownDevice:
         return None
 
 
+# A profile holds some hundreds of numbers for each combination that changes cost.
+_LARGEST_PROFILE = 1 << 24  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Profiled:
+    parameters: dict[str, Parameter]
+    profile: DeviceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """What of a profile's document is read here; whatever else it holds is for people."""
+
+    device: str
+    task: dict[str, Any]
+    training: dict[str, Any]
+    profiles: tuple[_Profiled, ...]
+
+
 def read_profile(path: Path) -> KnownDevice:
-    """Read what `bsearch profile --out` wrote.
+    """Read what `bsearch profile --out` wrote; anybody may have written it, so every number is checked.
 
     Raises:
         StudyFileError: no such file, or another one, or one without step times.
     """
+    text = text_of(path, "a profile", _LARGEST_PROFILE)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        known = KnownDevice(
-            str(document["device"]),
-            dict(document["task"]),
-            dict(document["training"]),
-            tuple((dict(one["parameters"]), DeviceProfile.from_dict(one["profile"])) for one in document["profiles"]),
-        )
-    except OSError as error:
-        raise StudyFileError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise StudyFileError(f"{path}: expected what `bsearch profile STUDY --out FILE` writes, got something else") from None
-    if not all(profile.step_times for _, profile in known.profiles):
+        document = TypeAdapter(_Document).validate_json(text.encode(), strict=True)
+    except ValidationError as error:
+        faults = [Fault(_dotted(one["loc"]), _words(one), str(path)) for one in error.errors(include_url=False)[:10]]
+        raise StudyFileError(
+            [Fault("", "expected what `bsearch profile STUDY --out FILE` writes", str(path)), *faults]
+        ) from None
+    except BsearchError as error:
+        raise StudyFileError(Fault("", f"expected what `bsearch profile` writes: {error}", str(path))) from None
+    profiles = tuple((one.parameters, one.profile) for one in document.profiles)
+    if not profiles or not all(profile.step_times for _, profile in profiles):
         raise StudyFileError(f"{path}: its steps were not timed. Profile again, without --seconds 0.")
-    return known
+    return KnownDevice(document.device, document.task, document.training, profiles)
+
+
+def _dotted(loc: Iterable[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+
+
+def _words(details: ErrorDetails) -> str:
+    came = "" if details["type"] in ("missing", "json_invalid") else f", got {cut(repr(details['input']), 60)}"
+    return f"{details['msg'][:1].lower()}{details['msg'][1:]}{came}"
 
 
 @dataclass(frozen=True, slots=True)

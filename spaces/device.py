@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
+from pydantic import TypeAdapter, ValidationError
+
+from .errors import ProbeError, cut
 from .memory import MemoryLaw
 from .step_time import PRECISION, StepTime
 from .study import Memory
@@ -64,16 +67,17 @@ class DeviceProfile:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        memory = values.get("memory")
-        return cls(
-            **{
-                **values,
-                "unused_parameters": tuple(values["unused_parameters"]),
-                "memory": MemoryLaw.from_dict(memory) if memory else None,
-                "step_times": tuple(map(StepTime.from_dict, values.get("step_times", ()))),
-                "other_costs": tuple((name, value, factor) for name, value, factor in values.get("other_costs", ())),
-            }
-        )
+        """What `to_dict` wrote.
+
+        Raises:
+            ProbeError: something else.
+        """
+        try:
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise ProbeError(f"device profile: {where}: {first['msg']}, got {cut(repr(first['input']), 60)}") from None
 
     @property
     def rough(self) -> bool:

@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+_TOLD = 20  # values of a long list that a message names
+
 
 def fault(message: str) -> PydanticCustomError:
     """An error whose message is already in our words; the reader adds file, line, key and value."""
@@ -96,7 +98,7 @@ class Choices(Section):
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def __str__(self) -> str:
-        return "one of " + ", ".join(map(str, self.choices))
+        return "one of " + ", ".join(map(str, self.choices[:_TOLD])) + ", ..." * (len(self.choices) > _TOLD)
 
 
 class Fixed(Section):
@@ -162,7 +164,7 @@ def bounds(domain: Domain) -> tuple[float, float]:
 def _every(domain: Domain, test: Any, expected: str) -> Domain:
     wrong = [value for value in values_of(domain) if not test(value)]
     if wrong:
-        raise fault(f"expected {expected}, got {', '.join(map(repr, wrong))}")
+        raise fault(f"expected {expected}, got {', '.join(map(repr, wrong[:_TOLD]))}")
     return domain
 
 

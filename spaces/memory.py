@@ -7,13 +7,15 @@ line drawn beyond the last known size always does. So sizes are looked up or int
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Self
 
-from .errors import ProbeError
+from .errors import ProbeError, cut
 
 _UNITS: dict[str, int] = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": int(base**power)
@@ -35,7 +37,7 @@ def bytes_of(text: str) -> int:
     (10737418240, 1500000000, 512)
     """
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", text)
-    if found is None or found[2].lower() not in _UNITS:
+    if found is None or found[2].lower() not in _UNITS or len(found[1]) > 20:
         raise ValueError(text)
     return round(float(found[1]) * _UNITS[found[2].lower()])
 
@@ -51,6 +53,19 @@ def readable_bytes(value: float) -> str:
         value /= 1024
         unit, *larger = larger
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:#.3g} {unit}"
+
+
+def check_points(name: str, points: Sequence[tuple[int, float]]) -> None:
+    """A law's points are at least one, sizes ascending from 1, values finite and never below 0.
+
+    Raises:
+        ProbeError: they are not; nothing may be looked up between them.
+    """
+    sizes = [0, *(size for size, _ in points)]
+    if len(sizes) == 1 or any(low >= high for low, high in pairwise(sizes)):
+        raise ProbeError(f"{name}: expected points at sizes that rise from 1, got {cut(str(sizes[1:]), 100)}")
+    if wrong := [value for _, value in points if not 0 <= value < math.inf]:
+        raise ProbeError(f"{name}: expected finite numbers >= 0, got {wrong[0]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,9 @@ class MemoryLaw:
     breakdown: Mapping[str, int] = field(default_factory=dict)
     evaluation_points: tuple[tuple[int, int], ...] = ()
     note: str = ""
+
+    def __post_init__(self) -> None:
+        check_points("memory", self.points)
 
     def predicted_bytes(self, micro_batch: int) -> float:
         """Peak bytes before calibration: exact at a point, on the chord between two.

@@ -7,6 +7,7 @@ largest size that was timed it says nothing.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from .errors import ProbeError
+from .memory import check_points
 from .plan import BatchPlan, step_plans
 
 # The interval, relative, at which timing is content.
@@ -70,6 +72,11 @@ class StepTime:
     interval: float | None = None
     misfit: tuple[float, float] | None = None
     timed: tuple[TimedPlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_points("step time", self.points)
+        if not 0 <= self.update_s < math.inf or self.devices < 1:
+            raise ProbeError(f"step time: expected seconds >= 0 on at least one device, got {self.update_s} on {self.devices}")
 
     @property
     def largest_micro_batch(self) -> int:

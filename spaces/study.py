@@ -55,6 +55,8 @@ def near_miss(word: Any, known: Any) -> str:
     >>> near_miss("sqr", ["linear", "sqrt"])
     " Did you mean 'sqrt'?"
     """
+    if len(str(word)) > 100:
+        return ""
     matches = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from .domain import DOMAIN_KINDS, Domain, Section, values_of
-from .errors import Fault, StudyFileError
+from .errors import MOST_FAULTS, Fault, StudyFileError, cut
+from .files import text_of
 from .learning_rate import RULE_EXPONENTS
 from .study import Devices, Space, StudySpec, near_miss
 
@@ -66,31 +68,97 @@ RESERVED = frozenset(
         "val_loss",
     }
 )
-LARGEST_FILE = 1 << 20  # bytes; a study file is a page of text
+# A study file is a page of text; whatever passes these is a slip, or meant to keep us busy.
+LARGEST_FILE = 1 << 20  # bytes
+MOST_NODES = 10_000  # keys and values, those an alias repeats counted anew
+DEEPEST = 32  # lists and mappings inside one another
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers and truth values: `1e-3` is a number and `no` is a word."""
+    """Plain data by YAML 1.2: `1e-3` is a number, `no` is a word, and a tag makes nothing else of them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._left = MOST_NODES
+        self._open: list[str | None] = []  # anchors of what is being read, outermost first
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Bound the graph while it is made: aliases would let a few lines stand for more than memory holds."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        alias = isinstance(event, yaml.AliasEvent)
+        if alias and event.anchor in self._open:
+            raise _refused(f"expected values that end, got {event.anchor!r} inside itself", event.start_mark)
+        self._open.append(None if alias else event.anchor)
+        self._count(event.start_mark, len(self._open))
+        node = super().compose_node(parent, index)
+        if alias:
+            self._repeat(node, event.start_mark, len(self._open))
+        self._open.pop()
+        return node
+
+    def _count(self, mark: yaml.Mark, depth: int) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _refused(f"expected at most {MOST_NODES} keys and values", mark)
+        if depth > DEEPEST:
+            raise _refused(f"expected lists and mappings at most {DEEPEST} deep", mark)
+
+    def _repeat(self, node: yaml.Node | None, mark: yaml.Mark, depth: int) -> None:
+        for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+            for inner in part if isinstance(part, tuple) else (part,):
+                self._count(mark, depth + 1)
+                self._repeat(inner, mark, depth + 1)
 
 
+class _RefusedError(yaml.MarkedYAMLError):
+    """YAML, but none that a study is written in."""
+
+
+def _refused(words: str, mark: yaml.Mark) -> _RefusedError:
+    return _RefusedError(problem=words, problem_mark=mark)
+
+
+def _made(make: Callable[[str], Any], expected: str) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
+    """A constructor whose failure is told with its line."""
+
+    def construct(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+        try:
+            return make(str(loader.construct_scalar(node)))
+        except (ValueError, KeyError):
+            raise _refused(f"expected {expected}, got {cut(node.value, 60)!r}", node.start_mark) from None
+
+    return construct
+
+
+def _int(text: str) -> int:
+    if not -(1 << 63) <= (value := int(text)) < 1 << 63:  # what databases and tensors count with
+        raise ValueError(text)
+    return value
+
+
+def _unknown_tag(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+    raise _refused(f"expected plain values, got the tag {node.tag!r}", node.start_mark)
+
+
+_TAG = "tag:yaml.org,2002:"
 _Loader.yaml_implicit_resolvers = {
-    letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":float", ":int", ":bool", ":timestamp"))]
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag in (_TAG + "null", _TAG + "merge")]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|false|True|False"), list("tfTF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?[0-9]+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(_TAG + "bool", re.compile(r"(?:true|false|True|False)$"), list("tfTF"))
+_Loader.add_implicit_resolver(_TAG + "int", re.compile(r"[-+]?[0-9]+$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
+    _TAG + "float",
     re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
     list("-+.0123456789"),
 )
-
-
-def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    return int(node.value)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_Loader.yaml_constructors = {
+    _TAG + kind: yaml.SafeLoader.yaml_constructors[_TAG + kind] for kind in ("null", "str", "seq", "map")
+}
+_Loader.add_constructor(_TAG + "bool", _made(lambda text: {"true": True, "false": False}[text.lower()], "true or false"))
+_Loader.add_constructor(_TAG + "int", _made(_int, "an integer of at most 64 bits"))
+_Loader.add_constructor(_TAG + "float", _made(lambda text: float(re.sub(r"\.(?=inf|nan)", "", text.lower())), "a number"))
+_Loader.add_constructor(None, _unknown_tag)
 
 
 def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
@@ -102,24 +170,18 @@ def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
     Raises:
         StudyFileError: all faults of the file.
     """
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise StudyFileError(Fault("", f"expected a study file of at most {LARGEST_FILE} bytes", str(path)))
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise StudyFileError(Fault("", f"expected UTF-8 text, got byte {error.object[error.start]:#x}", str(path))) from None
-    except OSError as error:
-        raise StudyFileError(Fault("", f"cannot be read: {error.strerror}", str(path))) from None
+    text = text_of(path, "a study file", LARGEST_FILE)
     return settled(parse_study(text, file=str(path)), path.parent.resolve(), storage)
 
 
 def located(error: StudyFileError, path: Path) -> StudyFileError:
     """The same faults with file and line, for those found after the file had been read."""
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        node = _Loader(text_of(path, "a study file", LARGEST_FILE)).get_single_node()
+    except (StudyFileError, yaml.YAMLError):
+        node = None
+    if node is None:  # it was read before: someone has changed it since
         return error
-    assert node is not None  # it was read before
     faults = [
         fault if fault.file or not fault.key else replace(fault, file=str(path), line=_line(node, tuple(fault.key.split("."))))
         for fault in error.faults
@@ -131,16 +193,23 @@ def settled(study: StudySpec, folder: Path, storage: str | None = None) -> Study
     """The study with its task, its storage and its checkpoints made absolute, counted from `folder`."""
     reference, _, name = study.task.rpartition(":")
     if reference.endswith(".py"):
-        reference = str((folder / Path(reference).expanduser()).resolve())
+        reference = _absolute("task", reference, folder)
     storage = storage or study.storage or f"sqlite:///{study.study}.db"
     if storage.startswith("sqlite:///") and ":memory:" not in storage:
-        storage = "sqlite:///" + str((folder / Path(storage.removeprefix("sqlite:///")).expanduser()).resolve())
+        storage = "sqlite:///" + _absolute("storage", storage.removeprefix("sqlite:///"), folder)
     cluster, kept = study.cluster, study.cluster.checkpoints
     if kept is not None and "://" not in kept:
-        cluster = cluster.model_copy(update={"checkpoints": str((folder / Path(kept).expanduser()).resolve())})
+        cluster = cluster.model_copy(update={"checkpoints": _absolute("cluster.checkpoints", kept, folder)})
     settled_study = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster})
     settled_study._folder = folder
     return settled_study
+
+
+def _absolute(key: str, path: str, folder: Path) -> str:
+    try:
+        return str((folder / Path(path).expanduser()).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # too long, in circles, of nobody's home, with a NUL
+        raise StudyFileError(Fault(key, f"expected a path, got {cut(path, 200)!r}: {error}")) from None
 
 
 def parse_study(text: str, file: str = "study.yaml") -> StudySpec:
@@ -150,21 +219,23 @@ def parse_study(text: str, file: str = "study.yaml") -> StudySpec:
         StudyFileError: all faults, in the order of the file.
     """
     try:
-        node = yaml.compose(text, _Loader)
-        data = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        twice = list(_twice(node))
+        data = loader.construct_document(node) if node is not None else None
+    except (yaml.YAMLError, ValueError) as error:
         raise StudyFileError(_yaml_fault(error, file)) from None
     if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
         raise StudyFileError(Fault("", "expected keys such as study, task and space; got no mapping", file, 1))
-    faults = [
-        Fault(_dotted(key), f"the key is written twice; first in line {first}", file, line) for key, line, first in _twice(node)
-    ]
+    faults = [Fault(_dotted(key), f"the key is written twice; first in line {first}", file, line) for key, line, first in twice]
     try:
         study = StudySpec.model_validate(data)
     except ValidationError as error:
-        faults += [_fault(details, node, file) for details in error.errors(include_url=False)]
+        faults += [_fault(details, node, file) for details in error.errors(include_url=False)[: MOST_FAULTS + 1]]
         study = None
-    faults += [Fault(_dotted(key), message, file, _line(node, key)) for key, message in _cross_faults(data)]
+    faults += [
+        Fault(_dotted(key), message, file, _line(node, key)) for key, message in islice(_cross_faults(data), MOST_FAULTS)
+    ]
     if faults or study is None:
         raise StudyFileError(sorted(faults, key=lambda fault: fault.line or 0))
     return study
@@ -179,10 +250,26 @@ def study_from_dict(data: Mapping[str, Any]) -> StudySpec:
     return parse_study(json.dumps(data), file="options")
 
 
+def plain_value(text: str, where: str) -> Any:
+    """One value as a study file writes it.
+
+    Raises:
+        StudyFileError: no plain YAML; `where` says what was read.
+
+    >>> plain_value("[1e-3, no]", "--set rates")
+    [0.001, 'no']
+    """
+    try:
+        return _Loader(text).get_single_data()
+    except (yaml.YAMLError, ValueError) as error:
+        raise StudyFileError(_yaml_fault(error, where)) from None
+
+
 def _yaml_fault(error: Exception, file: str) -> Fault:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    what = getattr(error, "problem", None) or str(error) or type(error).__name__
-    return Fault("", f"expected YAML, but {what}", file, mark.line + 1 if mark else None)
+    what = getattr(error, "problem", None) or str(error).partition("\n")[0] or type(error).__name__
+    words = what if isinstance(error, _RefusedError) else f"expected YAML, but {what.removeprefix('but ')}"
+    return Fault("", words, file, mark.line + 1 if mark else None)
 
 
 def _dotted(key: Key) -> str:
@@ -190,11 +277,13 @@ def _dotted(key: Key) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
 
 
-def _twice(node: yaml.Node, key: Key = ()) -> Iterator[tuple[Key, int, int]]:
+def _twice(node: yaml.Node | None, key: Key = ()) -> Iterator[tuple[Key, int, int]]:
     """Keys that one mapping holds twice (YAML would keep the last and say nothing)."""
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for name, value in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                continue
             line = name.start_mark.line + 1
             if name.value in seen:
                 yield (*key, name.value), line, seen[name.value]
@@ -208,7 +297,7 @@ def _twice(node: yaml.Node, key: Key = ()) -> Iterator[tuple[Key, int, int]]:
 def _step(node: yaml.Node, part: str | int) -> tuple[yaml.Node, int] | None:
     """The node under one part of a key, and the line it is written in."""
     if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
+        for name, value in reversed(node.value):  # the last counts, above all over what `<<` merged in
             if name.value == str(part):
                 return value, name.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
