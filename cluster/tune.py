@@ -98,7 +98,8 @@ class StudySearcher(Searcher):
         if "measurement" not in result or trial_id not in self._numbers or trial_id in self._told:
             return False
         measurement = Measurement.from_dict(json.loads(result["measurement"]))
-        go_on = self._guarded(lambda: self._study.measured(self._numbers[trial_id], measurement))
+        host = f"{result['hostname']} ({result['node_ip']})"
+        go_on = self._guarded(lambda: self._study.measured(self._numbers[trial_id], measurement, host))
         if not go_on and not self._study.stopping:
             self._told[trial_id] = json.dumps(Outcome("stopped").to_dict())
         return not go_on

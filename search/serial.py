@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -59,7 +60,7 @@ class SerialRunner:
                 for report in _interruptible(study, attempt):
                     if not isinstance(report, Measurement):
                         outcome = report
-                    elif not study.measured(setup.number, report):
+                    elif not study.measured(setup.number, report, socket.gethostname()):
                         break
             if study.stopping and outcome.kind == "stopped":
                 return  # cut off, and swept by the driver

@@ -95,6 +95,7 @@ class _Attempt:
     setup: TrialSetup
     kind: str
     known_s: float | None  # of the whole training, by the law that prices the study
+    host: str = ""  # the machine it runs on
     measurements: list[Measurement] = field(default_factory=list)
 
 
@@ -188,10 +189,14 @@ class StudyRun:
         self._records.placed(setup)
         self._suggester.note(number, _facts(setup, attempt.known_s) | {"device_kind": kind})
 
-    def measured(self, number: int, measurement: Measurement) -> bool:
-        """Keep a measurement; False where the attempt is to be ended here: the study stops, or the trial, as `stopped`."""
+    def measured(self, number: int, measurement: Measurement, host: str = "") -> bool:
+        """Keep a measurement; False where the attempt is to be ended here: the study stops, or the trial, as `stopped`.
+
+        Args:
+            host: the machine it was made on, as people know it.
+        """
         attempt = self._running[number]
-        setup = attempt.setup
+        setup, attempt.host = attempt.setup, host
         attempt.measurements.append(measurement)
         self._records.measured(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
@@ -465,6 +470,8 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
     facts: dict[str, Any] = {"outcome": outcome.kind, "attempts": setup.attempt + 1}
     if outcome.message:
         facts["message"] = outcome.message
+    if attempt.host:
+        facts["host"] = attempt.host
     if setup.attempt:
         facts |= {"micro_batch": setup.plan.largest_micro_batch, "accumulation": setup.plan.accumulation}
     last = measurements[-1] if measurements else None

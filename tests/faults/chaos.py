@@ -83,10 +83,11 @@ def undisturbed(trials: int, folder: Path) -> dict[tuple[Any, ...], float]:
         capture_output=True,
         env={**os.environ, "ENDURES_S": "0"},
     )
-    return {_setting(trial): trial.values[1] for trial in _trials(folder) if trial.state.name == "COMPLETE"}
+    return {_setting(trial): trial.values[1] for trial in kept(folder) if trial.state.name == "COMPLETE"}
 
 
-def _trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
+def kept(folder: Path) -> list[optuna.trial.FrozenTrial]:
+    """The study's trials."""
     return optuna.load_study(study_name="chaos", storage=f"sqlite:///{folder}/chaos.db").trials
 
 
@@ -232,7 +233,7 @@ class Chaos:
 
     def broken(self, undisturbed: dict[tuple[Any, ...], float]) -> list[str]:
         """What does not hold at the end; nothing where all does."""
-        trials = _trials(self.folder)
+        trials = kept(self.folder)
         complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
         others = {trial.state.name for trial in trials} - {"COMPLETE", "FAIL"}
         found = list(self.violations)
@@ -240,6 +241,8 @@ class Chaos:
             found.append(f"trials left {', '.join(sorted(others))}")
         if len(complete) != self.trials:
             found.append(f"{len(complete)} complete trials of a budget of {self.trials}")
+        if len(hosts := {trial.user_attrs["host"] for trial in complete}) < 2:
+            found.append(f"trials ran on {hosts} alone")
         came_to = {_setting(trial): trial.values[1] for trial in complete}
         if len(came_to) != len(complete):
             found.append("a setting was finished twice")
@@ -276,6 +279,13 @@ class Chaos:
             if code not in self._expected:
                 self.violations.append(f"the driver ended with exit code {code}")
             self.driver = None
+
+    def until_finished(self, trials: int) -> None:
+        """Wait until so many are; each next one within the patience."""
+        while len(self.seen) < trials:
+            assert self.driver is not None
+            assert self.driver.poll() is None, (self.folder / "driver.log").read_text()[-3000:]
+            self._next_finish(0.0)
 
     def _next_finish(self, then_s: float) -> None:
         """Wait until one more trial is finished, or the driver has ended; then a moment more."""

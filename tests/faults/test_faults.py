@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chaos import BIN, Chaos, finished, study, undisturbed
+from chaos import BIN, Chaos, finished, kept, study, undisturbed
 from machines import network
 
 pytestmark = [pytest.mark.faults]
@@ -32,6 +32,36 @@ def test_whatever_dies_the_study_ends_as_if_nothing_had(tmp_path: Path) -> None:
         assert chaos.broken(reference) == [], f"seed {seed}, faults {happened}"
     assert len(happened) >= len(names) - 2, "the study ended before the faults did"
     print("\n".join(f"{name:<22} next trial after {seconds:5.1f} s" for name, seconds in happened))
+
+
+def hosts(folder: Path) -> list[str]:
+    """The address each complete trial ran at, in the order they ended."""
+    trials = [trial for trial in kept(folder) if trial.state.name == "COMPLETE"]
+    trials.sort(key=lambda trial: trial.datetime_complete or trial.datetime_start)
+    return [str(trial.user_attrs["host"]).rpartition("(")[2].rstrip(")") for trial in trials]
+
+
+def test_a_machine_that_is_cut_off_is_done_without_and_one_that_joins_is_used(tmp_path: Path) -> None:
+    reference = undisturbed(20, tmp_path / "undisturbed")
+    with network() as made:
+        made.variables["ENDURES_S"] = "1.5"
+        chaos = Chaos(made, tmp_path / "study", 20)
+        chaos.start_head()
+        chaos.start_member()
+        chaos.start_driver()
+        chaos.until_finished(8)
+        chaos.member.cut_off()
+        chaos.until_finished(12)
+        third = made.machine()
+        third.ray(chaos.folder, head=chaos.head, cpus=2)
+        chaos.until_finished(20)
+        assert chaos.driver is not None
+        assert chaos.driver.wait(timeout=60) == 0
+        assert chaos.broken(reference) == []
+    ran = hosts(chaos.folder)
+    assert {chaos.head.address, chaos.member.address} <= set(ran[:8])
+    assert chaos.member.address not in ran[12:]
+    assert third.address in ran[12:]
 
 
 def serial(folder: Path, **variables: str) -> subprocess.Popen[str]:
