@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -71,7 +72,7 @@ class Machine:
     ) -> subprocess.Popen[bytes]:
         """Start Ray here: the head of a cluster, or a member of `head`'s."""
         place = [f"--address={head.address}:6379"] if head else ["--head", "--port=6379", "--include-dashboard=false"]
-        temp = [] if head else [f"--temp-dir={folder / 'ray'}"]
+        temp = [] if head else [f"--temp-dir={self._network.ray_folder.name}"]
         command = [BIN / "ray", "start", *place, *temp, f"--node-ip-address={self.address}", f"--num-cpus={cpus}", "--block"]
         return self.start(command, folder / f"{self.name}.log", lacks=lacks)
 
@@ -106,6 +107,8 @@ class Network:
         self.name = f"bs{uuid.uuid4().hex[:6]}"
         self.bridge, self.bridge_home = "switch", f"{self.name}h"
         self.machines: list[Machine] = []
+        # Its sockets' paths may have 107 bytes, which a test's own folder would use up.
+        self.ray_folder = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
         self.variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
@@ -125,6 +128,7 @@ class Network:
             machine.kill()
             _ip("netns", "del", machine.name)
         _ip("netns", "del", self.bridge_home)
+        self.ray_folder.cleanup()
 
 
 @contextlib.contextmanager
