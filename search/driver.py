@@ -133,26 +133,19 @@ def run_study(
     try:
         records.keep_prices(name, prices_of(profiles))
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
-        run = StudyRun(
-            spec,
+        suggester = Suggester(
+            records.url,
             name,
-            Suggester(
-                records.url,
-                name,
-                spec.domains(),
-                spec.objectives,
-                sampler=spec.sampler,
-                seed=spec.training.seed,
-                legal=legal,
-                known_seconds=law,
-                past=past,
-                patience=patience,
-            ),
-            records,
-            profiles,
-            runner.device,
-            notify,
+            spec.domains(),
+            spec.objectives,
+            sampler=spec.sampler,
+            seed=spec.training.seed,
+            legal=legal,
+            known_seconds=law,
+            past=past,
+            patience=patience,
         )
+        run = StudyRun(spec, name, suggester, records, profiles, runner.device, notify)
         notify(Event("message", text=legal_words(spec, legal, profiles.values())))
         for words in price_words(spec, profiles.values()):
             notify(Event("message", text=words))
@@ -167,17 +160,20 @@ def run_study(
                     raise
             finally:
                 run.sweep()
-        return StudyResult(
+        result = StudyResult(
             name=name,
             front=run.front(),
-            records=tuple(map(trial_record, run._suggester.trials())),
+            records=tuple(map(trial_record, suggester.trials())),
             stopped=run.stopping,
             failure=run.failure,
             interrupted=interrupted.is_set(),
             elapsed_s=run.elapsed_s(),
         )
+        suggester.close()
+        return result
     finally:
         records.release(name)
+        records.close()
 
 
 @contextmanager

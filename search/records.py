@@ -402,6 +402,10 @@ class Records:
             raise LauncherError(f"storage {masked(url)}: no such database yet. `bsearch run` makes it.")
         self._migrate()
 
+    def close(self) -> None:
+        """Close the connections; the next use opens new ones."""
+        self.engine.dispose()
+
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         with database_door(self.url), self.engine.begin() as connection:

@@ -258,6 +258,11 @@ class Suggester:
         with _door(self.url):
             return self.study.get_trials(deepcopy=False)
 
+    def close(self) -> None:
+        """Close the connections; the next use opens new ones."""
+        if isinstance(self.storage, RDBStorage):
+            self.storage.engine.dispose()
+
     def _id(self, number: int) -> int:
         with _door(self.url):
             return self.storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number)

@@ -1,4 +1,4 @@
-"""A private PostgreSQL: its own folder, port and password, gone when the tests end. From Debian's package, without its cluster."""
+"""A private PostgreSQL from Debian's package: its own folder, port and password, gone when the tests end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,15 @@ class PostgresServer:
         with psycopg.connect(where, autocommit=True, connect_timeout=5) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
+
+    def states(self, url: str) -> Counter[str]:
+        """How many trials there are in which of Optuna's states."""
+        import psycopg
+
+        try:
+            return Counter(str(state) for (state,) in self.sql("SELECT state FROM trials", url.rpartition("/")[2]))
+        except psycopg.errors.UndefinedTable:
+            return Counter()
 
     def start(self) -> None:
         settings = SETTINGS | {"port": str(self.port), "unix_socket_directories": str(self.folder)}
