@@ -22,9 +22,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of eight megabytes."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, text=True, check=False
-    )
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {made.stderr.strip()}")
     try:
