@@ -23,6 +23,7 @@ from .spaces.domain import values_of
 from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError, cut, plain
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
+from .spaces.storage import masked, storage_of
 from .spaces.study import StudySpec
 from .spaces.study_file import located, plain_value, read_study, settled, study_from_dict
 from .spaces.trial import ParetoFront, TrialRecord
@@ -44,7 +45,7 @@ class _Commands(click.Group):
         except BsearchError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            click.echo(plain(str(error)), err=True)
+            click.echo(plain(masked(str(error))), err=True)
             ctx.exit(FAILED if isinstance(error, LauncherError) else BAD_INPUT)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -58,7 +59,7 @@ class _Commands(click.Group):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             click.echo(
-                f"bsearch failed in a way it should not: {type(error).__name__}: {plain(str(error))}\n"
+                f"bsearch failed in a way it should not: {type(error).__name__}: {plain(masked(str(error)))}\n"
                 "`bsearch --debug ...` shows where; please report it.",
                 err=True,
             )
@@ -81,7 +82,10 @@ def _epilog(example: str) -> str:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
 storage_option = click.option(
-    "--storage", envvar="BSEARCH_STORAGE", metavar="URL", help="Database of the results, instead of the study's own."
+    "--storage",
+    metavar="URL",
+    callback=lambda ctx, option, url: url or storage_of(os.environ),
+    help="Database of the results, instead of the study's own.",
 )
 name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
 
@@ -247,7 +251,6 @@ def _near(path: Path) -> str:
 def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
     """The end of a run: the front, its files, and what comes next."""
     from .search.export import json_text, study_document, write_front
-    from .search.records import masked
     from .search.report import front_plot, front_table, front_words, seconds
 
     document = study_document(result.name, masked(spec.storage or ""), result.front, result.records)
@@ -292,7 +295,6 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
 
 
 def _shown(study: Path, spec: StudySpec) -> str:
-    from .search.records import masked
 
     return str(study) if study.suffix in (".yaml", ".yml") else masked(spec.storage or "")
 
@@ -465,7 +467,7 @@ def reprice(study: str, profile_file: Path, name: str | None, storage: str | Non
     Accuracies stay; a device with less memory plans more passes for the same effective batch.
     """
     from .search.export import json_text, study_document
-    from .search.records import Records, masked
+    from .search.records import Records
     from .search.report import front_plot, front_table, knee_words
     from .search.reprice import read_profile, repriced, repriced_words
 
@@ -781,7 +783,7 @@ def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, 
     from .objectives.loading import objective_hash
     from .search.driver import study_identity
     from .search.pareto import study_front
-    from .search.records import Records, masked
+    from .search.records import Records
     from .search.suggest import stored_trials
     from .spaces.study import Objectives
 
@@ -832,7 +834,6 @@ def show(
 ) -> None:
     """Print what a study has found so far: its front, its trials, or one trial."""
     from .search.export import json_text, study_document, trial_document
-    from .search.records import masked
     from .search.report import front_plot, front_table, front_words, trials_table
 
     url, full_name, front, records = _kept(study, name, storage)
@@ -903,7 +904,6 @@ def _show_trial(url: str, study: str, front: ParetoFront, records: list[TrialRec
 def export(study: str, name: str | None, kind: str, what: str, out: Path | None, storage: str | None) -> None:
     """Print a study's front, or all its trials, as CSV or JSON. docs/export.md tells the columns."""
     from .search.export import csv_text, json_text, study_document, trial_document, write_file
-    from .search.records import masked
 
     url, full_name, front, records = _kept(study, name, storage)
     rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]

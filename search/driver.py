@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -17,7 +16,7 @@ from ..spaces.study import StudySpec
 from ..spaces.trial import ParetoFront, TrialRecord
 from .past import past_trials
 from .profiles import prices_of, repriced_profiles, study_profiles
-from .records import HEARTBEAT_S, Records, masked
+from .records import AWAY_LIMIT_S, HEARTBEAT_S, DatabaseAway, Patience, Records, masked, network_storage
 from .setups import common_batches, known_seconds, legal_words, price_words, profile_faults
 from .study_run import Event, Runner, StudyRun
 from .suggest import Suggester, trial_record
@@ -102,7 +101,13 @@ def run_study(
         LauncherError: the storage cannot be used or another driver holds the study.
     """
     assert spec.storage is not None
-    records = Records(spec.storage)
+    patience = Patience(spec.storage, lambda text: notify(Event("message", text=text)), AWAY_LIMIT_S)
+    records = Records(spec.storage, patience=patience)
+    if kind := network_storage(records.engine):
+        text = (
+            f"the database lies on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
+        )
+        notify(Event("message", text=text))
     identity = study_identity(spec, task_hash)
     name = study_name(records, spec, identity, fresh=fresh)
     # Until a trial counts, the newest laws are as good as any, and the task's code may have been mended.
@@ -124,31 +129,25 @@ def run_study(
     past = past_trials(spec, identity, law)
     if past:
         notify(Event("message", text=f"warm start: {len(past)} trials of {', '.join(spec.warm_start)} lie in this space"))
-    records.keep_study(name, spec.study, identity, spec.model_dump(mode="json"))
+    kept = spec.model_dump(mode="json") | {"storage": masked(records.url)}
+    records.keep_study(name, spec.study, identity, kept)
     records.take(name)
     try:
         records.keep_prices(name, prices_of(profiles))
         driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
-        run = StudyRun(
-            spec,
+        suggester = Suggester(
+            records.url,
             name,
-            Suggester(
-                records.url,
-                name,
-                spec.domains(),
-                spec.objectives,
-                sampler=spec.sampler,
-                seed=spec.training.seed,
-                legal=legal,
-                known_seconds=law,
-                past=past,
-            ),
-            records,
-            kinds,
-            runner.device,
-            task_hash,
-            notify,
+            spec.domains(),
+            spec.objectives,
+            sampler=spec.sampler,
+            seed=spec.training.seed,
+            legal=legal,
+            known_seconds=law,
+            past=past,
+            patience=patience,
         )
+        run = StudyRun(spec, name, suggester, records, kinds, runner.device, task_hash, notify)
         notify(Event("message", text=legal_words(spec, legal, everywhere)))
         if len(kinds) > 1:
             names = [kind or "others" for kind in kinds]
@@ -158,7 +157,7 @@ def run_study(
         run.queue_start()
         run.recover()
         watch(run)
-        with _heartbeat(run, records, driven_s), _interrupts(run) as interrupted:
+        with _heartbeat(run, records, driven_s), _interrupts(run, patience) as interrupted:
             try:
                 runner.run(run)
             except KeyboardInterrupt:
@@ -166,17 +165,20 @@ def run_study(
                     raise
             finally:
                 run.sweep()
-        return StudyResult(
+        result = StudyResult(
             name=name,
             front=run.front(),
-            records=tuple(map(trial_record, run._suggester.trials())),
+            records=tuple(map(trial_record, suggester.trials())),
             stopped=run.stopping,
             failure=run.failure,
             interrupted=interrupted.is_set(),
             elapsed_s=run.elapsed_s(),
         )
+        suggester.close()
+        return result
     finally:
         records.release(name)
+        records.close()
 
 
 @contextmanager
@@ -186,16 +188,12 @@ def _heartbeat(run: StudyRun, records: Records, driven_s: float) -> Iterator[Non
     limit_s = math.inf if run.spec.budget.hours is None else run.spec.budget.hours * 3600 - driven_s
 
     def beat() -> None:
-        last = time.monotonic()
         while True:
             ended = over.wait(min(HEARTBEAT_S, max(0.05, limit_s - run.elapsed_s())))
-            now = time.monotonic()
-            try:
-                ours = records.beat(run.name, now - last)
-            except LauncherError as error:
-                run.notify(Event("message", text=str(error)))
-                ours = True  # a database that is away for a moment is not another driver
-            last = now
+            ours = True
+            # A database that is away or full is not another driver; whoever needs it meanwhile waits, or tells.
+            with suppress(DatabaseAway, LauncherError):
+                ours = records.beat(run.name, driven_s + run.elapsed_s())
             if ended:
                 return
             if records.vanished():
@@ -215,7 +213,7 @@ def _heartbeat(run: StudyRun, records: Records, driven_s: float) -> Iterator[Non
 
 
 @contextmanager
-def _interrupts(run: StudyRun) -> Iterator[threading.Event]:
+def _interrupts(run: StudyRun, patience: Patience) -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM stop the study cleanly; a second one does not wait."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -226,6 +224,7 @@ def _interrupts(run: StudyRun) -> Iterator[threading.Event]:
         if interrupted.is_set():
             raise KeyboardInterrupt
         interrupted.set()
+        patience.over = True
         run.stopping = run.stopping or f"interrupted ({signal.Signals(number).name})"
         run.notify(Event("message", text="stopping: running trials are cut off and go on with the next run"))
         if run.interruptible:

@@ -108,6 +108,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
             try:
                 part.write(content.encode() if isinstance(content, str) else content)
                 part.flush()
+                os.fsync(part.fileno())  # some file systems say only then that they are full
                 os.fchmod(part.fileno(), 0o644)
                 os.replace(part.name, path)
             except BaseException:

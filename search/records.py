@@ -6,21 +6,24 @@ two loses nothing: the next one tells Optuna what stands here.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import os
-import re
 import socket
+import sqlite3
+import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
 from alembic import command
@@ -28,14 +31,29 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext, make_url
 
 from ..spaces.errors import Fault, LauncherError, StudyFileError
+from ..spaces.storage import masked as masked
+from ..spaces.storage import network_file_system
 from ..spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 
 VERSION_TABLE = "bsearch_alembic_version"
 LOCK_EXPIRES_S = 60.0
 HEARTBEAT_S = 5.0
+AWAY_LIMIT_S = 300.0  # how long a driver waits for a database that went away
+BUSY_S = 30.0  # how long SQLite itself waits for another's write to end
+MOUNTS = Path("/proc/mounts")
+
+# Seconds since 1970 by the database's clock: those of two drivers' machines may differ by more than a lock lives.
+_CLOCKS = {
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)",
+}
+_CLOCK_ELSEWHERE = "UNIX_TIMESTAMP(NOW(6))"  # MySQL's and MariaDB's
+
+Given = ParamSpec("Given")
+Came = TypeVar("Came")
 
 metadata = sa.MetaData()
 
@@ -49,7 +67,7 @@ _studies = sa.Table(
     sa.Column("created_at", sa.String(40), nullable=False),
     sa.Column("driver_s", sa.Float, nullable=False),  # seconds of driving, summed over restarts
     sa.Column("holder", sa.String(200)),
-    sa.Column("heartbeat_at", sa.Float),  # seconds since 1970, by the holder's clock
+    sa.Column("heartbeat_at", sa.Float),  # seconds since 1970, by the database's clock
     sa.Column("prices", sa.Text),  # JSON of the step-time laws that price its trials, by parameters that change cost
 )
 _profiles = sa.Table(
@@ -92,14 +110,6 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def masked(url: str) -> str:
-    """The URL without its password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except (sa.exc.ArgumentError, ValueError):
-        return re.sub(r"(?<=://).*(?=@)", "***", url)
-
-
 @dataclass(frozen=True, slots=True)
 class KeptStudy:
     """A study as the database knows it."""
@@ -112,8 +122,119 @@ class KeptStudy:
     driver_s: float
 
 
+class DatabaseAway(Exception):
+    """The database cannot be reached now; what was asked of it was perhaps done, and perhaps not."""
+
+
+class Patience:
+    """Waits for a database that went away, for all who ask it, and says so once.
+
+    One that never answered is more likely misnamed than away: then nothing is waited for.
+
+    Args:
+        url: of the storage.
+        say: is told of a wait that lasts.
+        limit_s: how long to wait; from then on every failure is final.
+    """
+
+    def __init__(self, url: str, say: Callable[[str], None] = lambda text: None, limit_s: float = 0.0) -> None:
+        self.shown, self._say, self._limit_s = masked(url), say, limit_s
+        self.over = False  # nobody waits any longer; set by a signal handler, so no threading.Event, whose lock it might hold
+        self._answered = False
+        self._away = False
+        self._lock = threading.Lock()
+
+    def __call__(self, call: Callable[[], Came]) -> Came:
+        """What `call` gives, repeated until the database answers; so what it does twice must be as if done once.
+
+        Raises:
+            LauncherError: the database stayed away.
+        """
+        begun, wait_s = time.monotonic(), 0.1
+        while True:
+            try:
+                came = call()
+            except DatabaseAway as error:
+                away_s = time.monotonic() - begun
+                if self.over or not self._answered or away_s >= self._limit_s:
+                    raise self._final(error, away_s) from error
+                if wait_s > 1:  # a connection that was only cut is made anew before that
+                    self._tell(True, f"the database does not answer ({error}); trying for up to {self._limit_s / 60:.2g} min")
+                until = time.monotonic() + min(wait_s, self._limit_s - away_s)
+                wait_s = min(2 * wait_s, 10.0)
+                while not self.over and time.monotonic() < until:
+                    time.sleep(0.05)
+            else:
+                self._answered = True
+                self._tell(False, f"the database answers again, after {time.monotonic() - begun:.0f} s")
+                return came
+
+    def _tell(self, away: bool, text: str) -> None:
+        with self._lock:
+            changed, self._away = self._away != away, away
+        if changed:
+            self._say(text)
+
+    def _final(self, error: DatabaseAway, away_s: float) -> LauncherError:
+        if not self._answered:
+            return LauncherError(f"storage {self.shown}: the database does not answer: {error}. Look whether it runs there.")
+        self.over = True
+        return LauncherError(
+            f"storage {self.shown}: the database has not answered for {away_s:.0f} s: {error}. "
+            "What was finished is kept: when it is back, the same command goes on from there."
+        )
+
+
+class _Patient(Protocol):
+    @property
+    def patience(self) -> Patience: ...
+
+
+Self = TypeVar("Self", bound=_Patient)
+
+
+def patient(method: Callable[Concatenate[Self, Given], Came]) -> Callable[Concatenate[Self, Given], Came]:
+    """A method that is called again while its database is away: done twice, it is as done once."""
+
+    @functools.wraps(method)
+    def waits(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Came:
+        return self.patience(lambda: method(self, *args, **kwargs))
+
+    return cast(Callable[Concatenate[Self, Given], Came], waits)
+
+
+def engine_options(url: str) -> dict[str, Any]:
+    """How SQLAlchemy is to make an engine on the URL, for us and for Optuna.
+
+    Raises:
+        StudyFileError: it is no URL.
+    """
+    parsed = _parsed(url)
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if parsed.get_backend_name() == "sqlite":
+        options["connect_args"] = {"timeout": BUSY_S}
+    elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
+        # A server whose machine or network is gone says nothing: without these, TCP waits for hours.
+        patience = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+        patience["tcp_user_timeout"] = 60_000
+        options["connect_args"] = {name: value for name, value in patience.items() if name not in parsed.query}
+    return options
+
+
+def _parsed(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (sa.exc.ArgumentError, ValueError):
+        raise _storage_fault(
+            "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql+psycopg://user@host/db", masked(url)
+        ) from None
+    if "@" in (parsed.host or ""):
+        raise _storage_fault("expected a password with @ written as %40, / as %2F and : as %3A", masked(url))
+    return parsed
+
+
 def storage_engine(url: str, *, create: bool = True) -> Engine:
-    """An engine on the storage, SQLite set up so that one writer and many readers get along.
+    """An engine on the storage, set up so that one writer and many readers get along.
 
     Args:
         create: make the folder of a SQLite file that is not there yet, which the first connection makes.
@@ -122,10 +243,9 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
         LauncherError: there is no such file, and none is to be made.
         StudyFileError: the URL names no known database, its driver is not installed, or its folder cannot be written.
     """
-    shown = masked(url)
+    shown, parsed = masked(url), _parsed(url)
     try:
-        parsed = make_url(url)
-        engine = sa.create_engine(parsed)
+        engine = sa.create_engine(parsed, **engine_options(url))
         with warnings.catch_warnings():
             warnings.simplefilter("error", sa.exc.SAWarning)  # of a query that the driver does not know
             engine.dialect.create_connect_args(parsed)
@@ -142,7 +262,8 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         if not create and not os.path.isfile(parsed.database or ""):  # noqa: PTH113  # a name too long is no file
             raise LauncherError(f"storage {shown}: no such database yet. `bsearch run` makes it.")
-        _prepare_sqlite(engine, parsed.database, shown)
+        _check_folder(_folder(engine), shown)
+    set_up(engine)
     return engine
 
 
@@ -150,22 +271,105 @@ def _storage_fault(message: str, shown: str) -> StudyFileError:
     return StudyFileError(Fault("storage", f"{message}; got {shown!r}"))
 
 
-def tune_sqlite(engine: Engine) -> None:
-    """WAL and fewer waits for the disk: five times faster asks, and readers never wait for the writer."""
+def _folder(engine: Engine) -> Path:
+    return Path(engine.url.database or ".").parent
+
+
+def set_up(engine: Engine) -> None:
+    """Teach an engine what every storage of ours keeps to; it may be Optuna's own."""
+    sa.event.listen(engine, "handle_error", _away)
+    if engine.dialect.name == "sqlite":
+        _tune_sqlite(engine, network_storage(engine) is not None)
+    engine.dispose()  # what was opened before knows nothing of it
+    weakref.finalize(engine, engine.pool.dispose)  # whoever forgets an engine has closed its connections
+
+
+def network_storage(engine: Engine) -> str | None:
+    """The type of the network file system that an SQLite file lies on; None elsewhere."""
+    if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
+        return None
+    try:
+        return network_file_system(MOUNTS.read_text(), _folder(engine).resolve())
+    except OSError:  # not Linux
+        return None
+
+
+def _tune_sqlite(engine: Engine, network: bool) -> None:
+    """WAL and fewer waits for the disk: five times faster asks, and readers never wait for the writer.
+
+    Not on a network: WAL needs memory that all who open the file share, and a server may forget what it has not written.
+    """
 
     def _pragmas(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=NORMAL")
-        cursor.execute("PRAGMA busy_timeout=30000")
+        cursor.execute(f"PRAGMA busy_timeout={BUSY_S * 1000:.0f}")
+        cursor.execute(f"PRAGMA journal_mode={'DELETE' if network else 'WAL'}")
+        cursor.execute(f"PRAGMA synchronous={'FULL' if network else 'NORMAL'}")
         cursor.close()
 
     sa.event.listen(engine, "connect", _pragmas)
-    engine.dispose()  # what was opened before knows nothing of the pragmas
 
 
-def _prepare_sqlite(engine: Engine, database: str | None, shown: str) -> None:
-    folder = Path(database or ".").parent
+def _away(context: ExceptionContext) -> DatabaseAway | None:
+    """Errors that say "not now" become one of ours at their birth: SQLAlchemy and Optuna pass it through untouched."""
+    error = context.original_exception
+    if context.is_pre_ping:
+        return None  # the pool makes a new connection
+    if isinstance(error, sqlite3.Error):
+        away = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    else:
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+        # 08: connection exception. 57P: the server shuts down, has crashed, or starts.
+        away = context.is_disconnect or state.startswith(("08", "57P"))
+        # While connecting, libpq tells no state.
+        away = away or (context.connection is None and isinstance(context.sqlalchemy_exception, sa.exc.OperationalError))
+    return DatabaseAway(_words(error)) if away else None
+
+
+def _words(error: BaseException) -> str:
+    """An error's first line, which is what people need of it."""
+    return masked(next(iter(str(error).strip().splitlines()), type(error).__name__)).rstrip(".")
+
+
+def refused(url: str, error: BaseException) -> LauncherError:
+    """What a user reads of an error that waiting does not mend."""
+    cause = getattr(error, "orig", None) or error
+    full = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL or getattr(cause, "sqlstate", "") == "53100"
+    if full:
+        advice = "Make room on its disk: what was finished is kept, and the same command goes on from there."
+    else:
+        advice = "Look whether it is there, can be written, and has room."
+    return LauncherError(f"storage {masked(url)}: the database refused: {_words(cause)}. {advice}")
+
+
+@contextmanager
+def database_door(url: str) -> Iterator[None]:
+    """SQLAlchemy's errors stop here; that the database is away passes on, to whoever has patience."""
+    try:
+        yield
+    except CommandError as error:
+        raise LauncherError(
+            f"storage {masked(url)}: a newer bsearch has written it ({error}). Use that version or another storage."
+        ) from None
+    except sa.exc.IntegrityError:
+        raise  # another was faster: `_put` knows what to do
+    except sa.exc.DBAPIError as error:
+        raise refused(url, error) from error
+
+
+def made_once(make: Callable[[], Came]) -> Came:
+    """What `make` gives, which creates tables where they are missing: another process may be creating the same ones now."""
+    for wait_s in (0.1, 0.2, 0.4, 0.8, 1.6):
+        try:
+            return make()
+        except sa.exc.DBAPIError as error:
+            if not isinstance(error, sa.exc.IntegrityError) and "already exists" not in str(error):
+                raise
+        time.sleep(wait_s)
+    return make()
+
+
+def _check_folder(folder: Path, shown: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -176,7 +380,19 @@ def _prepare_sqlite(engine: Engine, database: str | None, shown: str) -> None:
             "Name another with storage: or BSEARCH_STORAGE",
             shown,
         ) from None
-    tune_sqlite(engine)
+
+
+class _Holder(NamedTuple):
+    """Who drives a study, as text `host:process:since random`."""
+
+    host: str
+    process: str
+    since: str
+
+    @classmethod
+    def read(cls, text: str) -> _Holder:
+        host, process, since = text.split(":", 2)
+        return cls(host, process, since.rpartition(" ")[0])
 
 
 class Records:
@@ -184,40 +400,47 @@ class Records:
 
     Args:
         create: make the tables where there are none.
+        patience: waits where the database goes away; not given, nothing waits.
 
     Raises:
         LauncherError: the database cannot be opened, or a newer bsearch has written it.
     """
 
-    def __init__(self, url: str, *, create: bool = True) -> None:
+    def __init__(self, url: str, *, create: bool = True, patience: Patience | None = None) -> None:
         self.url = url
+        self.patience = patience or Patience(url)
         self.engine = storage_engine(url, create=create)
-        self.holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        with self._door():
-            _migrate(self.engine, create=create)
+        self.holder = f"{socket.gethostname()}:{os.getpid()}:{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {uuid.uuid4().hex[:8]}"
+        self._clock = sa.literal_column(_CLOCKS.get(self.engine.dialect.name, _CLOCK_ELSEWHERE), sa.Float)
+        self._migrate(create)
 
-    @contextmanager
-    def _door(self) -> Iterator[None]:
-        """SQLAlchemy's errors stop here."""
-        try:
-            yield
-        except CommandError as error:
-            raise LauncherError(
-                f"storage {masked(self.url)}: a newer bsearch has written it ({error}). Use that version or another storage."
-            ) from None
-        except sa.exc.DBAPIError as error:
-            raise LauncherError(
-                f"storage {masked(self.url)}: the database refused: {error.orig}. "
-                "Look whether it is there, can be written, and has room."
-            ) from error
+    def close(self) -> None:
+        """Close the connections; the next use opens new ones."""
+        self.engine.dispose()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        with self._door(), self.engine.begin() as connection:
+        with database_door(self.url), self.engine.begin() as connection:
             yield connection
+
+    def _put(self, table: sa.Table, row: Mapping[str, Any], change: Mapping[str, Any] | None = None) -> None:
+        """Insert a row, or change the one that stands under its key: we repeat ourselves, or another was faster."""
+        try:
+            with self._transaction() as connection:
+                connection.execute(sa.insert(table).values(**row))
+        except sa.exc.IntegrityError:
+            key = [column == row[column.name] for column in table.primary_key]
+            with self._transaction() as connection:
+                connection.execute(sa.update(table).where(*key).values(**(row if change is None else change)))
+
+    @patient
+    def _migrate(self, create: bool) -> None:
+        with database_door(self.url):
+            _migrate(self.engine, create=create)
 
     # Studies
 
+    @patient
     def studies(self, base_name: str | None = None) -> list[KeptStudy]:
         """Every study, or those of one study file, oldest first."""
         query = sa.select(_studies).order_by(_studies.c.created_at, _studies.c.name)
@@ -237,81 +460,84 @@ class Records:
             for row in rows
         ]
 
+    @patient
     def keep_study(self, name: str, base_name: str, identity: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
         """Write the study down, or its newest spec where it is known."""
-        with self._transaction() as connection:
-            known = connection.execute(sa.select(_studies.c.name).where(_studies.c.name == name)).first()
-            if known:
-                values = {"spec": json.dumps(spec), "identity": json.dumps(identity)}
-                connection.execute(sa.update(_studies).where(_studies.c.name == name).values(**values))
-            else:
-                connection.execute(
-                    sa.insert(_studies).values(
-                        name=name,
-                        base_name=base_name,
-                        identity=json.dumps(identity),
-                        spec=json.dumps(spec),
-                        created_at=now(),
-                        driver_s=0.0,
-                    )
-                )
+        change = {"spec": json.dumps(spec), "identity": json.dumps(identity)}
+        self._put(_studies, {"name": name, "base_name": base_name, "created_at": now(), "driver_s": 0.0, **change}, change)
 
+    @patient
     def prices(self, study: str) -> dict[str, list[dict[str, Any]]] | None:
         """The step-time laws that price a study's trials; None where none were kept yet."""
         with self._transaction() as connection:
             kept = connection.execute(sa.select(_studies.c.prices).where(_studies.c.name == study)).scalar()
         return json.loads(kept) if kept else None
 
+    @patient
     def keep_prices(self, study: str, prices: Mapping[str, Any]) -> None:
         with self._transaction() as connection:
             connection.execute(sa.update(_studies).where(_studies.c.name == study).values(prices=json.dumps(prices)))
 
+    @patient
     def profile(self, about: str) -> Mapping[str, Any] | None:
         """A device profile that an earlier run kept, by everything it hangs on; None where there is none."""
         with self._transaction() as connection:
             kept = connection.execute(sa.select(_profiles.c.profile).where(_profiles.c.key == _digest(about))).scalar()
         return json.loads(kept) if kept else None
 
+    @patient
     def keep_profile(self, about: str, profile: Mapping[str, Any]) -> None:
-        values = {"about": about, "profile": json.dumps(profile), "measured_at": now()}
-        with self._transaction() as connection:
-            connection.execute(sa.delete(_profiles).where(_profiles.c.key == _digest(about)))
-            connection.execute(sa.insert(_profiles).values(key=_digest(about), **values))
+        self._put(_profiles, {"key": _digest(about), "about": about, "profile": json.dumps(profile), "measured_at": now()})
 
+    @patient
     def take(self, study: str) -> None:
         """Become the one driver of the study.
 
         Raises:
             LauncherError: another driver holds it and is alive.
         """
+        held = sa.select(_studies.c.holder, _studies.c.heartbeat_at, self._clock - _studies.c.heartbeat_at)
         with self._transaction() as connection:
-            row = connection.execute(
-                sa.select(_studies.c.holder, _studies.c.heartbeat_at).where(_studies.c.name == study)
-            ).one()
-            if row.holder and row.holder != self.holder and not _is_gone(row.holder, row.heartbeat_at):
-                host, process, _ = row.holder.rsplit(":", 2)
+            holder, heartbeat_at, silent_s = connection.execute(held.where(_studies.c.name == study)).one()
+            if holder and holder != self.holder and not _is_gone(holder, silent_s):
+                host, process, since = _Holder.read(holder)
                 raise LauncherError(
-                    f"study {study}: process {process} on {host} is running it (last sign of life "
-                    f"{time.time() - row.heartbeat_at:.0f} s ago). Wait for it, stop it, or follow it with `bsearch show`."
+                    f"study {study}: process {process} on {host} is running it since {since} (last sign of life "
+                    f"{silent_s:.0f} s ago). Wait for it, stop it, or follow it with `bsearch show`."
                 )
-            # Compare and swap: of two drivers that both saw a free study, one wins.
+            # Compare and swap: of two drivers that both saw a free study one wins, and a holder that comes to life keeps it.
             taken = connection.execute(
                 sa.update(_studies)
-                .where(_studies.c.name == study, _studies.c.holder.is_not_distinct_from(row.holder))
-                .values(holder=self.holder, heartbeat_at=time.time())
+                .where(
+                    _studies.c.name == study,
+                    _studies.c.holder.is_not_distinct_from(holder),
+                    _studies.c.heartbeat_at.is_not_distinct_from(heartbeat_at),
+                )
+                .values(holder=self.holder, heartbeat_at=self._clock)
             )
             if taken.rowcount != 1:
                 raise LauncherError(f"study {study}: another driver took it a moment ago")
 
     def beat(self, study: str, driven_s: float) -> bool:
-        """Sign of life, and seconds driven since the last one; False where the study is no longer ours."""
+        """Sign of life, and seconds driven so far in all; False where the study is no longer ours.
+
+        Raises:
+            DatabaseAway: it cannot be told now; the next beat may.
+        """
         with self._transaction() as connection:
             done = connection.execute(
                 sa.update(_studies)
                 .where(_studies.c.name == study, _studies.c.holder == self.holder)
-                .values(heartbeat_at=time.time(), driver_s=_studies.c.driver_s + driven_s)
+                .values(heartbeat_at=self._clock, driver_s=driven_s)
             )
         return done.rowcount == 1
+
+    @patient
+    def holds(self, study: str) -> bool:
+        """Whether we are the study's one driver."""
+        with self._transaction() as connection:
+            holder = connection.execute(sa.select(_studies.c.holder).where(_studies.c.name == study)).scalar()
+        return holder == self.holder
 
     def vanished(self) -> bool:
         """An SQLite file that was deleted under us: what we write goes nowhere from then on."""
@@ -320,6 +546,7 @@ class Records:
             self.engine.dialect.name == "sqlite" and database not in (None, "", ":memory:") and not Path(str(database)).exists()
         )
 
+    @patient
     def release(self, study: str) -> None:
         with self._transaction() as connection:
             connection.execute(
@@ -330,18 +557,12 @@ class Records:
 
     # Attempts and measurements
 
+    @patient
     def begin(self, setup: TrialSetup) -> None:
-        with self._transaction() as connection:
-            connection.execute(
-                sa.insert(_attempts).values(
-                    study=setup.study,
-                    number=setup.number,
-                    attempt=setup.attempt,
-                    setup=json.dumps(setup.to_dict()),
-                    started_at=now(),
-                )
-            )
+        row = {"study": setup.study, "number": setup.number, "attempt": setup.attempt, "started_at": now()}
+        self._put(_attempts, row | {"setup": json.dumps(setup.to_dict())})
 
+    @patient
     def placed(self, setup: TrialSetup) -> None:
         """Write down the setup that an attempt really runs by, once its device is known."""
         with self._transaction() as connection:
@@ -355,21 +576,23 @@ class Records:
                 .values(setup=json.dumps(setup.to_dict()))
             )
 
+    @patient
     def measured(self, setup: TrialSetup, measurement: Measurement) -> None:
-        with self._transaction() as connection:
-            connection.execute(
-                sa.insert(_measurements).values(
-                    study=setup.study,
-                    number=setup.number,
-                    attempt=setup.attempt,
-                    samples_seen=measurement.samples_seen,
-                    elapsed_s=measurement.elapsed_s,
-                    accuracy=_finite(measurement.score(setup.metric)),
-                    train_loss=_finite(measurement.train_loss),
-                    scores=json.dumps({name: _finite(value) for name, value in measurement.scores.items()}),
-                )
-            )
+        self._put(
+            _measurements,
+            {
+                "study": setup.study,
+                "number": setup.number,
+                "attempt": setup.attempt,
+                "samples_seen": measurement.samples_seen,
+                "elapsed_s": measurement.elapsed_s,
+                "accuracy": _finite(measurement.score(setup.metric)),
+                "train_loss": _finite(measurement.train_loss),
+                "scores": json.dumps({name: _finite(value) for name, value in measurement.scores.items()}),
+            },
+        )
 
+    @patient
     def end(self, setup: TrialSetup, outcome: Outcome, result: Mapping[str, Any]) -> None:
         """Write an attempt's end down; `result` is what Optuna is to be told."""
         with self._transaction() as connection:
@@ -389,6 +612,7 @@ class Records:
                 )
             )
 
+    @patient
     def attempts(self, study: str, number: int | None = None) -> list[Mapping[str, Any]]:
         """Attempts in order, `setup` and `result` read back as dicts."""
         query = sa.select(_attempts).where(_attempts.c.study == study).order_by(_attempts.c.number, _attempts.c.attempt)
@@ -401,12 +625,14 @@ class Records:
             for row in rows
         ]
 
+    @patient
     def any_counted(self, study: str) -> bool:
         """Whether a trial of the study has come to an end that counts."""
         query = sa.select(_attempts.c.number).where(_attempts.c.study == study, _attempts.c.outcome.in_(sorted(COUNTED)))
         with self._transaction() as connection:
             return connection.execute(query.limit(1)).first() is not None
 
+    @patient
     def curve(self, study: str, number: int) -> list[Mapping[str, Any]]:
         """Measurements of a trial's attempts, in order."""
         query = (
@@ -417,6 +643,7 @@ class Records:
         with self._transaction() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
+    @patient
     def curves(self, study: str) -> dict[int, list[tuple[int, float]]]:
         """(samples seen, accuracy) of every trial's last attempt, by trial number; what was not finite is left out."""
         query = (
@@ -445,11 +672,14 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _is_gone(holder: str, heartbeat_at: float | None) -> bool:
-    """A holder is gone when its heart stopped for long, or when it lived here and its process does not."""
-    if heartbeat_at is None or time.time() - heartbeat_at > LOCK_EXPIRES_S:
+def _is_gone(holder: str, silent_s: float | None) -> bool:
+    """A holder is gone when its heart stopped for long, or when it lived here and its process does not.
+
+    A sign of life far in the future was written before the database's clock was put back: it says as little as an old one.
+    """
+    if silent_s is None or abs(silent_s) > LOCK_EXPIRES_S:
         return True
-    host, process, _ = holder.rsplit(":", 2)
+    host, process, _ = _Holder.read(holder)
     if host != socket.gethostname():
         return False
     try:
@@ -465,12 +695,37 @@ def _migrate(engine: Engine, *, create: bool) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     head = ScriptDirectory.from_config(config).get_current_head()
+
+    def revision_of(connection: Connection) -> str | None:
+        return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+
     with engine.connect() as connection:
-        revision = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+        revision = revision_of(connection)
     if revision == head:
         return
     if revision is None and not create:  # whoever only reads leaves other people's databases as they are
-        raise LauncherError(f"storage {engine.url.render_as_string()}: holds no study of bsearch's. `bsearch run` begins one.")
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        raise LauncherError(f"storage {masked(engine.url.render_as_string())}: holds no study of bsearch's. `bsearch run` begins one.")
+    with _alone(engine) as connection:
+        if revision_of(connection) != head:  # another process was faster
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+@contextmanager
+def _alone(engine: Engine) -> Iterator[Connection]:
+    """A transaction beside which no other process changes the schema."""
+    if engine.dialect.name != "sqlite":
+        with engine.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(VERSION_TABLE))))
+            yield connection
+        return
+    # Python's sqlite3 begins no transaction for CREATE TABLE, so we do, and take the write lock at once.
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException:
+            connection.exec_driver_sql("ROLLBACK")
+            raise
+        connection.exec_driver_sql("COMMIT")

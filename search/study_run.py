@@ -268,14 +268,16 @@ class StudyRun:
 
     def sweep(self) -> None:
         """Leave nothing RUNNING behind: what was cut off is queued for the next run."""
-        for number, attempt in list(self._running.items()):
-            self._records.end(attempt.setup, Outcome("interrupted", self.stopping), {})
-            self._suggester.continue_later(number, self.stopping or "the driver stopped")
-        for attempt in self._again:
-            self._suggester.continue_later(attempt.setup.number, self.stopping or "the driver stopped")
         self._asker.shutdown()
-        if self._asked is not None and self._asked.exception() is None:
-            self._suggester.continue_later(self._asked.result().number, self.stopping or "the driver stopped")
+        if not self._records.holds(self.name):
+            return  # whoever took the study over has settled our trials
+        why = self.stopping or "the driver stopped"
+        for attempt in list(self._running.values()):
+            self._records.end(attempt.setup, Outcome("interrupted", why), {})
+        # We hold the study, so every trial that still runs is one of ours that nobody runs any longer.
+        for trial in self._suggester.trials():
+            if trial.state.name == "RUNNING":
+                self._suggester.continue_later(trial.number, why)
         self._running.clear()
         self._again.clear()
 

@@ -7,6 +7,7 @@ both directions, metric names, parameters by their own names, derived values as 
 from __future__ import annotations
 
 import importlib
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,13 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ..spaces.domain import Choices, Domain, Range, searched_of, values_of
 from ..spaces.errors import Fault, LauncherError, StudyFileError
 from ..spaces.study import Objectives
 from ..spaces.trial import Suggestion, TrialRecord
-from .records import masked, storage_engine, tune_sqlite
+from .records import Patience, database_door, engine_options, made_once, masked, patient, refused, set_up, storage_engine
 from .sampler import FrontSampler, PastTrial
 
 _STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}
@@ -79,30 +80,38 @@ def _door(url: str) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
-            yield
+            with database_door(url):
+                yield
         except ValueError as error:
             if "dynamic value space" not in str(error):
                 raise
             message = f"the storage holds trials with other choices or ranges under this name ({error}). Choose another name."
             raise StudyFileError(Fault("study", message)) from None
         except optuna.exceptions.StorageInternalError as error:
-            raise LauncherError(f"storage {masked(url)}: the database refused: {error.__cause__ or error}") from error
+            raise refused(url, error.__cause__ or error) from error
 
 
 def open_storage(url: str | None) -> BaseStorage:
     """Optuna's storage on the URL, set up as ours is; None keeps everything in this process.
 
     Raises:
-        LauncherError: as `storage_engine`.
+        StudyFileError: as `storage_engine`.
+        LauncherError: it cannot be opened, or another version of Optuna has made it.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if url is None:
         return InMemoryStorage()
     storage_engine(url).dispose()  # our messages for what is wrong with a URL
-    with _door(url):
-        storage = RDBStorage(url)
-    if storage.engine.dialect.name == "sqlite":
-        tune_sqlite(storage.engine)
+    # Optuna takes braces in a URL for a template's.
+    escaped, options = url.replace("{", "{{").replace("}", "}}"), engine_options(url)
+    try:
+        with _door(url):
+            storage = made_once(lambda: RDBStorage(escaped, options))
+    except RuntimeError as error:
+        if "table schema" not in str(error):
+            raise
+        raise LauncherError(f"storage {masked(url)}: another version of Optuna has made it. {error}") from None
+    set_up(storage.engine)
     return storage
 
 
@@ -128,6 +137,7 @@ class Suggester:
         legal: the effective batches that can be planned.
         known_seconds: of parameters, where a law knows them.
         past: trials of earlier studies that the sampler `front` learns from.
+        patience: waits where the storage goes away; not given, nothing waits.
     """
 
     def __init__(
@@ -142,8 +152,10 @@ class Suggester:
         legal: tuple[int, int] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         past: Sequence[PastTrial] = (),
+        patience: Patience | None = None,
     ) -> None:
         self.url = url or "memory"
+        self.patience = patience or Patience(self.url)
         self.storage = open_storage(url)
         several = searched_of(domains)
         self.fixed = {key: next(values_of(domain)) for key, domain in domains.items() if key not in several}
@@ -152,37 +164,65 @@ class Suggester:
         if legal is not None and isinstance(batches, IntDistribution):
             # No suggestion is made that memory, data or the wished passes forbid.
             self.searched["effective_batch"] = IntDistribution(*legal, log=batches.log)
+        self.study = self._opened(name, objectives)
+        trials = self.trials()
+        # Trials that are RUNNING and not among these were begun by an `ask` of ours whose answer was lost.
+        self._known = {trial.number for trial in trials if trial.state == TrialState.RUNNING}
+        with _door(self.url):
+            self.study.sampler = _sampler(sampler, self.searched, known_seconds, past, seed, len(trials))
+
+    @patient
+    def _opened(self, name: str, objectives: Objectives) -> optuna.Study:
         metric = objectives.accuracy
         with _door(self.url):
-            self.study = optuna.create_study(
+            study = optuna.create_study(
                 study_name=name,
                 storage=self.storage,
                 directions=["minimize", metric.direction],
                 load_if_exists=True,
             )
-            directions = [direction.name.lower() for direction in self.study.directions]
+            directions = [direction.name.lower() for direction in study.directions]
             if directions != ["minimize", metric.direction]:
                 message = (
                     f"the storage holds another Optuna study of this name, with directions {directions}. Choose another name."
                 )
                 raise StudyFileError(Fault("study", message))
-            trials = self.study.get_trials(deepcopy=False)
-            if not trials:
-                self.study.set_metric_names([objectives.speed, metric.metric])
-            self.study.sampler = _sampler(sampler, self.searched, known_seconds, past, seed, len(trials))
+            if not study.get_trials(deepcopy=False):
+                study.set_metric_names([objectives.speed, metric.metric])
+        return study
 
     def ask(self) -> Suggestion:
         """The next thing to try; the trial is RUNNING from here on."""
-        with _door(self.url):
-            trial = self.study.ask(self.searched)
+        tries = itertools.count()
+        trial = self.patience(lambda: self._asked(again=next(tries) > 0))
+        self._known.add(trial.number)
         return Suggestion(trial.number, {**self.fixed, **trial.params}, dict(trial.user_attrs))
+
+    def _asked(self, *, again: bool) -> Trial:
+        with _door(self.url):
+            if again:
+                for begun in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                    if begun.number not in self._known:
+                        trial = Trial(self.study, begun._trial_id)
+                        for name, domain in self.searched.items():
+                            trial._suggest(name, domain)  # what it was given before the connection was lost, it keeps
+                        return trial
+            return self.study.ask(self.searched)
 
     def enqueue(self, parameters: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         """Have these parameters asked before the sampler's own."""
         chosen = {key: value for key, value in parameters.items() if key in self.searched}
-        with _door(self.url):
-            self.study.enqueue_trial(chosen, user_attrs=dict(notes))
+        before = len(self.trials())
 
+        def once() -> None:
+            with _door(self.url):
+                # The answer to an earlier try may have been lost; nobody else queues.
+                if not any(dict(notes) == trial.user_attrs for trial in self.trials()[before:]):
+                    self.study.enqueue_trial(chosen, user_attrs=dict(notes))
+
+        self.patience(once)
+
+    @patient
     def note(self, number: int, facts: Mapping[str, Any]) -> None:
         """Write derived values down as user attributes."""
         trial_id = self._id(number)
@@ -190,8 +230,12 @@ class Suggester:
             for key, value in facts.items():
                 self.storage.set_trial_user_attr(trial_id, key, value)
 
+    @patient
     def tell(self, number: int, result: Mapping[str, Any]) -> None:
         """End a trial as `result` says: its state, values, constraint and facts. Twice is once."""
+        with _door(self.url):
+            if self.storage.get_trial(self._id(number)).state.is_finished():
+                return
         self.note(number, result["facts"])
         with _door(self.url):
             if result["constraint"] is not None:
@@ -209,9 +253,15 @@ class Suggester:
         facts = {"outcome": "interrupted", "message": why, "continued_by": follower}
         self.tell(number, {"state": "FAIL", "values": None, "constraint": None, "facts": facts})
 
+    @patient
     def trials(self) -> list[FrozenTrial]:
         with _door(self.url):
             return self.study.get_trials(deepcopy=False)
+
+    def close(self) -> None:
+        """Close the connections; the next use opens new ones."""
+        if isinstance(self.storage, RDBStorage):
+            self.storage.engine.dispose()
 
     def _id(self, number: int) -> int:
         with _door(self.url):
@@ -225,12 +275,16 @@ def stored_trials(url: str, name: str) -> list[TrialRecord]:
         LauncherError: the storage cannot be opened or holds no such study.
     """
     storage = open_storage(url)
-    with _door(url):
-        try:
-            study = optuna.load_study(study_name=name, storage=storage)
-        except KeyError:
-            raise LauncherError(f"storage {masked(url)}: holds no study {name!r}") from None
-        return [trial_record(trial) for trial in study.get_trials(deepcopy=False)]
+
+    def read() -> list[TrialRecord]:
+        with _door(url):
+            try:
+                study = optuna.load_study(study_name=name, storage=storage)
+            except KeyError:
+                raise LauncherError(f"storage {masked(url)}: holds no study {name!r}") from None
+            return [trial_record(trial) for trial in study.get_trials(deepcopy=False)]
+
+    return Patience(url)(read)
 
 
 def trial_record(trial: FrozenTrial) -> TrialRecord:

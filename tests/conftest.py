@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from postgres_server import PostgresServer, postgres_server
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -88,3 +89,18 @@ def ray_address() -> Iterator[str]:
             yield cluster.address
         finally:
             cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL that all tests of this session share."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database, of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/small.db"
+    return str(request.getfixturevalue("postgres").new_database())

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy as sa
 from bsearch.objectives.loading import objective_hash
 from bsearch.search.driver import differences, run_study
-from bsearch.search.records import LOCK_EXPIRES_S, Records, masked
+from bsearch.search.records import LOCK_EXPIRES_S, Patience, Records, masked
 from bsearch.search.serial import SerialRunner
 from bsearch.search.study_run import Event, StudyRun
+from bsearch.search.suggest import open_storage
 from bsearch.spaces.errors import LauncherError, StudyFileError
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
+from open_database import open_database
 from test_training import setup
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/small.db"
 
 
 @pytest.fixture
@@ -35,6 +37,11 @@ def records(url: str) -> Records:
     kept = Records(url)
     kept.keep_study("law", "law", {"a": 1}, {"b": 2})
     return kept
+
+
+def sql(records: Records, statement: str, **values: object) -> None:
+    with records.engine.begin() as connection:
+        connection.execute(sa.text(statement), values)
 
 
 def test_what_was_written_is_read_back(records: Records) -> None:
@@ -49,8 +56,8 @@ def test_what_was_written_is_read_back(records: Records) -> None:
     assert (point["samples_seen"], point["accuracy"], point["train_loss"]) == (100, 0.25, None)
 
 
-def test_the_database_is_set_up_for_one_writer_and_many_readers(records: Records, url: str) -> None:
-    with records.engine.connect() as connection:
+def test_the_database_is_set_up_for_one_writer_and_many_readers(tmp_path: Path) -> None:
+    with Records(f"sqlite:///{tmp_path}/small.db").engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1
 
@@ -59,7 +66,9 @@ def test_one_driver_holds_a_study(records: Records, url: str) -> None:
     records.take("law")
     records.take("law")  # it is ours already
     other = Records(url)
-    with pytest.raises(LauncherError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} is running it"):
+    with pytest.raises(
+        LauncherError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} is running it since 20.* UTC "
+    ):
         other.take("law")
     assert records.beat("law", 2.5)
     assert not other.beat("law", 1.0)
@@ -75,30 +84,142 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
     other = Records(url)
 
     def held_by(holder: str, age_s: float) -> None:
-        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-            connection.execute("UPDATE bsearch_study SET holder = ?, heartbeat_at = ?", (holder, time.time() - age_s))
+        sql(records, "UPDATE bsearch_study SET holder = :holder, heartbeat_at = :at", holder=holder, at=time.time() - age_s)
 
     held_by(f"{socket.gethostname()}:{gone.pid}:x", 1.0)
     other.take("law")
-    held_by("elsewhere:1:x", 1.0)
-    with pytest.raises(LauncherError, match="process 1 on elsewhere"):
+    held_by("elsewhere:1:noon x", 1.0)
+    with pytest.raises(LauncherError, match="process 1 on elsewhere is running it since noon"):
         other.take("law")
-    held_by("elsewhere:1:x", LOCK_EXPIRES_S + 1)
+    held_by("elsewhere:1:noon x", LOCK_EXPIRES_S + 1)
     other.take("law")
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_drivers_own_clock_neither_steals_a_lock_nor_keeps_it(
+    records: Records, url: str, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, elsewhere = time.time, Records(url)
+    elsewhere.holder = "elsewhere:1:noon x"
+    monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
+    elsewhere.take("law")
+    assert elsewhere.beat("law", 1.0)
+    monkeypatch.setattr(time, "time", real)
+    with pytest.raises(LauncherError, match="last sign of life 0 s ago"):
+        records.take("law")
+    sql(records, "UPDATE bsearch_study SET heartbeat_at = heartbeat_at - :past", past=LOCK_EXPIRES_S + 1)
+    monkeypatch.setattr(time, "time", lambda: real() - hours * 3600)
+    records.take("law")
+
+
+@pytest.mark.parametrize("before", [None, "elsewhere:1:noon x"])
+def test_of_many_drivers_at_once_exactly_one_wins(url: str, before: str | None) -> None:
+    drivers = [Records(url) for _ in range(6)]
+    drivers[0].keep_study("law", "law", {}, {})
+    start = threading.Barrier(len(drivers))
+
+    def race(driver: Records) -> bool:
+        start.wait()
+        try:
+            driver.take("law")
+        except LauncherError as error:
+            assert re.search("is running it since|took it a moment ago", str(error))
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(drivers)) as threads:
+        for _ in range(5):
+            sql(drivers[0], "UPDATE bsearch_study SET holder = :holder, heartbeat_at = 0", holder=before)
+            won = [driver for driver, wins in zip(drivers, threads.map(race, drivers), strict=True) if wins]
+            assert len(won) == 1
+            assert [driver for driver in drivers if driver.holds("law")] == won
+
+
+def test_a_holder_that_comes_to_life_keeps_its_study(records: Records, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Records(url)
+    elsewhere.holder = "elsewhere:1:noon x"
+    elsewhere.take("law")
+
+    def meanwhile(holder: str, silent_s: float) -> bool:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(elsewhere.beat, "law", 1.0).result()
+        return True
+
+    monkeypatch.setattr("bsearch.search.records._is_gone", meanwhile)
+    with pytest.raises(LauncherError, match="another driver took it a moment ago"):
+        records.take("law")
+    assert elsewhere.holds("law")
+
+
+def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) -> None:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["bsearch.search.suggest", "psycopg"])
+    start = context.Barrier(4)
+    processes = [context.Process(target=open_database, args=(url, start)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert [study.name for study in Records(url).studies()] == ["law"]
+    assert optuna.get_all_study_names(open_storage(url)) == []
+
+
+def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bsearch.search.records.BUSY_S", 0.05)
+    told: list[str] = []
+    url = f"sqlite:///{tmp_path}/small.db"
+    records = Records(url, patience=Patience(url, told.append, 60.0))
+    other = sqlite3.connect(tmp_path / "small.db", check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    threading.Timer(3.0, other.rollback).start()
+    records.keep_study("law", "law", {}, {})
+    assert [study.name for study in records.studies()] == ["law"]
+    assert told[0] == "the database does not answer (database is locked); trying for up to 1 min"
+    assert told[1].startswith("the database answers again, after ")
+    assert len(told) == 2
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(LauncherError, match=r"small.db: the database has not answered for \d s: database is locked\. "):
+        Records(url, patience=_answered(Patience(url, told.append, 0.5))).keep_study("law", "law", {}, {})
+    with pytest.raises(LauncherError, match=r"small.db: the database does not answer: database is locked\. Look whether"):
+        Patience(url, told.append, 60.0)(lambda: open_and_write(url))
+    other.close()
+
+
+def _answered(patience: Patience) -> Patience:
+    patience(lambda: None)
+    return patience
+
+
+def open_and_write(url: str) -> None:
+    with Records(url)._transaction() as connection:
+        connection.execute(sa.text("UPDATE bsearch_study SET spec = ''"))
+
+
+def test_what_is_written_twice_is_as_written_once(records: Records) -> None:
+    made = setup(37, 2)
+    measured = Measurement(100, 0.5, 0.25, {"accuracy": 0.25}, train_loss=1.0)
+    for _ in range(2):
+        records.keep_study("law", "law", {"a": 1}, {"b": 3})
+        records.keep_profile("about", {"bytes": 1})
+        records.begin(made)
+        records.measured(made, measured)
+        records.end(made, Outcome("complete"), {"values": [1.0, 2.0]})
+    assert [study.spec for study in records.studies()] == [{"b": 3}]
+    assert (len(records.attempts("law")), len(records.curve("law", 0))) == (1, 1)
+    assert records.profile("about") == {"bytes": 1}
+
+
 def test_a_newer_schema_is_refused(records: Records, url: str) -> None:
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-        connection.execute("UPDATE bsearch_alembic_version SET version_num = '9999'")
+    sql(records, "UPDATE bsearch_alembic_version SET version_num = '9999'")
     with pytest.raises(LauncherError, match="a newer bsearch has written it"):
         Records(url)
 
 
 def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url: str) -> None:
-    run(study_file(task=f"{TASKS}:Points", budget={"trials": 1}))
-    assert len(optuna.load_study(study_name="small", storage=url).trials) == 1
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    run(study_file(task=f"{TASKS}:Points", budget={"trials": 1}, storage=url))
+    assert len(optuna.load_study(study_name="small", storage=open_storage(url)).trials) == 1
+    tables = sa.inspect(Records(url).engine).get_table_names()
     assert {name for name in tables if name.startswith("bsearch_")} == {
         "bsearch_study",
         "bsearch_attempt",
@@ -109,7 +230,7 @@ def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("named", "message"),
     [
         ("nonsense", "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql.*; got 'nonsense'"),
         ("oracel://u:secret@h/d", r"no such kind of database.*got 'oracel://u:\*\*\*@h/d'"),
@@ -117,9 +238,9 @@ def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url
         ("sqlite:////sys/study/study.db", "expected a folder that can be written, but /sys/study: "),
     ],
 )
-def test_a_storage_that_cannot_be_is_told(url: str, message: str) -> None:
+def test_a_storage_that_cannot_be_is_told(named: str, message: str) -> None:
     with pytest.raises(StudyFileError, match=message) as error:
-        Records(url)
+        Records(named)
     assert "secret" not in str(error.value)
 
 
@@ -181,7 +302,7 @@ def test_differences_name_the_keys() -> None:
 def test_a_driver_that_died_between_the_two_writes_loses_nothing(
     study_file: Callable[..., Path], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = study_file(task=f"{TASKS}:Points", budget={"trials": 3})
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 3}, storage=url)
 
     class Died(BaseException):
         """As SIGKILL would: nothing of ours may run after it."""
@@ -193,11 +314,11 @@ def test_a_driver_that_died_between_the_two_writes_loses_nothing(
         patch.setattr(StudyRun, "_finish", die)  # our table has the end, Optuna has not been told
         patch.setattr(StudyRun, "sweep", lambda self: None)
         run(path)
-    study = optuna.load_study(study_name="small", storage=url)
+    study = optuna.load_study(study_name="small", storage=open_storage(url))
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
     events: list[Event] = []
     run(path, notify=events.append)
-    trials = optuna.load_study(study_name="small", storage=url).trials
+    trials = optuna.load_study(study_name="small", storage=open_storage(url)).trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
     assert [event.record.number for event in events if event.record is not None] == [0, 1, 2]
 
@@ -205,7 +326,7 @@ def test_a_driver_that_died_between_the_two_writes_loses_nothing(
 def test_a_driver_that_died_in_a_trial_has_it_tried_again_once(
     study_file: Callable[..., Path], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2}, storage=url)
 
     class Died(BaseException):
         pass
@@ -222,7 +343,7 @@ def test_a_driver_that_died_in_a_trial_has_it_tried_again_once(
         patch.setattr("bsearch.search.suggest.Suggester.tell", die)
         run(path)
     run(path)
-    trials = optuna.load_study(study_name="small", storage=url).trials
+    trials = optuna.load_study(study_name="small", storage=open_storage(url)).trials
     assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE", "COMPLETE"]
     assert trials[0].params == trials[1].params
     assert (trials[0].user_attrs["continued_by"], trials[1].user_attrs["continues"]) == (1, 0)

@@ -1,0 +1,10 @@
+"""What the processes of a race do; apart from the tests, so that they import nothing else."""
+
+from bsearch.search.records import Records
+from bsearch.search.suggest import open_storage
+
+
+def open_database(url: str, start) -> None:  # type: ignore[no-untyped-def]
+    start.wait()
+    Records(url).keep_study("law", "law", {}, {})
+    open_storage(url)
