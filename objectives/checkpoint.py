@@ -79,7 +79,8 @@ class Checkpoint:
             if not system.exists(path):
                 return None
             # Only plain values and tensors are read: a checkpoint is data, not code.
-            kept = torch.load(io.BytesIO(system.cat_file(path)), map_location="cpu", weights_only=True)
+            content = io.BytesIO(system.cat_file(path))
+            kept = torch.load(content, map_location="cpu", weights_only=True)
             if kept["format"] != _FORMAT or kept["experiment"] != self.experiment:
                 return None
             measurements = [Measurement.from_dict(values) for values in json.loads(kept["measurements"])]

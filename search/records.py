@@ -383,16 +383,48 @@ def _check_folder(folder: Path, shown: str) -> None:
 
 
 class _Holder(NamedTuple):
-    """Who drives a study, as text `host:process:since random`."""
+    """Who drives a study, as text `host:process:since mark-random`."""
 
     host: str
     process: str
     since: str
+    mark: str  # of the process, `""` where there is none
 
     @classmethod
     def read(cls, text: str) -> _Holder:
         host, process, since = text.split(":", 2)
-        return cls(host, process, since.rpartition(" ")[0])
+        since, _, token = since.rpartition(" ")
+        return cls(host, process, since, token.rpartition("-")[0])
+
+    @classmethod
+    def here(cls) -> str:
+        """This process, as text."""
+        since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"{socket.gethostname()}:{os.getpid()}:{since} {_mark(os.getpid())}-{uuid.uuid4().hex[:8]}"
+
+    def lives(self) -> bool | None:
+        """Whether the very process still runs; None where that cannot be seen from here."""
+        theirs, ours = self.mark.partition(".")[0], _mark(os.getpid()).partition(".")[0]
+        if self.host != socket.gethostname() or (theirs and theirs != ours):
+            return None  # another machine, or another container's numbers
+        if self.mark:
+            return _mark(int(self.process)) == self.mark
+        try:
+            os.kill(int(self.process), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return None  # a process of that number: perhaps another by now
+
+
+def _mark(process: int) -> str:
+    """What tells a process from another of the same number: whose numbers they are, and ticks from boot to its start."""
+    try:
+        numbers = os.stat("/proc/self/ns/pid").st_ino
+        return f"{numbers}.{Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        return ""
 
 
 class Records:
@@ -410,7 +442,7 @@ class Records:
         self.url = url
         self.patience = patience or Patience(url)
         self.engine = storage_engine(url, create=create)
-        self.holder = f"{socket.gethostname()}:{os.getpid()}:{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {uuid.uuid4().hex[:8]}"
+        self.holder = _Holder.here()
         self._clock = sa.literal_column(_CLOCKS.get(self.engine.dialect.name, _CLOCK_ELSEWHERE), sa.Float)
         self._migrate(create)
 
@@ -500,7 +532,7 @@ class Records:
         with self._transaction() as connection:
             holder, heartbeat_at, silent_s = connection.execute(held.where(_studies.c.name == study)).one()
             if holder and holder != self.holder and not _is_gone(holder, silent_s):
-                host, process, since = _Holder.read(holder)
+                host, process, since, _ = _Holder.read(holder)
                 raise LauncherError(
                     f"study {study}: process {process} on {host} is running it since {since} (last sign of life "
                     f"{silent_s:.0f} s ago). Wait for it, stop it, or follow it with `bsearch show`."
@@ -673,22 +705,14 @@ def _finite(value: float | None) -> float | None:
 
 
 def _is_gone(holder: str, silent_s: float | None) -> bool:
-    """A holder is gone when its heart stopped for long, or when it lived here and its process does not.
+    """A holder is gone when its process is, or where that cannot be seen, when its heart stopped for long.
 
     A sign of life far in the future was written before the database's clock was put back: it says as little as an old one.
     """
-    if silent_s is None or abs(silent_s) > LOCK_EXPIRES_S:
-        return True
-    host, process, _ = _Holder.read(holder)
-    if host != socket.gethostname():
-        return False
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+    lives = _Holder.read(holder).lives()
+    if lives is not None:
+        return not lives
+    return silent_s is None or abs(silent_s) > LOCK_EXPIRES_S
 
 
 def _migrate(engine: Engine, *, create: bool) -> None:
@@ -704,7 +728,9 @@ def _migrate(engine: Engine, *, create: bool) -> None:
     if revision == head:
         return
     if revision is None and not create:  # whoever only reads leaves other people's databases as they are
-        raise LauncherError(f"storage {masked(engine.url.render_as_string())}: holds no study of bsearch's. `bsearch run` begins one.")
+        raise LauncherError(
+            f"storage {masked(engine.url.render_as_string())}: holds no study of bsearch's. `bsearch run` begins one."
+        )
     with _alone(engine) as connection:
         if revision_of(connection) != head:  # another process was faster
             config.attributes["connection"] = connection
