@@ -100,7 +100,7 @@ class SlurmJob(Section):
     account: Name | None = None
     qos: Name | None = None
     # & and | belong to Slurm's own grammar of features; in an #SBATCH line, quoted, no shell reads them.
-    constraint: Annotated[StrictStr, _like(r"[A-Za-z0-9_.,&|*()\[\]-]+", "features such as a100 or 'intel&ib'")] | None = None
+    constraint: Annotated[StrictStr, _like(r"(?!-)[A-Za-z0-9_.,&|*()\[\]-]+", "features such as a100 or 'intel&ib'")] | None = None
     gres: (
         Annotated[
             StrictStr, _like(r"[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)*(,[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)*)*", "resources such as gpu:a100:2")
