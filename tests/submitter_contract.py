@@ -31,14 +31,14 @@ class Slow(Digits):
         return super().loss(model, batch, setup)
 """
 HOSTILE = ["a; touch /tmp/x", "a\ntouch /tmp/x", "$(id)", "`id`", "a'b", "-rf", "../a", "a b", "", "a&b"]
-TRIALS = 6
+TRIALS = 5
 
 
 def until(true: Callable[[], Any], limit_s: float = 120) -> None:
     end = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
+        time.sleep(0.4)
 
 
 class SubmitterContract:
@@ -61,6 +61,9 @@ class SubmitterContract:
 
     def ended(self, submission: Submission) -> None:
         """What has to hold when a job has run to its end."""
+
+    def stopped(self, submission: Submission) -> None:
+        """What has to hold when a job was stopped."""
 
     @pytest.fixture
     def submission(self, settings: dict[str, Any], study_file: Callable[..., Path], tmp_path: Path) -> Submission:
@@ -110,7 +113,7 @@ class SubmitterContract:
         assert job.submitted is not None
         assert job.id in [one.id for one in submitter.jobs()]
         self.carry_on(submission, job)
-        told = "".join(followed(submitter, job.id, every_s=0.2))
+        told = "".join(followed(submitter, job.id, every_s=1))
         ended = submitter.job(job.id)
         assert ended.state == "succeeded", told
         assert f"[{TRIALS}/{TRIALS}] trial" in told
@@ -130,6 +133,7 @@ class SubmitterContract:
             assert submitter.job(job.id).state == "stopped"
         else:
             until(lambda: job.id not in [one.id for one in submitter.jobs()])
+        self.stopped(submission)
 
 
 __all__ = ["HOSTILE", "TRIALS", "SubmitterContract", "until"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +26,30 @@ pytestmark = [pytest.mark.ray]
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def processes_of(folder: Path) -> list[str]:
-    """Command lines of what was started for this Slurm and is still there."""
-    found = []
+def processes_of(folder: Path) -> dict[int, str]:
+    """Command lines of what the jobs of this Slurm started and is still there."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"FAKE_SLURM={folder}\0SLURM" in (process / "environ").read_text(errors="replace").replace("\0SLURM_", "\0SLURM"):
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
+        with contextlib.suppress(OSError):
+            variables = (process / "environ").read_bytes().split(b"\0")
+            if f"FAKE_SLURM={folder}".encode() in variables and any(one.startswith(b"SLURM_JOB_ID=") for one in variables):
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+    return {number: command for number, command in found.items() if command}  # zombies have none
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The fake Slurm's folder, its programs on PATH."""
     folder = tmp_path / "slurm"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{programs(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SLURM", str(folder))
-    return folder
+    yield folder
+    for job in folder.iterdir():
+        (job / "cancelled").touch()
+    for number in processes_of(folder):  # only where a test failed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
 
 
 class TestSlurmSubmitter(SubmitterContract):
@@ -92,8 +98,12 @@ class TestSlurmSubmitter(SubmitterContract):
         told = log.read_text()
         assert told.count("bsearch: the job's time is over and the study is not: queued again") == 1
         assert "going on: " in told
+        self.stopped(submission)
+
+    def stopped(self, submission: Submission) -> None:
+        folder = submission.spec.folder
+        until(lambda: processes_of(folder.parent / "slurm") == {}, 40)
         assert list((folder / "results" / "small").glob(".ray-token-*")) == []
-        until(lambda: processes_of(folder.parent / "slurm") == [], 20)
 
 
 def _quiet(count: Callable[[], int]) -> int:

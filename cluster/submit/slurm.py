@@ -37,7 +37,7 @@ JOIN_S = 300  # for all nodes to join Ray
 
 SCRIPT = r"""
 set -u
-export RAY_USAGE_STATS_ENABLED=0
+export RAY_USAGE_STATS_ENABLED=0 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # by then the study has stopped
 {setup}
 
 stopping=0 child= again= token= scratch= cluster=
@@ -63,7 +63,7 @@ step() {{
 }}
 
 nodes=$SLURM_JOB_NUM_NODES
-on_every_node() {{ srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --export=ALL --kill-on-bad-exit=0 "$@"; }}
+on_every_node=(srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --export=ALL --kill-on-bad-exit=0)
 
 finish() {{
   trap - EXIT
@@ -71,7 +71,7 @@ finish() {{
     kill -TERM "$cluster" 2>/dev/null
     timeout 30 tail --pid="$cluster" -f /dev/null || kill -KILL "$cluster" 2>/dev/null
   fi
-  [ -z "$scratch" ] || on_every_node rm -rf -- "$scratch" </dev/null
+  [ -z "$scratch" ] || "${{on_every_node[@]}}" rm -rf -- "$scratch" </dev/null
   [ -z "$token" ] || rm -f -- "$token"
 }}
 trap finish EXIT
@@ -86,7 +86,7 @@ unset RAY_AUTH_TOKEN RAY_ADDRESS
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
 
 # The first node is the one this script runs on.
-on_every_node --cpus-per-task={cpus}{srun_gpus} bash -c '
+"${{on_every_node[@]}}" --cpus-per-task={cpus}{srun_gpus} bash -c '
   same="--num-cpus={cpus} --num-gpus={gpus} --min-worker-port=0 --max-worker-port=0"
   same="$same --dashboard-agent-listen-port=$(($2 + 2 + SLURM_NODEID % 8))"
   if [ "$SLURM_NODEID" = 0 ]; then

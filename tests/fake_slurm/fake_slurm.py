@@ -45,7 +45,7 @@ def read(id: str) -> dict[str, Any]:
         sys.exit("slurm_load_jobs error: Invalid job id specified")
 
 
-def write(id: str, **changes: Any) -> None:
+def write(id: str, /, **changes: Any) -> None:
     path = ROOT / id / "job.json"
     job = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
     scratch = path.with_suffix(f".{os.getpid()}")
