@@ -36,7 +36,7 @@ Variable = Annotated[
 ]
 # Kubernetes' own rules for names (DNS labels), for keys of secrets, and for resources.
 Label = Annotated[StrictStr, _like(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', at most 63")]
-SecretKey = Annotated[StrictStr, _like(r"[A-Za-z0-9._-]{1,253}", "a key of letters, digits, '.', '_' and '-'")]
+SecretKey = Annotated[StrictStr, _like(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,252}", "a key of letters, digits, '.', '_' and '-'")]
 Resource = Annotated[
     StrictStr, _like(r"[a-z0-9.-]+/[A-Za-z0-9._-]+", "a resource such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.5gb")
 ]

@@ -22,7 +22,6 @@ from submitter_contract import TRIALS, SubmitterContract, until
 sys.path.insert(0, str(Path(__file__).parent / "fake_slurm"))
 from fake_slurm import programs
 
-pytestmark = [pytest.mark.ray]
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -52,6 +51,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             os.kill(number, signal.SIGKILL)
 
 
+@pytest.mark.ray
 class TestSlurmSubmitter(SubmitterContract):
     NAMES = (
         "slurm.partition",

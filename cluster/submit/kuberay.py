@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import posixpath
 import re
 import shlex
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from ...search.records import masked
 from ...spaces.errors import Fault, LauncherError, StudyFileError
 from ...spaces.submit import Submit
 from .files import StudyFiles, study_files
@@ -76,6 +78,9 @@ class KubeRaySubmitter:
             f"Write storage: {where} with submit.kuberay.storage_claim, or put the URL into a secret: database_secret: {{name: ...}}"
         )
         url = submission.given_storage or submission.storage or ""
+        if ":***@" in masked(url):
+            found = [Fault("storage", "expected a URL without a password, which would be readable in the manifest; got one with it. "
+                           "Put it into a secret: submit.kuberay.database_secret: {name: ...}")]
         if not found and url.startswith("sqlite:") and not (asked.storage_claim and _inside(url, asked.mount_path)):
             found = [Fault("storage", f"expected a database on the claim mounted at {asked.mount_path}, got {url!r}. "
                            f"Write storage: {where}, and submit.kuberay.storage_claim")]
@@ -127,7 +132,7 @@ def job_name(submission: Submission) -> str:
 
 
 def _inside(url: str, folder: str) -> bool:
-    return url.removeprefix("sqlite:///").startswith(f"{folder}/")
+    return posixpath.normpath(url.removeprefix("sqlite:///")).startswith(f"{folder}/")
 
 
 def _metadata(submission: Submission) -> dict[str, Any]:
