@@ -947,9 +947,7 @@ def dashboard(study: str, port: int, storage: str | None) -> None:
 @click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay.")
 @click.option("--dry-run", is_flag=True, help="Print the script, manifest or request, and submit nothing.")
 @storage_option
-def submit(
-    study: Path, address: str | None, namespace: str | None, dry_run: bool, storage: str | None, **common: Any
-) -> None:
+def submit(study: Path, address: str | None, namespace: str | None, dry_run: bool, storage: str | None, **common: Any) -> None:
     """Send the study in STUDY to a cluster as a batch job: `bsearch run` there, with Ray over all its machines.
 
     Whatever ends the job, submitting again goes on where the study stood. docs/clusters.md tells what each launcher needs.

@@ -57,7 +57,9 @@ class RayJob(Section):
     address: Annotated[
         StrictStr,
         _like(r"auto|(https?|ray)://[A-Za-z0-9.\-\[\]:/_~%]+|[A-Za-z0-9.-]+:[0-9]+", "auto, http://host:8265 or host:6379"),
-    ] = Field("auto", description="The cluster's dashboard, http://host:8265, or its head, host:6379; auto: RAY_ADDRESS, or here.")
+    ] = Field(
+        "auto", description="The cluster's dashboard, http://host:8265, or its head, host:6379; auto: RAY_ADDRESS, or here."
+    )
     ship: StrictBool = Field(
         True, description="Send this bsearch along; false where the cluster's Python has the same version installed."
     )
@@ -65,8 +67,9 @@ class RayJob(Section):
 
 # What the script itself says, or has a key of its own.
 _OWNED_OPTIONS = frozenset(
-    "account array chdir constraint cpus-per-task error export export-file get-user-env gpus-per-node gres input job-name mem "
-    "no-requeue nodes ntasks ntasks-per-node open-mode output parsable partition qos requeue signal time wait wrap".split()
+    {"account", "array", "chdir", "constraint", "cpus-per-task", "error", "export", "export-file", "get-user-env", "gres"}
+    | {"gpus-per-node", "input", "job-name", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output"}
+    | {"parsable", "partition", "qos", "requeue", "signal", "time", "wait", "wrap"}
 )
 
 
@@ -89,7 +92,9 @@ _SETUP = "one line of words without ; & | $ quotes or other signs of the shell. 
 
 def _one_at_a_time(value: str) -> str:
     if not re.fullmatch(r"[0-9]+(-[0-9]+(:[0-9]+)?)?(,[0-9]+(-[0-9]+(:[0-9]+)?)?)*%1", value):
-        raise fault(f"expected an array that runs one task at a time, for one driver holds a study, such as 1-4%1; got {value!r}")
+        raise fault(
+            f"expected an array that runs one task at a time, for one driver holds a study, such as 1-4%1; got {value!r}"
+        )
     return value
 
 
@@ -100,13 +105,18 @@ class SlurmJob(Section):
     account: Name | None = None
     qos: Name | None = None
     # & and | belong to Slurm's own grammar of features; in an #SBATCH line, quoted, no shell reads them.
-    constraint: Annotated[StrictStr, _like(r"(?!-)[A-Za-z0-9_.,&|*()\[\]-]+", "features such as a100 or 'intel&ib'")] | None = None
+    constraint: Annotated[StrictStr, _like(r"(?!-)[A-Za-z0-9_.,&|*()\[\]-]+", "features such as a100 or 'intel&ib'")] | None = (
+        None
+    )
     gres: (
         Annotated[
-            StrictStr, _like(r"[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)*(,[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)*)*", "resources such as gpu:a100:2")
+            StrictStr,
+            _like(r"[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)*(,[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)*)*", "resources such as gpu:a100:2"),
         ]
         | None
-    ) = Field(None, description="Generic resources of each node, as gpu:a100:2; gpus_per_node tells Ray how many of them are GPUs.")
+    ) = Field(
+        None, description="Generic resources of each node, as gpu:a100:2; gpus_per_node tells Ray how many of them are GPUs."
+    )
     array: Annotated[StrictStr, AfterValidator(_one_at_a_time)] | None = Field(
         None, description="Tasks one after the other, as 1-4%1: each goes on with the study."
     )
@@ -114,8 +124,9 @@ class SlurmJob(Section):
         {}, description="Further options of sbatch by their long names; true for those without a value."
     )
     setup: tuple[Annotated[StrictStr, _like(r"[A-Za-z0-9_./~:=+@%,-]+( +[A-Za-z0-9_./~:=+@%,-]+)*", _SETUP)], ...] = Field(
-        (), description="Lines the script begins with, as `module load cuda/12` or `source ~/venv/bin/activate`; "
-        "none: the Python that submits."
+        (),
+        description="Lines the script begins with, as `module load cuda/12` or `source ~/venv/bin/activate`; "
+        "none: the Python that submits.",
     )
     requeues: StrictInt = Field(
         20, ge=0, description="How often the job may queue itself again when its time is over and the study is not."
@@ -132,9 +143,9 @@ class SecretReference(Section):
 class KubeRayJob(Section):
     """A RayJob of the KubeRay operator: a cluster of its own, gone when the study ends."""
 
-    image: Annotated[StrictStr, _like(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "a container image such as registry/bsearch:0.1.0")] | None = (
-        Field(None, description="Container image that holds Ray, bsearch and what the task imports.")
-    )
+    image: (
+        Annotated[StrictStr, _like(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "a container image such as registry/bsearch:0.1.0")] | None
+    ) = Field(None, description="Container image that holds Ray, bsearch and what the task imports.")
     namespace: Label = "default"
     service_account: Label | None = None
     storage_claim: Label | None = Field(None, description="Persistent volume claim mounted on every pod, for storage and data.")
@@ -142,7 +153,9 @@ class KubeRayJob(Section):
         "/data", description="Where the claim is mounted."
     )
     database_secret: SecretReference | None = Field(None, description="Secret whose key holds the storage's URL.")
-    environment_secret: Label | None = Field(None, description="Secret that holds the variables `environment` names, by those names.")
+    environment_secret: Label | None = Field(
+        None, description="Secret that holds the variables `environment` names, by those names."
+    )
     gpu_resource: Resource = Field("nvidia.com/gpu", description="What the cluster calls its GPUs.")
     ray_version: Annotated[StrictStr, _like(r"[0-9]+(\.[0-9a-z]+)*", "a version such as 2.60.0")] | None = Field(
         None, description="Ray in the image; default: the version here."
@@ -169,7 +182,9 @@ class Submit(Section):
     ray: RayJob = RayJob()
     slurm: SlurmJob = SlurmJob()
     kuberay: KubeRayJob = KubeRayJob()
-    plugins: dict[Name, dict[Variable, Scalar]] = Field({}, description="Settings of launchers that plug-ins bring, by launcher.")
+    plugins: dict[Name, dict[Variable, Scalar]] = Field(
+        {}, description="Settings of launchers that plug-ins bring, by launcher."
+    )
 
 
 __all__ = ["KubeRayJob", "RayJob", "SecretReference", "SlurmJob", "Submit"]

@@ -15,7 +15,7 @@ from bsearch.cluster.submit.kuberay import KubeRaySubmitter, job_name
 from bsearch.cluster.submit.submitter import Job, Submission, Submitter
 from bsearch.spaces.errors import LauncherError, StudyFileError
 from bsearch.spaces.submit import Submit
-from submitter_contract import TRIALS, SubmitterContract, until
+from submitter_contract import TRIALS, SubmitterContract
 
 sys.path.insert(0, str(Path(__file__).parent / "fake_kubectl"))
 from fake_kubectl import faults, program, tell
@@ -78,7 +78,7 @@ class TestKubeRaySubmitter(SubmitterContract):
         tell(self.folder, job.id, printed, jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
 
     def stopped(self, submission: Submission) -> None:
-        assert [path for path in self.folder.rglob("*.json")] == []
+        assert list(self.folder.rglob("*.json")) == []
 
     def test_a_stopped_job_stops(self, submitter: Submitter, submission: Submission) -> None:
         tell_running = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
@@ -167,10 +167,18 @@ def test_all_that_a_job_lacks_is_told_at_once(study_file: Callable[..., Path]) -
 @pytest.mark.parametrize(
     ("storage", "given", "fault"),
     [
-        ("sqlite:////home/me/small.db", None, "storage: expected a database on the claim mounted at /data, got 'sqlite:////home"),
+        (
+            "sqlite:////home/me/small.db",
+            None,
+            "storage: expected a database on the claim mounted at /data, got 'sqlite:////home",
+        ),
         ("sqlite:////data/../small.db", None, "storage: expected a database on the claim mounted at /data"),
         (None, "postgresql://me:hush@db/s", "submit.kuberay.database_secret: expected the secret that holds the storage's URL"),
-        ("postgresql://me:hush@db/s", None, "storage: expected a URL without a password, which would be readable in the manifest"),
+        (
+            "postgresql://me:hush@db/s",
+            None,
+            "storage: expected a URL without a password, which would be readable in the manifest",
+        ),
     ],
 )
 def test_a_storage_that_pods_cannot_reach_or_all_can_read_is_refused(
@@ -191,9 +199,7 @@ def test_a_folder_too_large_for_a_config_map_is_told(study_file: Callable[..., P
 
 
 @pytest.mark.parametrize("study", ["A.Study_of-Mine", "x" * 100, "0-.-"])
-def test_a_study_of_any_name_gets_a_name_that_kubernetes_takes(
-    study_file: Callable[..., Path], kube: Path, study: str
-) -> None:
+def test_a_study_of_any_name_gets_a_name_that_kubernetes_takes(study_file: Callable[..., Path], kube: Path, study: str) -> None:
     made = submission(study_file, study=study, storage=f"sqlite:////data/{study}.db", submit=SETTINGS)
     submitter = KubeRaySubmitter(made.settings)
     job = submitter.submit(made)

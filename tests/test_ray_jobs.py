@@ -21,7 +21,6 @@ from ray._private.authentication_test_utils import reset_auth_token_state
 from submitter_contract import TRIALS, SubmitterContract, until
 
 
-
 def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
@@ -48,7 +47,7 @@ def naming(text: str) -> list[str]:
 @pytest.fixture(scope="class")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The dashboard's URL of a Ray started for these tests alone; its token is in the environment."""
-    scratch = Path(f"/tmp/bsearch-test-{secrets.token_hex(3)}")  # Ray's sockets need a short path
+    scratch = Path(f"/tmp/bsearch-test-{secrets.token_hex(3)}")  # noqa: S108 (Ray's sockets need a short path)
     port, dashboard, agent, client = free_ports(4)
     token = secrets.token_hex(16)
     with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +135,9 @@ def test_where_nobody_answers_it_is_told() -> None:
 @pytest.mark.parametrize("storage", [None, "sqlite:///small.db", "sqlite:///:memory:"])
 def test_a_database_that_would_die_with_the_job_is_refused(study_file: Callable[..., Path], storage: str | None) -> None:
     made = Submission.read(study_file(storage=storage), None, {"launcher": "ray"})
-    with pytest.raises(StudyFileError, match=r"storage: expected a database that outlives the job .*sqlite:////shared/small.db"):
+    with pytest.raises(
+        StudyFileError, match=r"storage: expected a database that outlives the job .*sqlite:////shared/small.db"
+    ):
         RaySubmitter(made.settings).plan(made)
 
 
@@ -151,9 +152,9 @@ def test_only_what_a_job_needs_travels_and_the_rest_is_told(study_file: Callable
     path = study_file(task="tasks.py:x", storage="postgresql+psycopg://me@db/s")
     made = Submission.read(path, None, {"launcher": "ray"})
     plan = RaySubmitter(made.settings).plan(made)
-    assert "\n".join(f"  - {name}" for name in ("data.csv", "datasets/__init__.py", "net/layers.py", "study.yaml", "tasks.py")) in (
-        plan.text
-    )
+    assert "\n".join(
+        f"  - {name}" for name in ("data.csv", "datasets/__init__.py", "net/layers.py", "study.yaml", "tasks.py")
+    ) in (plan.text)
     assert "stays here: .env, big.npz (11.0 MiB), data/, model.pt, old.db, results/" in plan.notes
 
 

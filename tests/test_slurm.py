@@ -141,7 +141,9 @@ EVERYTHING = {
 def test_the_script_is_as_it_was_agreed(study_file: Callable[..., Path], tmp_path: Path, name: str, settings: Any) -> None:
     # To agree on a new text: BSEARCH_WRITE_GOLDEN=1 pytest tests/test_slurm.py -k agreed, and read the diff.
     made = submission(study_file, **settings)
-    text = SlurmSubmitter(made.settings, programs=Path("/opt/venv/bin")).plan(made).text.replace(str(tmp_path), "/home/me/study")
+    text = (
+        SlurmSubmitter(made.settings, programs=Path("/opt/venv/bin")).plan(made).text.replace(str(tmp_path), "/home/me/study")
+    )
     if os.environ.get("BSEARCH_WRITE_GOLDEN"):
         (GOLDEN / name).write_text(text)
     assert text == (GOLDEN / name).read_text()
@@ -196,5 +198,7 @@ def test_where_slurm_is_not_it_is_told(study_file: Callable[..., Path], monkeypa
 
 def test_what_sbatch_refuses_is_told_in_its_words(study_file: Callable[..., Path], slurm: Path) -> None:
     made = submission(study_file, slurm={"options": {"licenses": "matlab"}})
-    with pytest.raises(LauncherError, match=r"sbatch --parsable: failed with exit code 1: sbatch: unrecognized option '--licenses'"):
+    with pytest.raises(
+        LauncherError, match=r"sbatch --parsable: failed with exit code 1: sbatch: unrecognized option '--licenses'"
+    ):
         SlurmSubmitter(made.settings).submit(made)

@@ -13,7 +13,19 @@ from ...spaces.errors import Fault, StudyFileError
 from ...spaces.memory import readable_bytes
 
 # By name: what is made anew, what is only data, and what would be another run's memory.
-FOLDERS = ("results", "data", "datasets", "checkpoints", "wandb", "mlruns", "build", "dist", "node_modules", "venv", "__pycache__")
+FOLDERS = (
+    "results",
+    "data",
+    "datasets",
+    "checkpoints",
+    "wandb",
+    "mlruns",
+    "build",
+    "dist",
+    "node_modules",
+    "venv",
+    "__pycache__",
+)
 FILES = ("*.db", "*.db-*", "*.sqlite*", "*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.pyc", "*.egg-info", "*.log")
 LARGEST_FILE = 10 << 20  # bytes; code and settings are smaller
 
@@ -96,7 +108,9 @@ def copy_package(target: Path) -> list[Path]:
     for folder in folders:
         for path in folder.iterdir():
             # Of a checkout's root only what the wheel holds of it.
-            if path.is_file() and (path.suffix == ".py" or path.name == "py.typed" or (path.suffix == ".yaml" and folder != root)):
+            if path.is_file() and (
+                path.suffix == ".py" or path.name == "py.typed" or (path.suffix == ".yaml" and folder != root)
+            ):
                 copy = package / path.relative_to(root)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -21,7 +22,7 @@ def main(machines: int, limit_s: float) -> int:
         try:
             if not ray.is_initialized():
                 socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would wait for minutes
-                ray.init(address=f"{host}:{port}", log_to_driver=False, logging_level="ERROR")
+                ray.init(address=f"{host}:{port}", log_to_driver=False, logging_level=logging.ERROR)
             there = sum(bool(node["Alive"]) for node in ray.nodes())
         except (OSError, RuntimeError):
             pass  # not up yet

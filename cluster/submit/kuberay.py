@@ -62,28 +62,43 @@ class KubeRaySubmitter:
             )
         if submission.settings.environment and asked.environment_secret is None:
             faults.append(
-                Fault("submit.kuberay.environment_secret", "expected a secret that holds the variables of submit.environment, for "
-                "values do not go into manifests; got none")
+                Fault(
+                    "submit.kuberay.environment_secret",
+                    "expected a secret that holds the variables of submit.environment, for "
+                    "values do not go into manifests; got none",
+                )
             )
         if asked.database_secret is not None:
             return faults
         where = f"sqlite:///{asked.mount_path}/{submission.spec.study}.db"
         if submission.given_storage and not submission.given_storage.startswith("sqlite:"):
             faults.append(
-                Fault("submit.kuberay.database_secret", "expected the secret that holds the storage's URL, which would else be "
-                "readable in the manifest; got none")
+                Fault(
+                    "submit.kuberay.database_secret",
+                    "expected the secret that holds the storage's URL, which would else be readable in the manifest; got none",
+                )
             )
             return faults
         found = submission.storage_faults(
-            f"Write storage: {where} with submit.kuberay.storage_claim, or put the URL into a secret: database_secret: {{name: ...}}"
+            f"Write storage: {where} and submit.kuberay.storage_claim, or a secret of its URL, database_secret: {{name: ...}}"
         )
         url = submission.given_storage or submission.storage or ""
         if ":***@" in masked(url):
-            found = [Fault("storage", "expected a URL without a password, which would be readable in the manifest; got one with it. "
-                           "Put it into a secret: submit.kuberay.database_secret: {name: ...}")]
+            found = [
+                Fault(
+                    "storage",
+                    "expected a URL without a password, which would be readable in the manifest; got one with it. "
+                    "Put it into a secret: submit.kuberay.database_secret: {name: ...}",
+                )
+            ]
         if not found and url.startswith("sqlite:") and not (asked.storage_claim and _inside(url, asked.mount_path)):
-            found = [Fault("storage", f"expected a database on the claim mounted at {asked.mount_path}, got {url!r}. "
-                           f"Write storage: {where}, and submit.kuberay.storage_claim")]
+            found = [
+                Fault(
+                    "storage",
+                    f"expected a database on the claim mounted at {asked.mount_path}, got {url!r}. "
+                    f"Write storage: {where}, and submit.kuberay.storage_claim",
+                )
+            ]
         return faults + found
 
     def submit(self, submission: Submission) -> Job:
@@ -102,7 +117,7 @@ class KubeRaySubmitter:
         except LauncherError as error:
             if "NotFound" in str(error):
                 raise LauncherError(
-                    f"Kubernetes, namespace {self._namespace}: has no job {id}. `bsearch jobs list --launcher kuberay` tells those it has."
+                    f"Kubernetes, namespace {self._namespace}: has no job {id}. `bsearch jobs list` tells those it has."
                 ) from None
             raise
         return _job(told)
@@ -179,7 +194,7 @@ def ray_job(submission: Submission, files: StudyFiles) -> dict[str, Any]:
         "rayClusterSpec": {
             "rayVersion": asked.ray_version or version("ray"),
             "headGroupSpec": {
-                "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
+                "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 (in its pod)
                 "template": {"spec": _pod(submission, files, "ray-head", HEAD)},
             },
             "workerGroupSpecs": [
@@ -227,7 +242,9 @@ def _plain_pod(submission: Submission, name: str, resources: dict[str, str]) -> 
     user = asked.run_as_user
     context = {"runAsNonRoot": True, "runAsUser": user, "fsGroup": user, "seccompProfile": {"type": "RuntimeDefault"}}
     # A training job has no business with the Kubernetes API unless it was given an account for it.
-    account = {"serviceAccountName": asked.service_account} if asked.service_account else {"automountServiceAccountToken": False}
+    account = (
+        {"serviceAccountName": asked.service_account} if asked.service_account else {"automountServiceAccountToken": False}
+    )
     return {"containers": [container], "securityContext": context, **account}
 
 

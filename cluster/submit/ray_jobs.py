@@ -71,10 +71,11 @@ class RaySubmitter:
             "runtime_env": {
                 "working_dir": [str(path) for path in files.kept],
                 "py_modules": [f"bsearch {__version__} of this installation"] if self._settings.ray.ship else [],
-                "env_vars": {name: "(as it is here)" for name in self._variables(submission)} | STOP_WAIT,
+                "env_vars": dict.fromkeys(self._variables(submission), "(as it is here)") | STOP_WAIT,
             },
         }
-        notes = [f"sends {len(files.kept)} file{'s' * (len(files.kept) != 1)} of {submission.spec.folder}, {readable_bytes(files.bytes)}"]
+        count = len(files.kept)
+        notes = [f"sends {count} file{'s' * (count != 1)} of {submission.spec.folder}, {readable_bytes(files.bytes)}"]
         if files.left_out:
             notes.append(f"stays here: {', '.join(files.left_out)}")
         return Plan(yaml.safe_dump({"address": self.address, **request}, sort_keys=False), tuple(notes))

@@ -166,16 +166,20 @@ class SlurmSubmitter:
             **slurm.options,
         }
         setup = slurm.setup or (f"export PATH={shlex.quote(str(self._programs))}:$PATH",)
-        return "#!/bin/bash\n" + "".join(_sbatch_lines(options)) + SCRIPT.format(
-            setup="\n".join(setup),
-            results=shlex.quote(str(results)),
-            cpus=settings.cpus_per_node,
-            gpus=settings.gpus_per_node,
-            srun_gpus=f" --gpus-per-node={settings.gpus_per_node}" if settings.gpus_per_node and not slurm.gres else "",
-            study=shlex.quote(submission.file.name),
-            requeues=slurm.requeues,
-            stop_s=STOP_S,
-            join_s=JOIN_S,
+        return (
+            "#!/bin/bash\n"
+            + "".join(_sbatch_lines(options))
+            + SCRIPT.format(
+                setup="\n".join(setup),
+                results=shlex.quote(str(results)),
+                cpus=settings.cpus_per_node,
+                gpus=settings.gpus_per_node,
+                srun_gpus=f" --gpus-per-node={settings.gpus_per_node}" if settings.gpus_per_node and not slurm.gres else "",
+                study=shlex.quote(submission.file.name),
+                requeues=slurm.requeues,
+                stop_s=STOP_S,
+                join_s=JOIN_S,
+            )
         )
 
     def jobs(self) -> list[Job]:
@@ -224,9 +228,9 @@ def _sbatch_lines(options: Mapping[str, object]) -> Sequence[str]:
 def _found(which: list[str]) -> dict[str, tuple[Job, str]]:
     """Our jobs by id with the folders they work in: the queue's word where it has one, else the accounting's."""
     # The names come last: those of other people's jobs may hold anything.
+    facts = "--format=JobID,State,Submit,Start,WorkDir,JobName"
     asked = [
-        ("sacct", ["--allocations", "--noheader", "--parsable2", f"--starttime=now-{DAYS}days", *which]
-         + ["--format=JobID,State,Submit,Start,WorkDir,JobName"]),
+        ("sacct", ["--allocations", "--noheader", "--parsable2", f"--starttime=now-{DAYS}days", facts, *which]),
         ("squeue", ["--me", "--noheader", "--states=all", "--format=%i|%T|%V|%S|%Z|%j", *which]),
     ]
     found: dict[str, tuple[Job, str]] = {}

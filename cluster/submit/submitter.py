@@ -95,8 +95,11 @@ class Submission:
         path, written = Path(self.spec.task.rpartition(":")[0]), parse_study(self.file.read_text(encoding="utf-8")).task
         if Path(written).expanduser().is_absolute() or not path.is_relative_to(self.spec.folder):
             return [
-                Fault("task", f"expected a path inside the study's folder, for that is what travels; got {written!r}. "
-                "Write tasks.py:Name, with tasks.py beside the study file")
+                Fault(
+                    "task",
+                    f"expected a path inside the study's folder, for that is what travels; got {written!r}. "
+                    "Write tasks.py:Name, with tasks.py beside the study file",
+                )
             ]
         return []
 
@@ -110,10 +113,15 @@ class Submission:
         most = max(devices.counts)
         faults = []
         if devices.kind == "gpu" and asked.gpus_per_node < most:
-            faults.append(Fault("submit.gpus_per_node", f"expected at least the {most} of one trial, got {asked.gpus_per_node}"))
+            faults.append(
+                Fault("submit.gpus_per_node", f"expected at least the {most} of one trial, got {asked.gpus_per_node}")
+            )
         if asked.cpus_per_node < devices.cpus * most:
             faults.append(
-                Fault("submit.cpus_per_node", f"expected at least the {devices.cpus * most} of one trial, got {asked.cpus_per_node}")
+                Fault(
+                    "submit.cpus_per_node",
+                    f"expected at least the {devices.cpus * most} of one trial, got {asked.cpus_per_node}",
+                )
             )
         return faults
 
@@ -233,7 +241,9 @@ def open_submitter(settings: Submit) -> Submitter:
     known = {point.name: point for point in (*entry_points(group=GROUP), *OURS)}
     name = settings.launcher
     if name is None:
-        raise StudyFileError(Fault("submit.launcher", f"expected one of {', '.join(sorted(known))}, got none. Write it, or --launcher"))
+        raise StudyFileError(
+            Fault("submit.launcher", f"expected one of {', '.join(sorted(known))}; got none. Write it, or --launcher")
+        )
     if name not in known:
         raise StudyFileError(
             Fault("submit.launcher", f"expected one of {', '.join(sorted(known))}; got {name!r}.{near_miss(name, known)}")
@@ -288,7 +298,7 @@ def output(arguments: Sequence[str], *, given: str | None = None, timeout_s: flo
     if done.returncode:
         said = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
         raise LauncherError(f"{' '.join(arguments[:2])}: failed with exit code {done.returncode}: {said}")
-    return done.stdout
+    return str(done.stdout)
 
 
 __all__ = ["OVER", "Job", "Plan", "State", "Submission", "Submitter", "followed", "open_submitter", "submit_settings"]

@@ -22,8 +22,8 @@ from typing import Any
 
 PROGRAMS = ("sbatch", "srun", "squeue", "sacct", "scancel", "scontrol")
 OPTIONS = frozenset(
-    "job-name chdir output open-mode export partition account qos constraint nodes ntasks-per-node cpus-per-task "
-    "gpus-per-node gres mem time array requeue no-requeue signal exclude exclusive mail-type".split()
+    {"job-name", "chdir", "output", "open-mode", "export", "partition", "account", "qos", "constraint", "nodes", "gres", "mem"}
+    | {"ntasks-per-node", "cpus-per-task", "gpus-per-node", "time", "array", "requeue", "no-requeue", "signal", "exclude"}
 )
 ROOT = Path(os.environ.get("FAKE_SLURM", "/nowhere"))
 
@@ -170,8 +170,9 @@ def told(program: str, arguments: list[str], keep: Any) -> None:
         name = {"%j": job["options"]["job-name"], "%Z": job["options"]["chdir"]}
         facts = {"%i": job["id"], "%T": job["state"], "%V": job["submit"], "%S": job["start"], **name}
         words = asked.format.split("|" if program == "squeue" else ",")
-        sacct_names = dict(zip(("JobID", "State", "Submit", "Start", "WorkDir", "JobName"), ("%i", "%T", "%V", "%S", "%Z", "%j")))
-        print("|".join(facts[word if program == "squeue" else sacct_names[word]] for word in words))
+        facts |= {"JobID": facts["%i"], "State": facts["%T"], "Submit": facts["%V"], "Start": facts["%S"]}
+        facts |= {"WorkDir": facts["%Z"], "JobName": facts["%j"]}
+        print("|".join(facts[word] for word in words))
     if program == "sacct":
         print(f"1|COMPLETED|{now()}|{now()}|/home/other|someone's | own; job")
 
