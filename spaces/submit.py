@@ -38,7 +38,11 @@ Variable = Annotated[
 Label = Annotated[StrictStr, _like(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', at most 63")]
 SecretKey = Annotated[StrictStr, _like(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,252}", "a key of letters, digits, '.', '_' and '-'")]
 Resource = Annotated[
-    StrictStr, _like(r"[a-z0-9.-]+/[A-Za-z0-9._-]+", "a resource such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.5gb")
+    StrictStr,
+    _like(
+        r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*",
+        "a resource such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.5gb",
+    ),
 ]
 
 
@@ -149,7 +153,7 @@ class KubeRayJob(Section):
     namespace: Label = "default"
     service_account: Label | None = None
     storage_claim: Label | None = Field(None, description="Persistent volume claim mounted on every pod, for storage and data.")
-    mount_path: Annotated[StrictStr, _like(r"(/[A-Za-z0-9._-]+)+", "an absolute path such as /data")] = Field(
+    mount_path: Annotated[StrictStr, _like(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", "an absolute path such as /data")] = Field(
         "/data", description="Where the claim is mounted."
     )
     database_secret: SecretReference | None = Field(None, description="Secret whose key holds the storage's URL.")

@@ -104,7 +104,7 @@ class SubmitterContract:
                     section = [section] if part == "[]" else {part: section}
                 with pytest.raises(StudyFileError) as error:
                     parse_study(yaml.safe_dump({**study, "submit": section}))
-                assert f"submit.{name.removesuffix('.[]')}" in str(error.value).replace("[0]", ""), value
+                assert f"submit.{name.removesuffix('.[]')}" in str(error.value).replace("[0]", ""), (name, value)
 
     def test_a_study_runs_to_its_end(self, submitter: Submitter, submission: Submission) -> None:
         job = submitter.submit(submission)

@@ -166,6 +166,12 @@ def test_a_task_outside_the_folder_is_refused(study_file: Callable[..., Path], t
             RaySubmitter(made.settings).plan(made)
 
 
+def test_machines_that_are_asked_of_a_running_cluster_are_told(study_file: Callable[..., Path]) -> None:
+    made = Submission.read(study_file(submit={"nodes": 2, "hours": 8}), "postgresql+psycopg://me@db/s", {"launcher": "ray"})
+    notes = RaySubmitter(made.settings).plan(made).notes
+    assert "not used, for the cluster has the machines it has: submit.hours, submit.nodes" in notes
+
+
 def test_a_password_is_not_printed(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "hush")
     made = Submission.read(study_file(submit={"environment": ["SECRET_KEY"]}), "postgresql+psycopg://me:hush@db/s", {})

@@ -76,7 +76,14 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
     [
         (["jobs", "list"], "submit.launcher: expected one of kuberay, ray, slurm; got none. Write it, or --launcher"),
         (["jobs", "list", "--launcher", "slrum"], "expected one of kuberay, ray, slurm; got 'slrum'. Did you mean 'slurm'?"),
-        (["jobs", "list", "--launcher", "ray", "--address", "http://a; id"], "submit.ray.address: expected auto, http://host:8265"),
+        (
+            ["jobs", "list", "--launcher", "ray", "--address", "http://a; id"],
+            "submit.ray.address: expected auto, http://host:8265",
+        ),
+        (
+            ["jobs", "list", "--launcher", "slurm", "--address", "http://a"],
+            "--address goes with launcher ray, got it with slurm",
+        ),
         (["jobs", "list", "--study", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
     ],
 )

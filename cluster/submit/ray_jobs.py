@@ -35,6 +35,7 @@ STATES: dict[str, State] = {
     "SUCCEEDED": "succeeded",
     "FAILED": "failed",
 }
+_MACHINES = {"nodes", "gpus_per_node", "cpus_per_node", "memory_per_node", "hours"}
 STUDY, SUBMITTED = "bsearch_study", "bsearch_submitted"
 # A stopped study sweeps its trials; Ray would kill it after three seconds.
 STOP_WAIT = {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
@@ -76,6 +77,8 @@ class RaySubmitter:
         }
         count = len(files.kept)
         notes = [f"sends {count} file{'s' * (count != 1)} of {submission.spec.folder}, {readable_bytes(files.bytes)}"]
+        if unused := sorted(_MACHINES & self._settings.model_fields_set):
+            notes.append(f"not used, for the cluster has the machines it has: submit.{', submit.'.join(unused)}")
         if files.left_out:
             notes.append(f"stays here: {', '.join(files.left_out)}")
         return Plan(yaml.safe_dump({"address": self.address, **request}, sort_keys=False), tuple(notes))

@@ -193,7 +193,7 @@ class Submitter(Protocol):
         """End a job; one that is over stays as it is."""
 
 
-PLACES = {"address": "ray", "namespace": "kuberay"}
+PLACES = {"address": "ray", "namespace": "kuberay"}  # whose each place is
 
 
 def submit_settings(file: Path | None, changes: Mapping[str, Any], **places: str | None) -> Submit:
@@ -212,8 +212,11 @@ def submit_settings(file: Path | None, changes: Mapping[str, Any], **places: str
 
 def _changed(spec: StudySpec, changes: Mapping[str, Any], places: Mapping[str, str | None]) -> StudySpec:
     given = {key: value for key, value in changes.items() if value is not None}
+    launcher = given.get("launcher", spec.submit.launcher)
     for key, value in places.items():
         if value is not None:
+            if launcher in {"ray", "slurm", "kuberay"} - {PLACES[key]}:
+                raise StudyFileError(f"--{key} goes with launcher {PLACES[key]}, got it with {launcher}")
             section = getattr(spec.submit, PLACES[key])
             given[PLACES[key]] = {**section.model_dump(exclude_unset=True), key: value}
     return spec.changed({"submit": given}) if given else spec
