@@ -36,10 +36,10 @@ STOP_S = 120  # before the time limit, in which the study stops and Ray with it
 JOIN_S = 300  # for all nodes to join Ray
 
 SCRIPT = r"""
-set -u
 export RAY_USAGE_STATS_ENABLED=0 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # by then the study has stopped
 {setup}
 
+set -u
 stopping=0 child= again= token= scratch= cluster=
 # USR1 comes to this script alone, {stop_s} s before the time limit; TERM comes from Slurm to the study as well.
 trap 'stopping=$((stopping + 1)); again=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' USR1
@@ -121,7 +121,7 @@ class SlurmSubmitter:
 
     def plan(self, submission: Submission) -> Plan:
         folder = str(submission.spec.folder)
-        faults = [*submission.task_faults(), *submission.machine_faults()]
+        faults = [*submission.task_faults(), *submission.machine_faults(), *submission.environment_faults()]
         if not folder.isprintable() or not submission.file.name.isprintable():
             faults.append(Fault("", f"expected a study file whose path can be printed, got {str(submission.file)!r}"))
         if faults:
@@ -129,11 +129,10 @@ class SlurmSubmitter:
         return Plan(self._script(submission), (f"the job's nodes have to share {folder}",))
 
     def submit(self, submission: Submission) -> Job:
-        text, values = self.plan(submission).text, submission.environment()
-        if submission.given_storage:
-            values["BSEARCH_STORAGE"] = submission.given_storage
+        text = self.plan(submission).text
         _results(submission).mkdir(parents=True, exist_ok=True)
-        told = output(["sbatch", "--parsable"], given=text, env={**os.environ, **values}, cwd=submission.spec.folder)
+        variables = {**os.environ, **submission.environment()}
+        told = output(["sbatch", "--parsable"], given=text, env=variables, cwd=submission.spec.folder)
         id = told.strip().partition(";")[0]
         return self.job(checked_id(id, _ID, "4711"))
 
@@ -141,14 +140,13 @@ class SlurmSubmitter:
         settings, slurm = submission.settings, submission.settings.slurm
         folder, results = submission.spec.folder, _results(submission)
         # A name alone is passed on with its value; none at all gives the job the environment of a login.
-        names = [*settings.environment, *(["BSEARCH_STORAGE"] if submission.given_storage else [])]
         log = str(results).replace("\\", "\\\\").replace("%", "%%") + ("/slurm-%A_%a.log" if slurm.array else "/slurm-%j.log")
         options: dict[str, object] = {
             "job-name": f"bsearch-{submission.spec.study}",
             "chdir": folder,
             "output": log,
             "open-mode": "append",
-            "export": ",".join(names) or "NONE",
+            "export": ",".join(submission.environment()) or "NONE",
             "partition": slurm.partition,
             "account": slurm.account,
             "qos": slurm.qos,

@@ -125,21 +125,18 @@ class Submission:
             )
         return faults
 
-    def environment(self) -> dict[str, str]:
-        """The named variables with their values here.
-
-        Raises:
-            StudyFileError: some are not set.
-        """
-        names = self.settings.environment
-        absent = [
+    def environment_faults(self) -> list[Fault]:
+        """The named variables that are not set here."""
+        return [
             Fault(f"submit.environment[{index}]", f"expected a variable that is set where you submit, got {name}, which is not")
-            for index, name in enumerate(names)
+            for index, name in enumerate(self.settings.environment)
             if name not in os.environ
         ]
-        if absent:
-            raise StudyFileError(absent)
-        return {name: os.environ[name] for name in names}
+
+    def environment(self) -> dict[str, str]:
+        """The named variables with their values here, and the storage that was given in the file's place."""
+        given = {"BSEARCH_STORAGE": self.given_storage} if self.given_storage else {}
+        return {name: os.environ[name] for name in self.settings.environment} | given
 
 
 @dataclass(frozen=True, slots=True)
