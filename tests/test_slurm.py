@@ -138,8 +138,12 @@ EVERYTHING = {
 
 
 @pytest.mark.parametrize(("name", "settings"), [("slurm-everything.sh", EVERYTHING), ("slurm-cpus.sh", {})])
-def test_the_script_is_as_it_was_agreed(study_file: Callable[..., Path], tmp_path: Path, name: str, settings: Any) -> None:
+def test_the_script_is_as_it_was_agreed(
+    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, settings: Any
+) -> None:
     # To agree on a new text: BSEARCH_WRITE_GOLDEN=1 pytest tests/test_slurm.py -k agreed, and read the diff.
+    monkeypatch.setenv("WANDB_API_KEY", "hush")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy")
     made = submission(study_file, **settings)
     text = (
         SlurmSubmitter(made.settings, programs=Path("/opt/venv/bin")).plan(made).text.replace(str(tmp_path), "/home/me/study")

@@ -60,6 +60,7 @@ class RaySubmitter:
         faults = [
             *submission.task_faults(),
             *submission.travel_faults(),
+            *submission.environment_faults(),
             *submission.storage_faults(
                 f"Write storage: sqlite:////shared/{submission.spec.study}.db, a path that the cluster's head can write, "
                 "or postgresql+psycopg://user@host/db"
@@ -72,7 +73,7 @@ class RaySubmitter:
             "runtime_env": {
                 "working_dir": [str(path) for path in files.kept],
                 "py_modules": [f"bsearch {__version__} of this installation"] if self._settings.ray.ship else [],
-                "env_vars": dict.fromkeys(self._variables(submission), "(as it is here)") | STOP_WAIT,
+                "env_vars": dict.fromkeys(submission.environment(), "(as it is here)") | STOP_WAIT,
             },
         }
         count = len(files.kept)
@@ -92,7 +93,7 @@ class RaySubmitter:
             staged = Path(scratch)
             runtime: dict[str, Any] = {
                 "working_dir": str(files.copy_to(staged / "study")),
-                "env_vars": self._variables(submission) | STOP_WAIT,
+                "env_vars": submission.environment() | STOP_WAIT,
             }
             if self._settings.ray.ship:
                 # Not as a wheel: Ray would have pip install all that it depends on, torch among it, for every job.
@@ -108,11 +109,6 @@ class RaySubmitter:
             "entrypoint": f"exec python -m bsearch.cli run {shlex.quote(submission.file.name)}",
             "metadata": {STUDY: study},
         }
-
-    @staticmethod
-    def _variables(submission: Submission) -> dict[str, str]:
-        given = {"BSEARCH_STORAGE": submission.given_storage} if submission.given_storage else {}
-        return submission.environment() | given
 
     def jobs(self) -> list[Job]:
         with self._door() as client:

@@ -20,11 +20,11 @@
 #SBATCH --exclude='node[07-09]'
 #SBATCH --exclusive
 
-set -u
 export RAY_USAGE_STATS_ENABLED=0 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # by then the study has stopped
 module load cuda/12.4
 source ~/venv/bin/activate
 
+set -u
 stopping=0 child= again= token= scratch= cluster=
 # USR1 comes to this script alone, 120 s before the time limit; TERM comes from Slurm to the study as well.
 trap 'stopping=$((stopping + 1)); again=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' USR1
