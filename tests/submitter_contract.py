@@ -31,7 +31,7 @@ class Slow(Digits):
         return super().loss(model, batch, setup)
 """
 HOSTILE = ["a; touch /tmp/x", "a\ntouch /tmp/x", "$(id)", "`id`", "a'b", "-rf", "../a", "a b", "", "a&b"]
-TRIALS = 5
+TRIALS = 4
 
 
 def until(true: Callable[[], Any], limit_s: float = 120) -> None:
@@ -71,7 +71,12 @@ class SubmitterContract:
         (tmp_path / "study" / "tasks.py").write_text(TASK.format(imported=str(tmp_path / "imported")))
         space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
         path = study_file(
-            task="tasks.py:Slow", space=space, budget={"trials": TRIALS}, submit=settings, **self.storage(tmp_path)
+            task="tasks.py:Slow",
+            space=space,
+            budget={"trials": TRIALS},
+            cluster={"trials_at_once": 1},  # each further one starts a process, which is what takes the time here
+            submit=settings,
+            **self.storage(tmp_path),
         )
         # A name that a shell would take to pieces.
         return Submission.read(path.rename(tmp_path / "study" / "it's; my study.yaml"), None, {})

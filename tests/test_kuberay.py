@@ -71,10 +71,10 @@ class TestKubeRaySubmitter(SubmitterContract):
         tell(self.folder, job.id, jobDeploymentStatus="Initializing")
         assert submitter.job(job.id).state == "pending"
         running = {"jobDeploymentStatus": "Running", "startTime": "2026-11-21T07:00:00Z"}
-        tell(self.folder, job.id, "[1/5] trial 0 complete\n", jobStatus="RUNNING", **running)
+        tell(self.folder, job.id, "[1/4] trial 0 complete\n", jobStatus="RUNNING", **running)
         assert submitter.job(job.id).state == "running"
         assert submitter.job(job.id).started is not None
-        printed = f"[1/5] trial 0 complete\n[{TRIALS}/{TRIALS}] trial 4 complete\n"
+        printed = f"[1/4] trial 0 complete\n[{TRIALS}/{TRIALS}] trial 4 complete\n"
         tell(self.folder, job.id, printed, jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
 
     def stopped(self, submission: Submission) -> None:
