@@ -9,6 +9,7 @@ import sys
 import traceback
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, replace
+from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from .spaces.study_file import located, plain_value, read_study, settled, study_
 from .spaces.trial import ParetoFront, TrialRecord
 
 if TYPE_CHECKING:
+    from .cluster.submit.submitter import Submitter
     from .search.driver import StudyResult
     from .search.study_run import Runner
 
@@ -936,6 +938,133 @@ def dashboard(study: str, port: int, storage: str | None) -> None:
         run_server(open_storage(url), host="127.0.0.1", port=port)
     except OSError as error:
         raise LauncherError(f"port {port}: {error.strerror}. Name another with --port.") from None
+
+
+# ---------------------------------------------------------------- submit and jobs
+
+
+@main.command(epilog=_epilog("bsearch submit study.yaml --launcher slurm --nodes 2 --gpus-per-node 4 --hours 8 --dry-run"))
+@click.argument("study", type=click.Path(path_type=Path))
+@click.option("--launcher", metavar="NAME", help="ray, slurm, kuberay or a plug-in's; instead of submit.launcher.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Machines; instead of submit.nodes.")
+@click.option("--gpus-per-node", type=click.IntRange(min=0), help="GPUs of each machine.")
+@click.option("--cpus-per-node", type=click.IntRange(min=1), help="CPU cores of each machine.")
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Time limit of the job.")
+@click.option("--address", metavar="URL", help="Ray's dashboard, such as http://host:8265; for ray.")
+@click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay.")
+@click.option("--dry-run", is_flag=True, help="Print the script, manifest or request, and submit nothing.")
+@storage_option
+def submit(study: Path, address: str | None, namespace: str | None, dry_run: bool, storage: str | None, **common: Any) -> None:
+    """Send the study in STUDY to a cluster as a batch job: `bsearch run` there, with Ray over all its machines.
+
+    Whatever ends the job, submitting again goes on where the study stood. docs/clusters.md tells what each launcher needs.
+    """
+    from .cluster.submit.submitter import Submission, open_submitter
+
+    with _located(study):
+        submission = Submission.read(study, storage, common, address=address, namespace=namespace)
+        submitter = open_submitter(submission.settings)
+        plan = submitter.plan(submission)
+        for note in plan.notes:
+            click.echo(note, err=True)
+        if dry_run:
+            click.echo(plan.text, nl=False)
+            return
+        job = submitter.submit(submission)
+    click.echo(f"submitted study {job.study} to {job.launcher} as job {job.id}")
+    where = " ".join([job.id, "--launcher", job.launcher, *submitter.place])
+    click.echo(f"Next:\n  bsearch jobs status {where}\n  bsearch jobs logs {where} --follow\n  bsearch jobs stop {where}")
+
+
+@main.group(
+    epilog=_epilog(
+        "bsearch jobs list --launcher slurm\n  bsearch jobs logs 4711 --launcher slurm --follow\n"
+        "  bsearch jobs stop 4711 --study study.yaml"
+    )
+)
+def jobs() -> None:
+    """Look after the jobs that `submit` sent: list, status, logs, stop.
+
+    The cluster is the one that --launcher names, or the submit section of the study file that --study names.
+    """
+
+
+def _launcher_options(command: Any) -> Any:
+    for option in (
+        click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay."),
+        click.option("--address", metavar="URL", help="Ray's dashboard; for ray."),
+        click.option("--study", "study_file", type=click.Path(path_type=Path), help="Study file that says all this."),
+        click.option("--launcher", metavar="NAME", help="ray, slurm, kuberay or a plug-in's."),
+    ):
+        command = option(command)
+    return command
+
+
+def _submitter(launcher: str | None, study_file: Path | None, address: str | None, namespace: str | None) -> Submitter:
+    from .cluster.submit.submitter import open_submitter, submit_settings
+
+    with _located(study_file):
+        return open_submitter(submit_settings(study_file, {"launcher": launcher}, address=address, namespace=namespace))
+
+
+@jobs.command("list", epilog=_epilog("bsearch jobs list --launcher slurm"))
+@_launcher_options
+@json_option
+def list_jobs(as_json: bool, **where: Any) -> None:
+    """List the jobs of bsearch that the cluster remembers, newest first."""
+    found = _submitter(**where).jobs()
+    if as_json:
+        click.echo(json.dumps([job.to_dict() for job in found], indent=2))
+        return
+    if not found:
+        click.echo("no jobs of bsearch there")
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("job", "study", "state", "submitted", "started"):
+        table.add_column(column)
+    for job in found:
+        table.add_row(job.id, job.study, job.state, _at(job.submitted), _at(job.started))
+    _terminal().print(table)
+
+
+def _at(time: datetime | None) -> str:
+    return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+@jobs.command("status", epilog=_epilog("bsearch jobs status 4711 --launcher slurm"))
+@click.argument("id")
+@_launcher_options
+@json_option
+def job_status(id: str, as_json: bool, **where: Any) -> None:
+    """Tell the state of job ID: pending, running, succeeded, failed, stopped or unknown."""
+    job = _submitter(**where).job(id)
+    if as_json:
+        click.echo(json.dumps(job.to_dict(), indent=2))
+        return
+    times = [f"{word} {_at(time)}" for word, time in (("submitted", job.submitted), ("started", job.started)) if time]
+    click.echo(f"job {job.id} of study {job.study}: {', '.join([job.state, *times])}")
+
+
+@jobs.command("logs", epilog=_epilog("bsearch jobs logs 4711 --launcher slurm --follow"))
+@click.argument("id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@_launcher_options
+def job_logs(id: str, follow: bool, **where: Any) -> None:
+    """Print what job ID has printed so far."""
+    from .cluster.submit.submitter import followed
+
+    submitter = _submitter(**where)
+    for piece in followed(submitter, id) if follow else [submitter.logs(id)]:
+        click.echo(piece, nl=False)
+
+
+@jobs.command("stop", epilog=_epilog("bsearch jobs stop 4711 --launcher slurm"))
+@click.argument("id")
+@_launcher_options
+def stop_job(id: str, **where: Any) -> None:
+    """End job ID. Its study keeps every finished trial; submitting it again goes on."""
+    _submitter(**where).stop(id)
+    click.echo(f"stopping job {id}")
 
 
 # ---------------------------------------------------------------- schema and init

@@ -47,7 +47,12 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{'model':<22} {'optimizer':<9} {'MiB':>8} {'write s':>8} {'read s':>8}")
     with tempfile.TemporaryDirectory() as folder:
-        for name, optimizer in [("mobilenet_v3_small", "sgd"), ("resnet18", "sgd"), ("resnet50", "adamw"), ("vit_b_16", "adamw")]:
+        for name, optimizer in [
+            ("mobilenet_v3_small", "sgd"),
+            ("resnet18", "sgd"),
+            ("resnet50", "adamw"),
+            ("vit_b_16", "adamw"),
+        ]:
             write_s, read_s, size = cost(name, optimizer, Path(folder), options.repeats)
             print(f"{name:<22} {optimizer:<9} {size:>8.1f} {write_s:>8.2f} {read_s:>8.2f}", flush=True)
 

@@ -47,6 +47,7 @@ from .errors import Fault, StudyFileError
 from .learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from .memory import bytes_of
 from .schedule import SCHEDULES
+from .submit import Submit
 
 
 def near_miss(word: Any, known: Any) -> str:
@@ -454,6 +455,7 @@ class StudySpec(Section):
     stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = StoppingRule()
     confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Confirm()
     cluster: Cluster = Cluster()
+    submit: Submit = Submit()
 
     _folder: Path = PrivateAttr(Path())
 

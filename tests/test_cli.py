@@ -35,18 +35,20 @@ class Mine(Task):
     def model(self, setup): return nn.Linear(2, 2)
 """
 COMMANDS = ["run", "check", "profile", "bench", "reprice", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
+COMMANDS += ["submit", "jobs"]
+JOBS = ["jobs list", "jobs status", "jobs logs", "jobs stop"]
 
 
 def bsearch(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *JOBS])
 def test_help_is_as_it_was_agreed(command: str) -> None:
     # To agree on a new text: BSEARCH_WRITE_GOLDEN=1 pytest tests/test_cli.py, and read the diff.
-    result = bsearch(*([command] if command else []), "--help")
+    result = bsearch(*command.split(), "--help")
     assert result.exit_code == 0
-    golden = GOLDEN / f"help-{command or 'bsearch'}.txt"
+    golden = GOLDEN / f"help-{command.replace(' ', '-') or 'bsearch'}.txt"
     if os.environ.get("BSEARCH_WRITE_GOLDEN"):
         golden.write_text(result.output)
     assert result.output == golden.read_text()

@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
-    tree = {"bsearch/__init__.py", "bsearch/cli.py", "bsearch/py.typed"}
+    tree = {"bsearch/__init__.py", "bsearch/__main__.py", "bsearch/cli.py", "bsearch/py.typed"}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
@@ -51,7 +51,7 @@ def test_the_installed_wheel_runs_a_study_in_an_empty_folder(wheel: Path, tmp_pa
         text=True,
     )
     assert where.stdout.startswith(str(site))
-    start = [sys.executable, "-m", "bsearch.cli"]
+    start = [sys.executable, "-m", "bsearch"]
     for arguments in (["init"], ["check", "study.yaml"], ["run", "study.yaml", "--trials", "2"]):
         done = subprocess.run([*start, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,126 @@
+"""What travels to a cluster that shares no file system with us: the study's folder, and this package."""
+
+from __future__ import annotations
+
+import fnmatch
+import pkgutil
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from pathlib import Path
+
+from ...spaces.errors import Fault, StudyFileError
+from ...spaces.memory import readable_bytes
+
+# By name: what is made anew, what is only data, and what would be another run's memory.
+FOLDERS = (
+    "results",
+    "data",
+    "datasets",
+    "checkpoints",
+    "wandb",
+    "mlruns",
+    "build",
+    "dist",
+    "node_modules",
+    "venv",
+    "__pycache__",
+)
+FILES = ("*.db", "*.db-*", "*.sqlite*", "*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.pyc", "*.egg-info", "*.log")
+LARGEST_FILE = 10 << 20  # bytes; code and settings are smaller
+
+
+@dataclass(frozen=True, slots=True)
+class StudyFiles:
+    """A folder's files by relative path, and what of it stays at home."""
+
+    folder: Path
+    kept: tuple[Path, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum((self.folder / path).stat().st_size for path in self.kept)
+
+    def copy_to(self, target: Path) -> Path:
+        for path in self.kept:
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.folder / path, target / path)
+        return target
+
+
+def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
+    """The files of a study's folder that a job needs: code and settings, no results, databases, data or checkpoints.
+
+    Args:
+        largest: bytes that may travel in all.
+        key: of the study file, to tell the fault at.
+
+    Raises:
+        StudyFileError: they are larger than that.
+    """
+    kept: list[Path] = []
+    left_out: list[str] = []
+
+    def walk(here: Path) -> None:
+        for path in sorted(here.iterdir()):
+            relative = path.relative_to(folder)
+            if path.is_dir():
+                plain = path.name in FOLDERS and not (path / "__init__.py").exists()  # a package `data` is code
+                if plain or path.name.startswith(".") or path.is_symlink():
+                    left_out.append(f"{relative}/")
+                else:
+                    walk(path)
+            elif path.name.startswith(".") or any(fnmatch.fnmatch(path.name, pattern) for pattern in FILES):
+                left_out.append(str(relative))
+            elif not path.is_file() or path.stat().st_size > LARGEST_FILE:
+                left_out.append(f"{relative} ({readable_bytes(path.stat().st_size)})" if path.is_file() else str(relative))
+            else:
+                kept.append(relative)
+
+    walk(folder)
+    files = StudyFiles(folder, tuple(kept), tuple(name for name in left_out if "__pycache__" not in name))
+    if files.bytes > largest:
+        sizes = sorted(((folder / path).stat().st_size, str(path)) for path in kept)[::-1][:3]
+        told = ", ".join(f"{name} {readable_bytes(size)}" for size, name in sizes)
+        raise StudyFileError(
+            Fault(
+                key,
+                f"expected a study's folder of at most {readable_bytes(largest)} to send, got {readable_bytes(files.bytes)} "
+                f"({told}). Move data into a folder named data, which stays at home, or to the cluster",
+            )
+        )
+    return files
+
+
+def copy_package(target: Path) -> list[Path]:
+    """A copy of this package and of its metadata, as a wheel's contents would lie there.
+
+    The same from an installed wheel and from a checkout, and nothing is built.
+
+    Returns:
+        The folders that make it importable, each to be put on the path by its parent.
+    """
+    root = Path(__file__).parents[2]
+    packages = [one.name for one in pkgutil.walk_packages([str(root)], "bsearch.") if one.ispkg]
+    folders = [root, *(root.joinpath(*name.split(".")[1:]) for name in packages)]
+    package = target / "bsearch"
+    for folder in folders:
+        for path in folder.iterdir():
+            # Of a checkout's root only what the wheel holds of it.
+            if path.is_file() and (
+                path.suffix == ".py" or path.name == "py.typed" or (path.suffix == ".yaml" and folder != root)
+            ):
+                copy = package / path.relative_to(root)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+    kept = distribution("bsearch")
+    metadata = target / f"bsearch-{kept.version}.dist-info"
+    metadata.mkdir()
+    for name in ("METADATA", "entry_points.txt"):
+        if text := kept.read_text(name):
+            (metadata / name).write_text(text, encoding="utf-8")
+    return [package, metadata]
+
+
+__all__ = ["StudyFiles", "copy_package", "study_files"]

@@ -1,0 +1,178 @@
+"""Jobs on a Ray cluster that runs already, by Ray's own Jobs API."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported: it reads this once
+
+from ray.exceptions import AuthenticationError, RayError
+from ray.job_submission import JobSubmissionClient
+
+from ... import __version__
+from ...objectives.data_parallel import environment
+from ...spaces.errors import LauncherError, StudyFileError
+from ...spaces.memory import readable_bytes
+from ...spaces.submit import Submit
+from .files import copy_package, study_files
+from .submitter import Job, Plan, State, Submission, checked_id
+
+LARGEST = 100 << 20  # bytes of a study's folder; Ray itself takes 500 MiB, and holds them in the head's memory
+STATES: dict[str, State] = {
+    "PENDING": "pending",
+    "RUNNING": "running",
+    "STOPPED": "stopped",
+    "SUCCEEDED": "succeeded",
+    "FAILED": "failed",
+}
+_MACHINES = {"nodes", "gpus_per_node", "cpus_per_node", "memory_per_node", "hours"}
+STUDY, SUBMITTED = "bsearch_study", "bsearch_submitted"
+# A stopped study sweeps its trials; Ray would kill it after three seconds.
+STOP_WAIT = {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
+
+
+for _name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging"):
+    logging.getLogger(_name).setLevel(logging.WARNING)  # they tell every upload
+
+
+class RaySubmitter:
+    """Sends the study's folder and this package to a running cluster; the driver runs on its head."""
+
+    def __init__(self, settings: Submit) -> None:
+        self._settings = settings
+        address = settings.ray.address
+        if address == "auto":
+            address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or "auto"
+        self.address = address
+        self.place = () if settings.ray.address == "auto" else ("--address", address)
+
+    def plan(self, submission: Submission) -> Plan:
+        faults = [
+            *submission.task_faults(),
+            *submission.travel_faults(),
+            *submission.environment_faults(),
+            *submission.storage_faults(
+                f"Write storage: sqlite:////shared/{submission.spec.study}.db, a path that the cluster's head can write, "
+                "or postgresql+psycopg://user@host/db"
+            ),
+        ]
+        if faults:
+            raise StudyFileError(faults)
+        files = study_files(submission.spec.folder, LARGEST, "submit.ray")
+        request = self._request(submission) | {
+            "runtime_env": {
+                "working_dir": [str(path) for path in files.kept],
+                "py_modules": [f"bsearch {__version__} of this installation"] if self._settings.ray.ship else [],
+                "env_vars": dict.fromkeys(submission.environment(), "(as it is here)") | STOP_WAIT,
+            },
+        }
+        count = len(files.kept)
+        notes = [f"sends {count} file{'s' * (count != 1)} of {submission.spec.folder}, {readable_bytes(files.bytes)}"]
+        if unused := sorted(_MACHINES & self._settings.model_fields_set):
+            notes.append(f"not used, for the cluster has the machines it has: submit.{', submit.'.join(unused)}")
+        if files.left_out:
+            notes.append(f"stays here: {', '.join(files.left_out)}")
+        return Plan(
+            yaml.safe_dump({"address": self.address, **request}, sort_keys=False), (*notes, *submission.checkpoint_notes())
+        )
+
+    def submit(self, submission: Submission) -> Job:
+        self.plan(submission)
+        files = study_files(submission.spec.folder, LARGEST, "submit.ray")
+        request = self._request(submission)
+        request["metadata"][SUBMITTED] = datetime.now(UTC).isoformat(timespec="seconds")
+        with tempfile.TemporaryDirectory(prefix="bsearch-submit-") as scratch, self._door() as client:
+            staged = Path(scratch)
+            runtime: dict[str, Any] = {
+                "working_dir": str(files.copy_to(staged / "study")),
+                "env_vars": submission.environment() | STOP_WAIT,
+            }
+            if self._settings.ray.ship:
+                # Not as a wheel: Ray would have pip install all that it depends on, torch among it, for every job.
+                runtime["py_modules"] = [str(folder) for folder in copy_package(staged)]
+            id = client.submit_job(runtime_env=runtime, **request)
+        return self.job(id)
+
+    def _request(self, submission: Submission) -> dict[str, Any]:
+        study = submission.spec.study
+        return {
+            "submission_id": f"bsearch-{study}-{submission.suffix}",
+            # Ray hands this to a shell; where the package is only on the path there is no `bsearch` program.
+            "entrypoint": f"exec python -m bsearch run {shlex.quote(submission.file.name)}",
+            "metadata": {STUDY: study},
+        }
+
+    def jobs(self) -> list[Job]:
+        with self._door() as client:
+            found = [self._job(one) for one in client.list_jobs() if STUDY in (one.metadata or {})]
+        return sorted(found, key=lambda job: job.submitted or datetime.min.replace(tzinfo=UTC), reverse=True)
+
+    def job(self, id: str) -> Job:
+        with self._door(id) as client:
+            return self._job(client.get_job_info(id))
+
+    def logs(self, id: str) -> str:
+        with self._door(id) as client:
+            return str(client.get_job_logs(id))
+
+    def stop(self, id: str) -> None:
+        with self._door(id) as client:
+            client.stop_job(id)
+
+    @staticmethod
+    def _job(details: Any) -> Job:
+        metadata = details.metadata or {}
+        started = details.start_time and datetime.fromtimestamp(details.start_time / 1000, UTC)
+        submitted = metadata.get(SUBMITTED)
+        state = STATES.get(str(details.status), "unknown")
+        return Job(
+            details.submission_id or details.job_id,
+            metadata.get(STUDY, ""),
+            "ray",
+            state,
+            datetime.fromisoformat(submitted) if submitted else started or None,
+            (started or None) if state != "pending" else None,
+        )
+
+    @contextmanager
+    def _door(self, id: str | None = None) -> Iterator[JobSubmissionClient]:
+        """A client; Ray's errors stop here."""
+        if id is not None:
+            checked_id(id, r"[A-Za-z0-9][A-Za-z0-9._-]*", "bsearch-digits-3f2a1b")
+        where = f"Ray at {self.address}"
+        try:
+            # Ray lets these two variables overrule any address it is given; an address that was asked for comes first.
+            with environment({} if self.address == "auto" else {"RAY_API_SERVER_ADDRESS": self.address}):
+                client = JobSubmissionClient()
+            yield client
+        except AuthenticationError as error:
+            raise LauncherError(
+                f"{where}: refused for its token. Set RAY_AUTH_MODE=token with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
+                "cluster's own."
+            ) from error
+        except (ConnectionError, RayError, OSError, ValueError) as error:
+            raise LauncherError(
+                f"{where}: cannot be reached: {_first_line(error)}. Name its dashboard, --address http://host:8265."
+            ) from error
+        except RuntimeError as error:
+            said = _first_line(error)
+            if id is not None and ("404" in said or "does not exist" in said):
+                raise LauncherError(f"{where}: has no job {id}. `bsearch jobs list` tells those it has.") from error
+            raise LauncherError(f"{where}: refused: {said}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+__all__ = ["RaySubmitter"]
