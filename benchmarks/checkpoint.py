@@ -6,7 +6,6 @@ Prints a table; figures with date and machine go to docs/log.md.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -38,7 +37,7 @@ def cost(name: str, optimizer: str, folder: Path, repeats: int) -> tuple[float, 
         begun = time.perf_counter()
         assert Checkpoint(url, 0.0, "benchmark").load() is not None
         reads.append(time.perf_counter() - begun)
-    return statistics.median(writes), statistics.median(reads), os.path.getsize(url) / 2**20
+    return statistics.median(writes), statistics.median(reads), Path(url).stat().st_size / 2**20
 
 
 def main() -> None:

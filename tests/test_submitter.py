@@ -167,7 +167,7 @@ def test_a_plug_in_is_found_by_its_entry_point(study_file: Callable[..., Path], 
 def test_the_package_that_travels_is_the_wheel_unpacked(tmp_path: Path) -> None:
     package, metadata = copy_package(tmp_path)
     sent = {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()}
-    tree = {"__init__.py", "cli.py", "py.typed"}
+    tree = {"__init__.py", "__main__.py", "cli.py", "py.typed"}
     for name in ("spaces", "objectives", "search", "cluster"):
         files = [path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         tree |= {str(path.relative_to(ROOT)) for path in files}

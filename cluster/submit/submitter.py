@@ -114,8 +114,8 @@ class Submission:
             return ()
         example = f"{shared.rstrip('/')}/checkpoints" if shared else "/shared/checkpoints or s3://bucket/checkpoints"
         return (
-            "a trial whose machine dies begins anew, for cluster.checkpoints lies in the study's folder, which the job's machines "
-            f"do not share; write {example} and it goes on",
+            "a trial whose machine dies begins anew, for cluster.checkpoints lies in the study's folder, which the job's "
+            f"machines do not share; write {example} and it goes on",
         )
 
     def task_faults(self) -> list[Fault]:
