@@ -1,5 +1,6 @@
 # make run    install, then the example study
 # make test   the tests (under 10 minutes on two cores)
+# make test-cluster  Ray jobs, Slurm's script, PostgreSQL, mixed machines, who may listen (under 5 minutes)
 # make test-faults  every fault once: killed drivers, workers, machines (under 4 minutes)
 # make faults       a hundred random kills, and a table of them
 # make check  format, lint, types, layers, wheel
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.installed
 export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 
-.PHONY: install run test test-faults faults check clean
+.PHONY: install run test test-cluster test-faults faults check clean
 install: $(STAMP)
 
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
@@ -24,8 +25,11 @@ run: install
 	$(BIN)/bsearch run examples/digits.yaml
 
 test: install
-	$(BIN)/pytest -n 2 -m "not ray and not packaging and not faults"
-	$(BIN)/pytest -m "ray and not faults"
+	$(BIN)/pytest -n 2 -m "not ray and not packaging and not cluster and not faults"
+	$(BIN)/pytest -m "ray and not cluster and not faults"
+
+test-cluster: install
+	$(BIN)/pytest -m "cluster and not faults"
 
 test-faults: install
 	$(BIN)/pytest -m faults

@@ -16,6 +16,8 @@ from bsearch.spaces.errors import LauncherError
 from conftest import BSEARCH, TASKS
 from test_driver_killed import SPACE, finished
 
+pytestmark = [pytest.mark.faults]
+
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:

@@ -30,7 +30,7 @@ from conftest import BSEARCH, TASKS
 from postgres_server import PASSWORD, PostgresServer
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-pytestmark = [pytest.mark.postgres]
+pytestmark = [pytest.mark.postgres, pytest.mark.cluster]
 SPACE = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
 # CI has no time for the half minute that a real restart takes.
 AWAY_S = float(os.environ.get("BSEARCH_TEST_AWAY_S", "5"))
@@ -205,7 +205,6 @@ def words_of_children(process: int) -> str:
     return "\n".join(said)
 
 
-@pytest.mark.ray
 def test_the_password_is_nowhere_to_be_read(postgres: PostgresServer, study_file: Callable[..., Path], tmp_path: Path) -> None:
     url = postgres.new_database()
     database = url.rpartition("/")[2]

@@ -86,7 +86,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     reset_auth_token_state()
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 class TestRaySubmitter(SubmitterContract):
     NAMES = ("ray.address", "environment.[]", "launcher")
 

@@ -80,7 +80,7 @@ def _joining(address: str, token: str | None) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
 @pytest.mark.timeout(480)  # whoever is refused tries for half a minute, longer beside neighbours
 def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(study_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(study_file:
             driver.wait(timeout=60)
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 @pytest.mark.parametrize("mode", ["disabled", "token"])
 def test_a_cluster_of_others_keeps_its_own_mode(study_file: Callable[..., Path], tmp_path: Path, mode: str) -> None:
     with socket.socket() as free:

@@ -51,7 +51,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             os.kill(number, signal.SIGKILL)
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 class TestSlurmSubmitter(SubmitterContract):
     NAMES = (
         "slurm.partition",

@@ -89,6 +89,7 @@ def two_kinds() -> Iterator[str]:
             machines.shutdown()
 
 
+@pytest.mark.cluster
 def test_mixed_kinds_share_a_study_priced_on_one_of_them(
     study_file: Callable[..., Path], tmp_path: Path, two_kinds: str
 ) -> None:
