@@ -6,7 +6,8 @@ import logging
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,7 +101,7 @@ class RaySubmitter:
             if self._settings.ray.ship:
                 # Not as a wheel: Ray would have pip install all that it depends on, torch among it, for every job.
                 runtime["py_modules"] = [str(folder) for folder in copy_package(staged)]
-            id = client.submit_job(runtime_env=runtime, **request)
+            id = _once_an_agent_is_up(lambda: client.submit_job(runtime_env=runtime, **request))
         return self.job(id)
 
     def _request(self, submission: Submission) -> dict[str, Any]:
@@ -169,6 +170,18 @@ class RaySubmitter:
             if id is not None and ("404" in said or "does not exist" in said):
                 raise LauncherError(f"{where}: has no job {id}. `bsearch jobs list` tells those it has.") from error
             raise LauncherError(f"{where}: refused: {said}") from error
+
+
+def _once_an_agent_is_up(submit: Callable[[], str], limit_s: float = 60.0) -> str:
+    """A head that was started a moment ago takes jobs some seconds after it answers."""
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            return submit()
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(1.0)
 
 
 def _first_line(error: Exception) -> str:
