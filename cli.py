@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
-from .spaces.domain import values_of
 from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError, cut, plain
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
@@ -317,10 +316,10 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     spec = read_study(study, storage=storage)
     from .objectives.loading import load_objective, objective_hash
     from .objectives.task import Task
-    from .search.forecast import as_document, forecast
+    from .search.forecast import as_document, forecast, forecast_parts
     from .search.records import storage_engine
     from .search.serial import SerialRunner
-    from .search.setups import legal_batches, legal_words, profile_faults, profile_request
+    from .search.setups import legal_batches, profile_faults, profile_request
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -344,43 +343,9 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(as_document(spec.study, profile, told), indent=2))
         return
-    from .search.report import number, seconds
-
     console.print(f"{study}: valid", style="bold")
-    console.print(
-        f"{profile.training_set:,} training samples, {profile.evaluation_set:,} to evaluate, "
-        f"{profile.model_parameters:,} parameters, {profile.optimizer}, on {profile.device}",
-        markup=False,
-    )
-    smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
-    console.print(f"searched: {', '.join(spec.searched())}" + (smallest if profile.smallest_micro_batch > 1 else ""))
-    if "exponent" in spec.searched() and "power" in values_of(spec.space.rule):
-        console.print(
-            f"rule: power, its exponent searched over {spec.space.exponent}; afterwards `bsearch rules {study}` tells which "
-            "rules hold",
-            markup=False,
-        )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("effective\nbatch", "devices", "micro\nx acc.", "step", "epoch", "samples/s"):
-        table.add_column(column, justify="right")
-    for plan in told.plans:
-        table.add_row(
-            str(plan.effective_batch),
-            str(plan.devices),
-            f"{plan.micro_batch} x {plan.accumulation}",
-            seconds(plan.step_s),
-            seconds(plan.epoch_s),
-            number(plan.effective_batch / plan.step_s),
-        )
-    console.print(table)
-    console.print(legal_words(spec, legal, [profile]))
-    console.print(
-        f"A trial trains for {seconds(told.fastest_trial_s)} to {seconds(told.slowest_trial_s)}; the front will span up to "
-        f"x{told.span:.3g} in time.\n{spec.budget.trials} trials take about {seconds(told.study_s)}, {slots} at once, "
-        "evaluation included."
-    )
-    for advice in told.advice:
-        console.print(f"- {advice}", markup=False)
+    for part in forecast_parts(str(study), spec, profile, legal, told, slots):
+        console.print(part)
     console.print(f"Next: bsearch run {study}", markup=False)
 
 
@@ -622,6 +587,8 @@ def plan(
     as_json: bool,
 ) -> None:
     """Print how one step of EFFECTIVE_BATCH samples is made: shares, passes, weights, learning rate, known time."""
+    from .search.plan_report import plan_document, plan_parts
+
     known = None
     if profile_file is not None:
         from .search.reprice import planned_on, read_profile
@@ -652,77 +619,13 @@ def plan(
             effective_batch=effective_batch,
             constants=RuleConstants.at(at_batch, exponent, noise_batch),
         )
-    shares = [
-        {
-            "device": device,
-            "samples": samples,
-            "passes": list(made.passes(device)),
-            "weights": [size / effective_batch for size in made.passes(device)],
-        }
-        for device, samples in enumerate(made.shares)
-    ]
     if as_json:
-        document = {
-            "effective_batch": effective_batch,
-            "accumulation": made.accumulation,
-            "micro_batch": made.largest_micro_batch,
-            "devices": shares,
-            "optimizer": None if settings is None else {"rule": rule, **asdict(settings)},
-            "time": None if known is None else asdict(known),
-        }
-        click.echo(json.dumps(document, indent=2))
+        click.echo(json.dumps(plan_document(made, rule, settings, known), indent=2))
         return
     console = _terminal()
-    raised = accumulation is not None and made.accumulation > accumulation
-    console.print(
-        f"{effective_batch} samples per step = {devices} device{'s' * (devices > 1)} x {made.accumulation} "
-        f"pass{'es' * (made.accumulation > 1)} of at most {made.largest_micro_batch} samples"
-        + (f" (raised from {accumulation}: more does not fit)" if raised else "")
-    )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("device", "samples", "passes", "weights"):
-        table.add_column(column, justify="right")
-    for share in shares:
-        weights = share["weights"]
-        assert isinstance(weights, list)
-        table.add_row(
-            str(share["device"]), str(share["samples"]), _runs(share["passes"]), _runs([f"{weight:.4g}" for weight in weights])
-        )
-    console.print(table)
-    if settings is not None:
-        console.print(f"learning rate {settings.learning_rate:.6g} ({rule}, {rate:g} at {at_batch})")
-        if settings.betas != OptimizerSettings(1.0).betas:
-            console.print(f"betas {settings.betas}, eps {settings.eps:g}")
-        if settings.weight_decay:
-            console.print(f"weight decay {settings.weight_decay:.6g}")
-    if known is not None:
-        # The rule of thumb read aloud, then the exact figure, which prices the last step as small as it is.
-        from .search.report import seconds
-
-        steps = known.samples_budget / effective_batch
-        trust = "" if known.interval is None else f" (±{known.interval:.1%})"
-        console.print(
-            f"training time: {epochs:g} x {known.training_set} samples / {effective_batch} a step = {steps:.4g} steps x "
-            f"{seconds(known.step_s)}; with the last step as small as it is {seconds(known.train_s)}{trust} on {known.device}",
-            markup=False,
-        )
-    if made.accumulation > 1:
-        console.print(
-            "Each pass adds its summed loss over the whole step's denominator, so the step equals one large batch.\n"
-            "BatchNorm is the exception: it sees the pass, not the step.",
-            style="dim",
-        )
-
-
-def _runs(values: Any) -> str:
-    """`[65, 64, 64]` as `65, 64 x 2`."""
-    runs: list[list[Any]] = []
-    for value in values:
-        if runs and runs[-1][0] == value:
-            runs[-1][1] += 1
-        else:
-            runs.append([value, 1])
-    return ", ".join(f"{value} x {count}" if count > 1 else str(value) for value, count in runs)
+    scaled = None if settings is None else (rule, rate, at_batch, settings)
+    for part in plan_parts(made, accumulation, scaled, epochs, known):
+        console.print(part)
 
 
 @main.command(epilog=_epilog("bsearch rules\n  bsearch rules study.yaml"))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from rich.table import Table
 
 from ..spaces.device import DeviceProfile
 from ..spaces.domain import Choices, Fixed, bounds, values_of
 from ..spaces.errors import InfeasiblePlanError
 from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
-from .setups import micro_batch_cap, plan_limits, planned
+from .report import number, seconds
+from .setups import legal_words, micro_batch_cap, plan_limits, planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +128,47 @@ def _advice(
 def as_document(study: str, profile: DeviceProfile, told: Forecast | None) -> Mapping[str, Any]:
     """The JSON document of `bsearch check --json`."""
     return {"study": study, "device": profile.to_dict(), "forecast": told and told.to_dict()}
+
+
+def forecast_parts(
+    study: str, spec: StudySpec, profile: DeviceProfile, legal: tuple[int, int], told: Forecast, slots: int
+) -> Iterator[str | Table]:
+    """What `bsearch check` prints of a study that is valid, for people.
+
+    Args:
+        study: as the user named it.
+        legal: the effective batches that can be planned.
+        slots: trials that run side by side.
+    """
+    yield (
+        f"{profile.training_set:,} training samples, {profile.evaluation_set:,} to evaluate, "
+        f"{profile.model_parameters:,} parameters, {profile.optimizer}, on {profile.device}"
+    )
+    smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
+    yield f"searched: {', '.join(spec.searched())}" + (smallest if profile.smallest_micro_batch > 1 else "")
+    if "exponent" in spec.searched() and "power" in values_of(spec.space.rule):
+        yield (
+            f"rule: power, its exponent searched over {spec.space.exponent}; afterwards `bsearch rules {study}` tells which "
+            "rules hold"
+        )
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("effective\nbatch", "devices", "micro\nx acc.", "step", "epoch", "samples/s"):
+        table.add_column(column, justify="right")
+    for plan in told.plans:
+        table.add_row(
+            str(plan.effective_batch),
+            str(plan.devices),
+            f"{plan.micro_batch} x {plan.accumulation}",
+            seconds(plan.step_s),
+            seconds(plan.epoch_s),
+            number(plan.effective_batch / plan.step_s),
+        )
+    yield table
+    yield legal_words(spec, legal, [profile])
+    yield (
+        f"A trial trains for {seconds(told.fastest_trial_s)} to {seconds(told.slowest_trial_s)}; the front will span up to "
+        f"x{told.span:.3g} in time.\n{spec.budget.trials} trials take about {seconds(told.study_s)}, {slots} at once, "
+        "evaluation included."
+    )
+    for advice in told.advice:
+        yield f"- {advice}"
