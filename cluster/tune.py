@@ -209,6 +209,11 @@ class TuneRunner:
             if address == "auto":
                 with contextlib.suppress(ConnectionError):
                     ray.init(address="auto", **quiet)
+            elif "://" in address:
+                raise ValueError(
+                    "expected host:port of a cluster that this machine is part of; from elsewhere, "
+                    "`bsearch submit --launcher ray` sends the study there"
+                )
             elif address != "local":
                 _knock(address)
                 ray.init(address=address, **quiet)

@@ -131,6 +131,15 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
+def test_an_address_of_another_kind_is_told_what_to_do_instead(address: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(LauncherError, match=r"expected host:port .* `bsearch submit --launcher ray`"),
+        TuneRunner(Cluster(address=address), Devices(), tmp_path / "ray.log"),
+    ):
+        pass
+
+
 def test_devices_that_are_not_there_are_told(ray_address: str, tmp_path: Path) -> None:
     with (
         pytest.raises(
