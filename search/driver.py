@@ -165,13 +165,14 @@ def run_study(
                     raise
             finally:
                 run.sweep()
+        met = run.counted >= spec.budget.trials  # a stop that came with the last trial's end stopped nothing
         result = StudyResult(
             name=name,
             front=run.front(),
             records=tuple(map(trial_record, suggester.trials())),
-            stopped=run.stopping,
+            stopped="" if met and not run.failure else run.stopping,
             failure=run.failure,
-            interrupted=interrupted.is_set(),
+            interrupted=interrupted.is_set() and not met,
             elapsed_s=run.elapsed_s(),
         )
         suggester.close()
