@@ -20,7 +20,7 @@ from .profiles import prices_of, repriced_profiles, study_profiles
 from .records import HEARTBEAT_S, Records, masked
 from .setups import common_batches, known_seconds, legal_words, price_words, profile_faults
 from .study_run import Event, Runner, StudyRun
-from .suggest import Suggester, trial_record
+from .suggest import Suggester, stored_trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,7 @@ def run_study(
                 legal=legal,
                 known_seconds=law,
                 past=past,
+                alone=True,
             ),
             records,
             kinds,
@@ -169,7 +170,7 @@ def run_study(
         return StudyResult(
             name=name,
             front=run.front(),
-            records=tuple(map(trial_record, run._suggester.trials())),
+            records=tuple(stored_trials(records.url, name)),  # the database is the only truth
             stopped=run.stopping,
             failure=run.failure,
             interrupted=interrupted.is_set(),

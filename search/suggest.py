@@ -22,6 +22,7 @@ from ..spaces.domain import Choices, Domain, Range, searched_of, values_of
 from ..spaces.errors import Fault, LauncherError, StudyFileError
 from ..spaces.study import Objectives
 from ..spaces.trial import Suggestion, TrialRecord
+from .one_writer import OneWriterStorage
 from .records import masked, storage_engine, tune_sqlite
 from .sampler import FrontSampler, PastTrial
 
@@ -128,6 +129,7 @@ class Suggester:
         legal: the effective batches that can be planned.
         known_seconds: of parameters, where a law knows them.
         past: trials of earlier studies that the sampler `front` learns from.
+        alone: nobody else writes to this study, so that what is known of it need not be read again.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class Suggester:
         legal: tuple[int, int] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         past: Sequence[PastTrial] = (),
+        alone: bool = False,
     ) -> None:
         self.url = url or "memory"
         self.storage = open_storage(url)
@@ -166,6 +169,9 @@ class Suggester:
                     f"the storage holds another Optuna study of this name, with directions {directions}. Choose another name."
                 )
                 raise StudyFileError(Fault("study", message))
+            if alone and url is not None:
+                self.storage = OneWriterStorage(self.storage, self.storage.get_study_id_from_name(name))
+                self.study = optuna.load_study(study_name=name, storage=self.storage)
             trials = self.study.get_trials(deepcopy=False)
             if not trials:
                 self.study.set_metric_names([objectives.speed, metric.metric])
