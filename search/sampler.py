@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -81,6 +82,13 @@ class FrontSampler(BaseSampler):
         self._common = IntersectionSearchSpace()
         self._many = TPESampler(multivariate=True, constant_liar=True, seed=seed)
         self._last: dict[str, tuple[Array, float]] = {}  # length scales and noise of the last fits, to begin the next from
+        self._read: WeakKeyDictionary[Study, Ended] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_read"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_read": WeakKeyDictionary()}
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         space = self._space if self._space is not None else self._common.calculate(study)
@@ -98,8 +106,10 @@ class FrontSampler(BaseSampler):
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         if len(signs) != 2 or signs[0] > 0:
             return self._elsewhere(study, trial)
-        others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
-        evidence = Evidence.of(others, coding, signs, self._past)
+        ended = self._read.get(study)
+        if ended is None or ended.coding.space != coding.space:
+            ended = self._read[study] = Ended(coding, signs)
+        evidence = ended.evidence(study.get_trials(deepcopy=False), trial.number, self._past)
         if (evidence.seconds <= 0).any():
             return self._elsewhere(study, trial)
         if len(evidence.points) < coding.parameters + _FIRST:
@@ -120,7 +130,7 @@ class FrontSampler(BaseSampler):
             return lambda points: None
 
         def log_seconds(points: Array) -> Array | None:
-            seconds = np.array([law(coding.decode(point)) for point in points], dtype=float)
+            seconds = np.array([law(values) for values in coding.decoded(points)], dtype=float)
             return np.asarray(np.log(np.where(np.isfinite(seconds) & (seconds > 0), seconds, math.nan)))
 
         return log_seconds
@@ -171,6 +181,23 @@ class Coding:
             else:
                 values[name] = float(min(max(number, distribution.low), distribution.high))
         return values
+
+    def decoded(self, points: Array) -> list[dict[str, Any]]:
+        """Parameters of many points, a parameter at a time."""
+        columns: list[list[Any]] = []
+        for _, distribution, place, low, wide in self._parts:
+            if isinstance(distribution, CategoricalDistribution):
+                best = np.argmax(points[:, place : place + len(distribution.choices)], axis=1)
+                columns.append([distribution.choices[index] for index in best])
+                continue
+            assert isinstance(distribution, IntDistribution | FloatDistribution)
+            numbers = low + points[:, place] * wide
+            numbers = np.exp(numbers) if distribution.log else numbers
+            if isinstance(distribution, IntDistribution):
+                numbers = distribution.low + distribution.step * np.round((numbers - distribution.low) / distribution.step)
+            numbers = np.clip(numbers, distribution.low, distribution.high)
+            columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
+        return [dict(zip(self.space, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def settled(self, points: Array) -> Array:
         """Points (n, width) moved to where their parameters really are: whole numbers, single choices."""
@@ -238,39 +265,6 @@ class Evidence:
     pending: Array
     failed: Array
 
-    @classmethod
-    def of(cls, trials: Sequence[FrozenTrial], coding: Coding, signs: Array, past: Sequence[PastTrial] = ()) -> Evidence:
-        """Read Optuna's trials; `signs` are 1 for objectives to maximize."""
-        points = [coding.encode(parameters) for parameters, _, _ in past]
-        rows = [(seconds, signs[1] * accuracy, 0.0) for _, seconds, accuracy in past]
-        pending, failed = [], []
-        for one in trials:
-            if not set(coding.space) <= set(one.params):
-                continue
-            point, facts = coding.encode(one.params), one.user_attrs
-            if one.state == TrialState.RUNNING:
-                pending.append(point)
-            elif one.state == TrialState.COMPLETE and np.isfinite(one.values).all():
-                points.append(point)
-                rows.append((-signs[0] * one.values[0], signs[1] * one.values[1], 0.0))
-            elif one.state == TrialState.PRUNED and set(facts) >= EXPECTED:
-                points.append(point)
-                rows.append((facts["expected_seconds"], signs[1] * facts["expected_accuracy"], facts["expected_deviation"]))
-            # A trial whose driver died is tried again, and did not fail.
-            elif one.state.is_finished() and "continued_by" not in facts:
-                failed.append(point)
-        values = np.array(rows).reshape(len(rows), 3)
-        width = coding.width
-        return cls(
-            np.array(points).reshape(-1, width),
-            values[:, 0],
-            values[:, 1],
-            values[:, 2],
-            np.arange(len(rows)) >= len(past),
-            np.array(pending).reshape(-1, width),
-            np.array(failed).reshape(-1, width),
-        )
-
     def finishing(self) -> GaussianProcess | None:
         """The chance that training finishes; None where it never failed."""
         if not len(self.failed):
@@ -299,6 +293,69 @@ class Evidence:
             self.pending,
             self.failed[-most:],
         )
+
+
+_OPEN, _TOLD, _FAILED, _VOID = range(4)
+
+
+class Ended:
+    """What a study's trials came to, read once each as they end: thousands of them are not read again for every ask.
+
+    Args:
+        signs: 1 for objectives to maximize.
+    """
+
+    def __init__(self, coding: Coding, signs: Array) -> None:
+        self.coding, self._signs = coding, signs
+        # By trial number, which Optuna counts from 0 without gaps.
+        self._said = np.empty(0, dtype=np.int8)
+        self._points, self._values = np.empty((0, coding.width)), np.empty((0, 3))
+
+    def evidence(self, trials: Sequence[FrozenTrial], asked: int, past: Sequence[PastTrial] = ()) -> Evidence:
+        """All that the trials say but the one that is asked for."""
+        count, room = len(trials), len(self._said)
+        if count > room:  # doubled, so that copying stays rare
+            self._said = np.append(self._said, np.zeros(count, dtype=np.int8))
+            self._points = np.vstack([self._points, np.zeros((count, self.coding.width))])
+            self._values = np.vstack([self._values, np.zeros((count, 3))])
+        pending = []
+        for number in np.flatnonzero(self._said[:count] == _OPEN):
+            one = trials[number]
+            known = set(self.coding.space) <= set(one.params)
+            if one.state.is_finished():
+                self._said[number] = self._read(number, one) if known else _VOID
+            elif known and one.state == TrialState.RUNNING and number != asked:
+                pending.append(self.coding.encode(one.params))
+        told, failed = (np.flatnonzero(self._said[:count] == what) for what in (_TOLD, _FAILED))
+        before = np.array([self.coding.encode(parameters) for parameters, _, _ in past]).reshape(-1, self.coding.width)
+        came = [(seconds, self._signs[1] * accuracy, 0.0) for _, seconds, accuracy in past]
+        values = np.vstack([np.array(came).reshape(-1, 3), self._values[told]])
+        return Evidence(
+            np.vstack([before, self._points[told]]),
+            values[:, 0],
+            values[:, 1],
+            values[:, 2],
+            np.arange(len(values)) >= len(past),
+            np.array(pending).reshape(-1, self.coding.width),
+            self._points[failed],
+        )
+
+    def _read(self, number: int, one: FrozenTrial) -> int:
+        """Keep where an ended trial was and what it came to; tells what it is good for."""
+        facts, signs = one.user_attrs, self._signs
+        self._points[number] = self.coding.encode(one.params)
+        if one.state == TrialState.COMPLETE and np.isfinite(one.values).all():
+            self._values[number] = -signs[0] * one.values[0], signs[1] * one.values[1], 0.0
+            return _TOLD
+        if one.state == TrialState.PRUNED and set(facts) >= EXPECTED:
+            self._values[number] = (
+                facts["expected_seconds"],
+                signs[1] * facts["expected_accuracy"],
+                facts["expected_deviation"],
+            )
+            return _TOLD
+        # A trial whose driver died is tried again, and did not fail.
+        return _VOID if "continued_by" in facts else _FAILED
 
 
 class FrontModel:
