@@ -120,7 +120,7 @@ def run_study(
     everywhere = [profile for of_kind in kinds.values() for profile in of_kind.values()]
     if faults := [fault for profile in everywhere for fault in profile_faults(spec, profile, legal)]:
         raise StudyFileError(dict.fromkeys(faults))
-    law = known_seconds(spec, name, profiles, runner.device)
+    law = known_seconds(spec, profiles)
     past = past_trials(spec, identity, law)
     if past:
         notify(Event("message", text=f"warm start: {len(past)} trials of {', '.join(spec.warm_start)} lie in this space"))
