@@ -35,6 +35,8 @@ _SETTLED = 60
 # the others speak for all.
 MOST_POINTS = 300
 _NEAREST = 200
+# Of more than that, length scales are fitted anew when so many times as many have ended: half of an ask was fitting.
+_FITTED_FOR = 1.02
 # Points before the model speaks: so many more than there are parameters.
 _FIRST = 2
 # Accuracy from which a front counts: so many times as far below the best as the median is, or the worst that was seen.
@@ -47,6 +49,8 @@ EXPECTED = {"expected_seconds", "expected_accuracy", "expected_deviation"}
 _NODES, _SHARES = np.polynomial.hermite_e.hermegauss(20)
 _SHARES = _SHARES / _SHARES.sum()
 
+# Length scales and noise of the last fit of each process, and how many trials had ended.
+Fits = dict[str, tuple[Array, float, int]]
 # Parameters, seconds and accuracy of a trial of an earlier study.
 PastTrial = tuple[Mapping[str, Any], float, float]
 
@@ -81,7 +85,7 @@ class FrontSampler(BaseSampler):
         self._independent = RandomSampler(seed=seed)
         self._common = IntersectionSearchSpace()
         self._many = TPESampler(multivariate=True, constant_liar=True, seed=seed)
-        self._last: dict[str, tuple[Array, float]] = {}  # length scales and noise of the last fits, to begin the next from
+        self._last: Fits = {}  # to begin the next from
         self._read: WeakKeyDictionary[Study, Ended] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,7 +119,7 @@ class FrontSampler(BaseSampler):
         if len(evidence.points) < coding.parameters + _FIRST:
             chance = np.random.default_rng((self._seed, trial.number))
             return coding.decode(_first_point(coding, self._known(coding), chance, evidence.finishing()))
-        model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last)
+        model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last, len(evidence.points) + len(evidence.failed))
         model.await_(evidence.pending, self._known(coding))
         return coding.decode(model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number))))
 
@@ -239,7 +243,7 @@ def _first_point(
         points = points[~np.isnan(times)]
     if finishing is None:
         return np.asarray(points[0])
-    finishes = np.minimum(finishing.predict(points)[0], _LEAST_CHANCE)
+    finishes = np.minimum(finishing.expect(points), _LEAST_CHANCE)
     return np.asarray(points[int(np.argmax(finishes))])
 
 
@@ -265,14 +269,17 @@ class Evidence:
     pending: Array
     failed: Array
 
-    def finishing(self) -> GaussianProcess | None:
-        """The chance that training finishes; None where it never failed."""
+    def finishing(self, known: tuple[Array, float] | None = None) -> GaussianProcess | None:
+        """The chance that training finishes; None where it never failed. Length scales and noise are fitted or known."""
         if not len(self.failed):
             return None
         tried = np.vstack([self.points, self.failed])
         ended = np.append(np.ones(len(self.points)), np.zeros(len(self.failed)))
         # Far from all that was tried, training is expected to finish; and a few failures say nothing of places far away.
-        return fitted(tried, ended, None, _FIRST_STEPS, around=(1.0, 0.5), log_scale=math.log(0.4))
+        around = 1.0, 0.5
+        if known is not None:
+            return conditioned(tried, ended, *known, *around)
+        return fitted(tried, ended, None, _FIRST_STEPS, around=around, log_scale=math.log(0.4))
 
     def nearest_front(self, most: int) -> Evidence:
         """At most so many of them: those that lack least to the front at their time, and of the others every n-th."""
@@ -361,7 +368,8 @@ class Ended:
 class FrontModel:
     """What is believed of seconds and accuracy, and the gain that points of the cube promise."""
 
-    def __init__(self, evidence: Evidence, last: dict[str, tuple[Array, float]]) -> None:
+    def __init__(self, evidence: Evidence, last: Fits, ended: int = 0) -> None:
+        """`ended` trials in all stand behind the evidence."""
         self.log_seconds = np.log(evidence.seconds)
         self.scale = AccuracyScale(evidence.accuracy)
         self.accuracy = self.scale.of(evidence.accuracy)
@@ -369,20 +377,33 @@ class FrontModel:
         self.doubt = np.where(evidence.doubt > 0, ((up - down) / 2) ** 2, 0.0)
         self.points, self.own = evidence.points, evidence.own
         self.end = -math.inf
+        self._last, self._ended = last, ended
         self.believes = {
-            "seconds": self._fit("seconds", self.points, self.log_seconds, last),
-            "accuracy": self._fit("accuracy", self.points, self.accuracy, last, self.doubt),
+            "seconds": self._fit("seconds", self.log_seconds),
+            "accuracy": self._fit("accuracy", self.accuracy, self.doubt),
         }
-        self.finishing = evidence.finishing()
+        self.finishing = evidence.finishing(self._known_fit("finishing"))
+        if self.finishing is not None:
+            self._remember("finishing", self.finishing)
 
-    @staticmethod
-    def _fit(
-        name: str, points: Array, values: Array, last: dict[str, tuple[Array, float]], doubt: Array | None = None
-    ) -> GaussianProcess:
-        start = last.get(name)
-        near = start is not None and len(start[0]) == points.shape[1] and len(points) >= _SETTLED
-        process = fitted(points, values, start if near else None, _MORE_STEPS if near else _FIRST_STEPS, doubt)
-        last[name] = process.log_scales, process.log_noise
+    def _known_fit(self, name: str) -> tuple[Array, float] | None:
+        """The last fit of a process of many trials, where it still holds."""
+        scales, noise, ended = self._last.get(name, (np.empty(0), 0.0, 0))
+        holds = len(scales) == self.points.shape[1] and MOST_POINTS < self._ended < _FITTED_FOR * ended
+        return (scales, noise) if holds else None
+
+    def _remember(self, name: str, process: GaussianProcess) -> None:
+        if self._known_fit(name) is None:
+            self._last[name] = process.log_scales, process.log_noise, self._ended
+
+    def _fit(self, name: str, values: Array, doubt: Array | None = None) -> GaussianProcess:
+        if (known := self._known_fit(name)) is not None:
+            return conditioned(self.points, values, *known, float(values.mean()), float(values.std()) or 1.0, doubt)
+        start = self._last.get(name)
+        near = start is not None and len(start[0]) == self.points.shape[1] and len(self.points) >= _SETTLED
+        begin = start[:2] if start is not None and near else None
+        process = fitted(self.points, values, begin, _MORE_STEPS if near else _FIRST_STEPS, doubt)
+        self._remember(name, process)
         return process
 
     def await_(self, pending: Array, known: Callable[[Array], Array | None]) -> None:
@@ -392,7 +413,7 @@ class FrontModel:
             self.log_seconds = np.where(np.isnan(own_known), self.log_seconds, own_known)
         if not len(pending):
             return
-        expected = {name: process.predict(pending)[0] for name, process in self.believes.items()}
+        expected = {name: process.expect(pending) for name, process in self.believes.items()}
         times = known(pending)
         self.points = np.vstack([self.points, pending])
         self.own = np.append(self.own, np.ones(len(pending), dtype=bool))
@@ -422,14 +443,14 @@ class FrontModel:
         rises = np.maximum(drawn[:, :, None] - levels[None, None, :], 0.0).transpose(0, 2, 1) @ _SHARES
         gains = np.nan_to_num((widths * rises).sum(axis=1), nan=-1.0)
         if self.finishing is not None:
-            finishes = np.clip(self.finishing.predict(points)[0], 0.01, 1.0)
+            finishes = np.clip(self.finishing.expect(points), 0.01, 1.0)
             # Where training is known to fail, even the largest promise comes after everything that is expected to finish.
             gains = np.where(gains < 0, gains, gains * finishes * np.where(finishes < _LEAST_CHANCE, 1e-12, 1.0))
         return np.asarray(gains)
 
     def _strips(self) -> tuple[Array, Array]:
         """Ends of the strips on the log time axis, and the accuracy to rise above in each; of the believed, noiseless front."""
-        mean = self.scale.back(self.believes["accuracy"].predict(self.points)[0])
+        mean = self.scale.back(self.believes["accuracy"].expect(self.points))
         order = [index for index in np.lexsort((-mean, self.log_seconds)) if self.own[index]]
         # A loss that ran away would make all that is merely faster look precious.
         worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
@@ -448,7 +469,7 @@ class FrontModel:
         spread = np.asarray(engine.random(_SPREAD))
         times = known(spread)
         if times is None or np.isnan(times).all():
-            times = self.believes["seconds"].predict(spread)[0]
+            times = self.believes["seconds"].expect(spread)
         # The slowest that may be tried is where the last strip ends: what is better and slower gains up to there.
         self.end = float(np.nanmax(times))
         front = self.points[np.argsort(-self.gain_of_members())[:8]]
@@ -463,7 +484,7 @@ class FrontModel:
 
     def gain_of_members(self) -> Array:
         """How near each trial is to the front: what its strip's level lacks of it."""
-        mean = self.scale.back(self.believes["accuracy"].predict(self.points)[0])
+        mean = self.scale.back(self.believes["accuracy"].expect(self.points))
         cuts, levels = self._strips()
         return np.asarray(mean - levels[np.searchsorted(cuts, self.log_seconds, side="right")])
 
