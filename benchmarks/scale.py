@@ -43,7 +43,7 @@ import sqlalchemy as sa
 import yaml
 from bsearch.cluster.tune import TuneRunner
 from bsearch.objectives import Measurement, TrialSetup
-from bsearch.objectives.loading import objective_hash
+from bsearch.objectives.loading import load_objective, objective_hash
 from bsearch.search.driver import run_study
 from bsearch.search.pareto import study_front
 from bsearch.search.setups import known_seconds
@@ -285,8 +285,9 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
 class Host:
     """A process that serves several devices: what Tune asks of a worker's process, it asks of one of the threads here."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: str) -> None:
         self._workers: dict[int, Any] = {}
+        load_objective(task)  # before threads do so side by side
         gc.collect()
         gc.freeze()  # a worker collects garbage after each trial, and here one would wait for the others' imports
 
@@ -336,10 +337,10 @@ class HostedClass:
 
 
 @contextlib.contextmanager
-def hosted(processes: int, devices: int) -> Iterator[None]:
+def hosted(processes: int, devices: int, task: str) -> Iterator[None]:
     """Let so many processes be the workers on all devices."""
     each = math.ceil(devices / processes) + 4
-    hosts = [ray.remote(num_cpus=0, max_concurrency=each)(Host).remote() for _ in range(processes)]
+    hosts = [ray.remote(num_cpus=0, max_concurrency=each)(Host).remote(task) for _ in range(processes)]
     made: dict[type, HostedClass] = {}
     before, kill = tune_controller._ActorClassCache.get, ray.kill
     tune_controller._ActorClassCache.get = lambda self, worker: made.setdefault(worker, HostedClass(hosts, worker))
@@ -402,20 +403,29 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
         watched.append(run)
         used.append(usage())
 
-    with contextlib.redirect_stderr(None):
-        ray.init(num_cpus=devices, num_gpus=devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices)
+    ray.init(
+        address="local",
+        num_cpus=devices,
+        num_gpus=devices,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices, spec.task)
     with SimulatedRunner(spec.cluster, spec.devices, folder / "ray.log") as runner, processes:
         result = run_study(spec, runner, objective_hash(spec.task), watch=watch)
     ray.shutdown()
     used.append(usage())
+    if result.failure:
+        return f"{devices} devices: {result.failure}"
     spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for record in result.records:
         if record.counts:
             spans[record.facts["device"]].append((record.facts["began"], record.facts["now"]))
     ended = sum(map(len, spans.values()))
     begins = [sorted(of_one) for of_one in spans.values()]
-    start, end = max(of_one[0][0] for of_one in begins), max(of_one[-1][0] for of_one in begins)
+    # Trials that the end cut off are not kept, so it is looked no further than where some device was last heard of.
+    start, end = max(of_one[0][0] for of_one in begins), min(of_one[-1][1] for of_one in begins)
     busy_s = sum(max(0.0, min(b, end) - max(a, start)) for of_one in begins for a, b in of_one)
     gaps = [1e3 * (after[0] - before[1]) for of_one in begins for before, after in pairwise(of_one) if after[0] > start]
     lengths = [b - a for of_one in begins for a, b in of_one]
