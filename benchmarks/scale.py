@@ -1,16 +1,17 @@
 """How far one driver reaches: what an ask costs after thousands of trials, and how busy it keeps a simulated cluster.
 
     .venv/bin/python benchmarks/scale.py --part ask [--finished 100 1000 10000] [--running 8 256] [--samplers front tpe random]
-    .venv/bin/python benchmarks/scale.py --part cluster [--devices 8 64 256] [--factor 6] [--minutes 1] [--postgres]
+    .venv/bin/python benchmarks/scale.py --part cluster [--devices 8 64 256] [--factor 6] [--rounds 6] [--postgres]
 
 ask: milliseconds, median and p95, of what a driver does in a study with so many finished and running trials, on SQLite and, where
 its server is installed, on a PostgreSQL of its own (`--postgres URL` takes another): ask, note and tell; all trials; the front.
 
 cluster: the real driver (sampler, database, Ray Tune) over a Ray whose GPUs are numbers alone. A trial sleeps for its known
-time divided by the factor and measures on its way; it says itself when it began and ended, and between the two a device is
-busy. Counted from when every device has begun its first trial until the last trial begins. A real worker is a process of some
-300 MB: where there are more devices than `--processes` real ones, so many processes serve all devices in threads, through
-Ray's own placement groups and calls; only the processes are fewer.
+time divided by the factor, measures five times on its way, and says itself when it began and ended: then its device was busy.
+Counted from when as many trials had begun as there are devices until the last one begins. `idle s` is what of the devices' time
+went between two trials, `gap` that of a process that went on with the next trial; `busy at 60` is 60 s / (60 s + idle). A real
+worker is a process of some 300 MB: where there are more devices than `--processes`, so many processes serve them all in
+threads, through Ray's own placement groups and calls; only the processes are fewer.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def study(folder: Path, **changes: Any) -> StudySpec:
             "effective_batch": {"low": 16, "high": 4096},
             "reference_rate": {"low": 0.001, "high": 1.0, "at_batch": 256},
             "rule": ["linear", "sqrt"],
-            "epochs": {"low": 1, "high": 10},
+            "epochs": {"low": 4.0, "high": 7.0},
         },
         "training": {"samples": SAMPLES, "evaluations": 5},
         "devices": {"kind": "gpu"},
@@ -359,8 +360,10 @@ class SimulatedRunner(TuneRunner):
 
 
 def cluster_part(options: argparse.Namespace, folder: Path) -> None:
-    head = ("trials", "trials/s", "busy", "gap ms, p95", "busy at 60 s", "driver CPU ms", "ask ms", "RSS MB")
-    print(f"{'devices, seconds of a trial':<34}" + "".join(f"{name:>16}" for name in head))
+    print(
+        f"{'devices, seconds of a trial':<28}{'trials':>8}{'trials/s':>10}{'busy':>8}{'gap ms, p95':>18}{'idle s':>9}{'busy at 60':>11}"
+        f"{'driver CPU':>11}{'ask ms':>8}{'RSS MB':>14}{'processes':>10}{'seconds':>8}"
+    )
     with contextlib.ExitStack() as stack:
         url = options.postgres
         if url == "":
@@ -381,7 +384,8 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     spec = study(
         folder,
         study=f"scale-{devices}",
-        budget={"trials": 10**6, "hours": (options.minutes + 0.1) / 60},
+        budget={"trials": round(options.rounds * devices)},
+        stopping=options.stopping,
         sampler=options.samplers[0],
         **({"storage": url} if url else {}),
     )
@@ -418,23 +422,22 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     used.append(usage())
     if result.failure:
         return f"{devices} devices: {result.failure}"
-    spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    spans = sorted((record.facts["began"], record.facts["now"]) for record in result.records if record.counts)
+    of_process: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for record in result.records:
-        if record.counts:
-            spans[record.facts["device"]].append((record.facts["began"], record.facts["now"]))
-    ended = sum(map(len, spans.values()))
-    begins = [sorted(of_one) for of_one in spans.values()]
-    # Trials that the end cut off are not kept, so it is looked no further than where some device was last heard of.
-    start, end = max(of_one[0][0] for of_one in begins), min(of_one[-1][1] for of_one in begins)
-    busy_s = sum(max(0.0, min(b, end) - max(a, start)) for of_one in begins for a, b in of_one)
-    gaps = [1e3 * (after[0] - before[1]) for of_one in begins for before, after in pairwise(of_one) if after[0] > start]
-    lengths = [b - a for of_one in begins for a, b in of_one]
-    at_60 = 60 / (60 + statistics.fmean(gaps) / 1e3) if gaps else math.nan
-    name = f"{devices}{' hosted' if devices > options.processes else ''}, {statistics.fmean(lengths):.1f} s"
+        of_process[record.facts["device"]].append((record.facts["began"], record.facts["now"]))
+    # From when all had begun their first until there was no more to begin.
+    start, end = spans[devices - 1][0], spans[-1][0]
+    busy_s = sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
+    later = len(spans) - devices
+    idle_s = (devices * (end - start) - busy_s) / later
+    gaps = [1e3 * (after[0] - before[1]) for one in of_process.values() for before, after in pairwise(sorted(one))]
+    length_s = statistics.fmean(b - a for a, b in spans)
+    name = f"{devices}{' hosted' if devices > options.processes else ''}, {length_s:.1f} s"
     return (
-        f"{name:<34}{ended:>16}{ended / (end - begins[0][0][0]):>16.2f}{busy_s / (end - start) / len(spans):>16.1%}"
-        f"{spread(gaps):>16}{at_60:>16.1%}{1e3 * (used[1][0] - used[0][0]) / ended:>16.0f}{1e3 * statistics.median(asks_s):>16.0f}"
-        f"{f'{used[0][1]:.0f} to {used[1][1]:.0f}':>16}   {len(spans)} devices in {end - start:.0f} s"
+        f"{name:<28}{len(spans):>8}{later / (end - start):>10.2f}{busy_s / (end - start) / devices:>8.1%}{spread(gaps):>18}"
+        f"{idle_s:>9.2f}{60 / (60 + idle_s):>11.1%}{1e3 * (used[1][0] - used[0][0]) / len(spans):>11.0f}"
+        f"{1e3 * statistics.median(asks_s):>8.0f}{f'{used[0][1]:.0f} to {used[1][1]:.0f}':>14}{len(of_process):>10}{end - start:>8.0f}"
     )
 
 
@@ -447,7 +450,8 @@ def main() -> None:
     parser.add_argument("--asks", type=int, default=30)
     parser.add_argument("--devices", nargs="+", type=int, default=[8])
     parser.add_argument("--factor", type=float, default=6.0, help="seconds of a trial are divided by this")
-    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--rounds", type=float, default=6.0, help="trials for each device")
+    parser.add_argument("--stopping", default="none", help="front to see trials stopped as well")
     parser.add_argument("--processes", type=int, default=8, help="real worker processes at most")
     parser.add_argument("--postgres", nargs="?", const="", help="a server's URL; without one, a private server")
     options = parser.parse_args()
