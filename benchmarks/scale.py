@@ -147,18 +147,16 @@ def fill(storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callabl
             else type(one.low)(one.low * (one.high / one.low) ** chance.random())
             for name, one in suggester.searched.items()
         }
-        trial = first + number
+        trial, failed = first + number, number % 50 == 49
         rows["trials"].append(
-            dict(trial_id=trial, number=number, study_id=study_id, state="COMPLETE", datetime_start=at, datetime_complete=at)
+            dict(trial_id=trial, number=number, study_id=study_id, state="FAIL" if failed else "COMPLETE", datetime_start=at, datetime_complete=at)
         )
         for name, one in suggester.searched.items():
             kind = optuna.distributions.distribution_to_json(one)
             value = one.to_internal_repr(parameters[name])
-            rows["trial_params"].append(
-                dict(trial_id=trial, param_name=name, param_value=value, distribution_json=kind)
-            )
+            rows["trial_params"].append(dict(trial_id=trial, param_name=name, param_value=value, distribution_json=kind))
         accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
-        for objective, value in enumerate((law(parameters), accuracy + 0.01 * chance.gauss(0, 1))):
+        for objective, value in enumerate(() if failed else (law(parameters), accuracy + 0.01 * chance.gauss(0, 1))):
             rows["trial_values"].append(dict(trial_id=trial, objective=objective, value=value, value_type="FINITE"))
         rows["trial_system_attributes"].append(dict(trial_id=trial, key="constraints", value_json="[0.0]"))
         for key, fact in facts(parameters, ended=True).items():
@@ -241,9 +239,7 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
     storage = open_storage(spec.storage)
     assert isinstance(storage, optuna.storages.RDBStorage)
     fill(storage, empty, law, finished)
-    suggester = Suggester(
-        spec.storage, name, spec.domains(), spec.objectives, sampler=sampler, known_seconds=law, alone=True
-    )
+    suggester = Suggester(spec.storage, name, spec.domains(), spec.objectives, sampler=sampler, known_seconds=law, alone=True)
     thoughtful, suggester.study.sampler = suggester.study.sampler, optuna.samplers.RandomSampler(seed=0)
     waiting = []
     for _ in range(running):
@@ -269,7 +265,9 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
         oldest = waiting.pop(0)
         parameters = dict(oldest.parameters)
         accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
-        came = {name: value for name, value in facts(parameters, ended=True).items() if name not in facts(parameters, ended=False)}
+        came = {
+            name: value for name, value in facts(parameters, ended=True).items() if name not in facts(parameters, ended=False)
+        }
         result = {"state": "COMPLETE", "values": [law(parameters), accuracy], "constraint": 0.0, "facts": came}
         clocked("tell", lambda: suggester.tell(oldest.number, result))
         trials = clocked("trials", suggester.trials)

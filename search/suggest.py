@@ -169,7 +169,7 @@ class Suggester:
                     f"the storage holds another Optuna study of this name, with directions {directions}. Choose another name."
                 )
                 raise StudyFileError(Fault("study", message))
-            if alone and url is not None:
+            if alone and isinstance(self.storage, RDBStorage):
                 self.storage = OneWriterStorage(self.storage, self.storage.get_study_id_from_name(name))
                 self.study = optuna.load_study(study_name=name, storage=self.storage)
             trials = self.study.get_trials(deepcopy=False)
@@ -193,6 +193,9 @@ class Suggester:
         """Write derived values down as user attributes."""
         trial_id = self._id(number)
         with _door(self.url):
+            if isinstance(self.storage, OneWriterStorage):
+                self.storage.set_trial_user_attrs(trial_id, facts)
+                return
             for key, value in facts.items():
                 self.storage.set_trial_user_attr(trial_id, key, value)
 
