@@ -1,6 +1,6 @@
 """How far one driver reaches: what an ask costs after thousands of trials, and how busy it keeps a simulated cluster.
 
-    .venv/bin/python benchmarks/scale.py --part ask [--finished 100 1000 10000] [--running 8 256] [--samplers front tpe random]
+    .venv/bin/python benchmarks/scale.py --part ask [--finished 100 1000 10000] [--running 8] [--samplers front tpe]
     .venv/bin/python benchmarks/scale.py --part cluster [--devices 8 64 256] [--factor 6] [--rounds 6] [--postgres]
 
 ask: milliseconds, median and p95, of what a driver does in a study with so many finished and running trials, on SQLite and, where
@@ -149,18 +149,26 @@ def fill(storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callabl
         }
         trial, failed = first + number, number % 50 == 49
         rows["trials"].append(
-            dict(trial_id=trial, number=number, study_id=study_id, state="FAIL" if failed else "COMPLETE", datetime_start=at, datetime_complete=at)
+            {
+                "trial_id": trial,
+                "number": number,
+                "study_id": study_id,
+                "state": "FAIL" if failed else "COMPLETE",
+                "datetime_start": at,
+                "datetime_complete": at,
+            }
         )
         for name, one in suggester.searched.items():
             kind = optuna.distributions.distribution_to_json(one)
             value = one.to_internal_repr(parameters[name])
-            rows["trial_params"].append(dict(trial_id=trial, param_name=name, param_value=value, distribution_json=kind))
+            row = {"trial_id": trial, "param_name": name, "param_value": value, "distribution_json": kind}
+            rows["trial_params"].append(row)
         accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
         for objective, value in enumerate(() if failed else (law(parameters), accuracy + 0.01 * chance.gauss(0, 1))):
-            rows["trial_values"].append(dict(trial_id=trial, objective=objective, value=value, value_type="FINITE"))
-        rows["trial_system_attributes"].append(dict(trial_id=trial, key="constraints", value_json="[0.0]"))
+            rows["trial_values"].append({"trial_id": trial, "objective": objective, "value": value, "value_type": "FINITE"})
+        rows["trial_system_attributes"].append({"trial_id": trial, "key": "constraints", "value_json": "[0.0]"})
         for key, fact in facts(parameters, ended=True).items():
-            rows["trial_user_attributes"].append(dict(trial_id=trial, key=key, value_json=json.dumps(fact)))
+            rows["trial_user_attributes"].append({"trial_id": trial, "key": key, "value_json": json.dumps(fact)})
     with engine.begin() as connection:
         for name, of_table in rows.items():
             connection.execute(sa.insert(tables.tables[name]), of_table)
@@ -249,9 +257,9 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
     suggester.ask()  # the first reads everything
     taken: dict[str, list[float]] = defaultdict(list)
 
-    def clocked(what: str, call: Callable[[], Any]) -> Any:
+    def clocked(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
         begun, worked = time.perf_counter(), time.thread_time()
-        answer = call()
+        answer = call(*arguments)
         taken[what].append(1e3 * (time.perf_counter() - begun))
         if what == "ask":
             taken["ask's CPU"].append(1e3 * (time.thread_time() - worked))
@@ -260,7 +268,7 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
     for _ in range(times):
         asked = clocked("ask", suggester.ask)
         parameters = dict(asked.parameters)
-        clocked("note", lambda: suggester.note(asked.number, facts(parameters, ended=False)))
+        clocked("note", suggester.note, asked.number, facts(parameters, ended=False))
         waiting.append(asked)
         oldest = waiting.pop(0)
         parameters = dict(oldest.parameters)
@@ -269,12 +277,12 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
             name: value for name, value in facts(parameters, ended=True).items() if name not in facts(parameters, ended=False)
         }
         result = {"state": "COMPLETE", "values": [law(parameters), accuracy], "constraint": 0.0, "facts": came}
-        clocked("tell", lambda: suggester.tell(oldest.number, result))
+        clocked("tell", suggester.tell, oldest.number, result)
         trials = clocked("trials", suggester.trials)
-        clocked("record", lambda: trial_record(trials[oldest.number]))
+        clocked("record", trial_record, trials[oldest.number])
     ended = [trial_record(trial) for trial in trials if trial.state.is_finished()]
     for _ in range(3):
-        clocked("front", lambda: study_front(ended, spec.objectives))
+        clocked("front", study_front, ended, spec.objectives)
     return "".join(f" {spread(of_one)}" for of_one in taken.values())
 
 
@@ -358,10 +366,21 @@ class SimulatedRunner(TuneRunner):
 
 
 def cluster_part(options: argparse.Namespace, folder: Path) -> None:
-    print(
-        f"{'devices, seconds of a trial':<28}{'trials':>8}{'trials/s':>10}{'busy':>8}{'gap ms, p95':>18}{'idle s':>9}{'busy at 60':>11}"
-        f"{'driver CPU':>11}{'ask ms':>8}{'RSS MB':>14}{'processes':>10}{'seconds':>8}"
+    names = (
+        "trials",
+        "trials/s",
+        "busy",
+        "gap ms",
+        "p95",
+        "idle s",
+        "busy at 60",
+        "CPU ms",
+        "ask ms",
+        "RSS MB",
+        "processes",
+        "s",
     )
+    print(f"{'devices, seconds of a trial':<28}" + "".join(f"{name:>12}" for name in names))
     with contextlib.ExitStack() as stack:
         url = options.postgres
         if url == "":
@@ -432,11 +451,22 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     gaps = [1e3 * (after[0] - before[1]) for one in of_process.values() for before, after in pairwise(sorted(one))]
     length_s = statistics.fmean(b - a for a, b in spans)
     name = f"{devices}{' hosted' if devices > options.processes else ''}, {length_s:.1f} s"
-    return (
-        f"{name:<28}{len(spans):>8}{later / (end - start):>10.2f}{busy_s / (end - start) / devices:>8.1%}{spread(gaps):>18}"
-        f"{idle_s:>9.2f}{60 / (60 + idle_s):>11.1%}{1e3 * (used[1][0] - used[0][0]) / len(spans):>11.0f}"
-        f"{1e3 * statistics.median(asks_s):>8.0f}{f'{used[0][1]:.0f} to {used[1][1]:.0f}':>14}{len(of_process):>10}{end - start:>8.0f}"
+    median, p95 = spread(gaps).split()
+    figures = (
+        str(len(spans)),
+        f"{later / (end - start):.2f}",
+        f"{busy_s / (end - start) / devices:.1%}",
+        median,
+        p95,
+        f"{idle_s:.2f}",
+        f"{60 / (60 + idle_s):.1%}",
+        f"{1e3 * (used[1][0] - used[0][0]) / len(spans):.0f}",
+        f"{1e3 * statistics.median(asks_s):.0f}",
+        f"{used[0][1]:.0f}-{used[1][1]:.0f}",
+        str(len(of_process)),
+        f"{end - start:.0f}",
     )
+    return f"{name:<28}" + "".join(f"{one:>12}" for one in figures)
 
 
 def main() -> None:

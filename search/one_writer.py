@@ -85,19 +85,20 @@ class OneWriterStorage(InMemoryStorage):
     def set_trial_user_attrs(self, trial_id: int, values: Mapping[str, Any]) -> None:
         """Several attributes in one transaction."""
         self.check_trial_is_updatable(trial_id, self.get_trial(trial_id).state)
-        of_trial = _attributes.c.trial_id == self._ids[trial_id]
-        rows = [{"trial_id": self._ids[trial_id], "key": key, "value_json": json.dumps(one)} for key, one in values.items()]
-        if not rows:
+        if not values:
             return
+        kept_id, texts = self._ids[trial_id], {key: json.dumps(value) for key, value in values.items()}
+        rows = [{"trial_id": kept_id, "key": key, "value_json": text} for key, text in texts.items()]
         try:
             with self._kept.engine.begin() as connection:
-                if any(key in self.get_trial(trial_id).user_attrs for key in values):
-                    connection.execute(sa.delete(_attributes).where(of_trial, _attributes.c.key.in_(list(values))))
+                if any(key in self.get_trial(trial_id).user_attrs for key in texts):
+                    where = _attributes.c.trial_id == kept_id, _attributes.c.key.in_(list(texts))
+                    connection.execute(sa.delete(_attributes).where(*where))
                 connection.execute(sa.insert(_attributes), rows)
         except sa.exc.SQLAlchemyError as error:  # as Optuna tells them
             raise StorageInternalError(f"The attributes of trial {trial_id} could not be written.") from error
-        for row in rows:
-            super().set_trial_user_attr(trial_id, row["key"], json.loads(row["value_json"]))
+        for key, text in texts.items():
+            super().set_trial_user_attr(trial_id, key, json.loads(text))
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         self._kept.set_trial_system_attr(self._ids[trial_id], key, value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 from scipy.stats import qmc
+from threadpoolctl import ThreadpoolController
 
 from .accuracy_scale import AccuracyScale
 from .gaussian_process import Array, GaussianProcess, conditioned, fitted
@@ -119,9 +121,11 @@ class FrontSampler(BaseSampler):
         if len(evidence.points) < coding.parameters + _FIRST:
             chance = np.random.default_rng((self._seed, trial.number))
             return coding.decode(_first_point(coding, self._known(coding), chance, evidence.finishing()))
-        model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last, len(evidence.points) + len(evidence.failed))
-        model.await_(evidence.pending, self._known(coding))
-        return coding.decode(model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number))))
+        with _one_thread():
+            model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last, len(evidence.points) + len(evidence.failed))
+            model.await_(evidence.pending, self._known(coding))
+            best = model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number)))
+        return coding.decode(best)
 
     def _elsewhere(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
         """What Optuna's own proposes where the first objective is no time."""
@@ -138,6 +142,16 @@ class FrontSampler(BaseSampler):
             return np.asarray(np.log(np.where(np.isfinite(seconds) & (seconds > 0), seconds, math.nan)))
 
         return log_seconds
+
+
+def _one_thread() -> Any:
+    """Matrices of a few hundred rows gain nothing by threads; on cores that trials keep busy an ask took 20 times as long."""
+    return _libraries().limit(limits=1, user_api="blas")
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()  # looking for them takes some milliseconds
 
 
 class Coding:
@@ -326,7 +340,7 @@ class Ended:
             self._points = np.vstack([self._points, np.zeros((count, self.coding.width))])
             self._values = np.vstack([self._values, np.zeros((count, 3))])
         pending = []
-        for number in np.flatnonzero(self._said[:count] == _OPEN):
+        for number in np.flatnonzero(self._said[:count] == _OPEN).tolist():
             one = trials[number]
             known = set(self.coding.space) <= set(one.params)
             if one.state.is_finished():
