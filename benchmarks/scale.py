@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/scale.py --part ask [--finished 100 1000 10000] [--running 8] [--samplers front tpe]
     .venv/bin/python benchmarks/scale.py --part cluster [--devices 8 64 256] [--factor 6] [--rounds 6] [--postgres]
 
-ask: milliseconds, median and p95, of what a driver does in a study with so many finished and running trials, on SQLite and, where
-its server is installed, on a PostgreSQL of its own (`--postgres URL` takes another): ask, note and tell; all trials; the front.
+ask: milliseconds, median and p95, of what a driver does in a study with so many finished and running trials (ask, note and tell;
+all trials; the front), on SQLite and, where its server is installed, on a PostgreSQL of its own; `--postgres URL` takes another.
 
 cluster: the real driver (sampler, database, Ray Tune) over a Ray whose GPUs are numbers alone. A trial sleeps for its known
 time divided by the factor, measures five times on its way, and says itself when it began and ended: then its device was busy.
@@ -97,7 +97,7 @@ def study(folder: Path, **changes: Any) -> StudySpec:
             "effective_batch": {"low": 16, "high": 4096},
             "reference_rate": {"low": 0.001, "high": 1.0, "at_batch": 256},
             "rule": ["linear", "sqrt"],
-            "epochs": {"low": 4.0, "high": 7.0},
+            "epochs": {"low": 4, "high": 7},
         },
         "training": {"samples": SAMPLES, "evaluations": 5},
         "devices": {"kind": "gpu"},
