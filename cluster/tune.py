@@ -57,6 +57,8 @@ _KIND, _TOUCH = "accelerator_type:", 0.001
 _LOOK_AGAIN_S = 5.0
 # Ray's head is looked at this often, and missed for good after so long: before Ray's own patience ends, and we with it.
 _HEAD_LOOKED_AT_S, _HEAD_LOST_S = 2.0, 30.0
+# Beside the one that is always asked ahead, there is one more for so many slots.
+_SLOTS_FOR_ONE_AHEAD = 16
 # Trials that Tune may hold before they run: as many as it likes, for the searcher gives no more than there is room for.
 _MOST_PENDING = 100_000
 
@@ -73,9 +75,11 @@ class StudySearcher(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """A Tune config, `FINISHED`, or None for "ask again later"."""
-        # Tune may ask for all its slots at once, so that their processes start together, and one ahead; a suggestion
-        # made earlier than that would know less than it could.
-        if len(self._numbers) > self._slots():
+        # Tune may ask for all its slots at once, so that their processes start together, and a little ahead; a suggestion
+        # made earlier than that would know less than it could. Where several trials end within one ask, Tune ends the
+        # processes that nothing waits for, and starts others (docs/scaling.md).
+        slots = self._slots()
+        if len(self._numbers) > slots + slots // _SLOTS_FOR_ONE_AHEAD:
             return None
         setup = self._guarded(self._study.next_attempt)
         if setup is None:

@@ -81,6 +81,8 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
 def _mean(runs: Sequence[TrialRecord], failed: int) -> TrialRecord:
     """A setting's runs as its first, with their mean accuracy and time."""
     first = min(runs, key=lambda run: run.number)
+    if len(runs) == 1 and not failed and first.number == setting_of(first):
+        return first
     facts = {**first.facts, **({"failed_runs": failed} if failed else {})}
     if len(runs) > 1:
         facts["runs"] = len(runs)

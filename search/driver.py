@@ -19,7 +19,7 @@ from .profiles import prices_of, repriced_profiles, study_profiles
 from .records import AWAY_LIMIT_S, HEARTBEAT_S, DatabaseAway, Patience, Records, masked, network_storage
 from .setups import common_batches, known_seconds, legal_words, price_words, profile_faults
 from .study_run import Event, Runner, StudyRun
-from .suggest import Suggester, trial_record
+from .suggest import Suggester, stored_trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def run_study(
     everywhere = [profile for of_kind in kinds.values() for profile in of_kind.values()]
     if faults := [fault for profile in everywhere for fault in profile_faults(spec, profile, legal)]:
         raise StudyFileError(dict.fromkeys(faults))
-    law = known_seconds(spec, name, profiles, runner.device)
+    law = known_seconds(spec, profiles)
     past = past_trials(spec, identity, law)
     if past:
         notify(Event("message", text=f"warm start: {len(past)} trials of {', '.join(spec.warm_start)} lie in this space"))
@@ -146,6 +146,7 @@ def run_study(
             known_seconds=law,
             past=past,
             patience=patience,
+            alone=True,
         )
         run = StudyRun(spec, name, suggester, records, kinds, runner.device, task_hash, notify)
         notify(Event("message", text=legal_words(spec, legal, everywhere)))
@@ -169,7 +170,7 @@ def run_study(
         result = StudyResult(
             name=name,
             front=run.front(),
-            records=tuple(map(trial_record, suggester.trials())),
+            records=tuple(stored_trials(records.url, name, patience)),  # the database is the only truth
             stopped="" if met and not run.failure else run.stopping,
             failure=run.failure,
             interrupted=interrupted.is_set() and not met,

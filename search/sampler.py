@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -20,6 +22,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 from scipy.stats import qmc
+from threadpoolctl import ThreadpoolController
 
 from .accuracy_scale import AccuracyScale
 from .gaussian_process import Array, GaussianProcess, conditioned, fitted
@@ -34,6 +37,8 @@ _SETTLED = 60
 # the others speak for all.
 MOST_POINTS = 300
 _NEAREST = 200
+# Of more than that, length scales are fitted anew when so many times as many have ended: half of an ask was fitting.
+_FITTED_FOR = 1.02
 # Points before the model speaks: so many more than there are parameters.
 _FIRST = 2
 # Accuracy from which a front counts: so many times as far below the best as the median is, or the worst that was seen.
@@ -46,6 +51,8 @@ EXPECTED = {"expected_seconds", "expected_accuracy", "expected_deviation"}
 _NODES, _SHARES = np.polynomial.hermite_e.hermegauss(20)
 _SHARES = _SHARES / _SHARES.sum()
 
+# Length scales and noise of the last fit of each process, and how many trials had ended.
+Fits = dict[str, tuple[Array, float, int]]
 # Parameters, seconds and accuracy of a trial of an earlier study.
 PastTrial = tuple[Mapping[str, Any], float, float]
 
@@ -80,7 +87,14 @@ class FrontSampler(BaseSampler):
         self._independent = RandomSampler(seed=seed)
         self._common = IntersectionSearchSpace()
         self._many = TPESampler(multivariate=True, constant_liar=True, seed=seed)
-        self._last: dict[str, tuple[Array, float]] = {}  # length scales and noise of the last fits, to begin the next from
+        self._last: Fits = {}  # to begin the next from
+        self._read: WeakKeyDictionary[Study, Ended] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_read"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_read": WeakKeyDictionary()}
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         space = self._space if self._space is not None else self._common.calculate(study)
@@ -98,16 +112,20 @@ class FrontSampler(BaseSampler):
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         if len(signs) != 2 or signs[0] > 0:
             return self._elsewhere(study, trial)
-        others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
-        evidence = Evidence.of(others, coding, signs, self._past)
+        ended = self._read.get(study)
+        if ended is None or ended.coding.space != coding.space:
+            ended = self._read[study] = Ended(coding, signs)
+        evidence = ended.evidence(study.get_trials(deepcopy=False), trial.number, self._past)
         if (evidence.seconds <= 0).any():
             return self._elsewhere(study, trial)
         if len(evidence.points) < coding.parameters + _FIRST:
             chance = np.random.default_rng((self._seed, trial.number))
             return coding.decode(_first_point(coding, self._known(coding), chance, evidence.finishing()))
-        model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last)
-        model.await_(evidence.pending, self._known(coding))
-        return coding.decode(model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number))))
+        with _one_thread():
+            model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last, len(evidence.points) + len(evidence.failed))
+            model.await_(evidence.pending, self._known(coding))
+            best = model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number)))
+        return coding.decode(best)
 
     def _elsewhere(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
         """What Optuna's own proposes where the first objective is no time."""
@@ -120,10 +138,20 @@ class FrontSampler(BaseSampler):
             return lambda points: None
 
         def log_seconds(points: Array) -> Array | None:
-            seconds = np.array([law(coding.decode(point)) for point in points], dtype=float)
+            seconds = np.array([law(values) for values in coding.decoded(points)], dtype=float)
             return np.asarray(np.log(np.where(np.isfinite(seconds) & (seconds > 0), seconds, math.nan)))
 
         return log_seconds
+
+
+def _one_thread() -> Any:
+    """Matrices of a few hundred rows gain nothing by threads; on cores that trials keep busy an ask took 20 times as long."""
+    return _libraries().limit(limits=1, user_api="blas")
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()  # looking for them takes some milliseconds
 
 
 class Coding:
@@ -172,6 +200,23 @@ class Coding:
                 values[name] = float(min(max(number, distribution.low), distribution.high))
         return values
 
+    def decoded(self, points: Array) -> list[dict[str, Any]]:
+        """Parameters of many points, a parameter at a time."""
+        columns: list[list[Any]] = []
+        for _, distribution, place, low, wide in self._parts:
+            if isinstance(distribution, CategoricalDistribution):
+                best = np.argmax(points[:, place : place + len(distribution.choices)], axis=1)
+                columns.append([distribution.choices[index] for index in best])
+                continue
+            assert isinstance(distribution, IntDistribution | FloatDistribution)
+            numbers = low + points[:, place] * wide
+            numbers = np.exp(numbers) if distribution.log else numbers
+            if isinstance(distribution, IntDistribution):
+                numbers = distribution.low + distribution.step * np.round((numbers - distribution.low) / distribution.step)
+            numbers = np.clip(numbers, distribution.low, distribution.high)
+            columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
+        return [dict(zip(self.space, values, strict=True)) for values in zip(*columns, strict=True)]
+
     def settled(self, points: Array) -> Array:
         """Points (n, width) moved to where their parameters really are: whole numbers, single choices."""
         settled = np.clip(points, 0.0, 1.0)
@@ -212,7 +257,7 @@ def _first_point(
         points = points[~np.isnan(times)]
     if finishing is None:
         return np.asarray(points[0])
-    finishes = np.minimum(finishing.predict(points)[0], _LEAST_CHANCE)
+    finishes = np.minimum(finishing.expect(points), _LEAST_CHANCE)
     return np.asarray(points[int(np.argmax(finishes))])
 
 
@@ -238,47 +283,17 @@ class Evidence:
     pending: Array
     failed: Array
 
-    @classmethod
-    def of(cls, trials: Sequence[FrozenTrial], coding: Coding, signs: Array, past: Sequence[PastTrial] = ()) -> Evidence:
-        """Read Optuna's trials; `signs` are 1 for objectives to maximize."""
-        points = [coding.encode(parameters) for parameters, _, _ in past]
-        rows = [(seconds, signs[1] * accuracy, 0.0) for _, seconds, accuracy in past]
-        pending, failed = [], []
-        for one in trials:
-            if not set(coding.space) <= set(one.params):
-                continue
-            point, facts = coding.encode(one.params), one.user_attrs
-            if one.state == TrialState.RUNNING:
-                pending.append(point)
-            elif one.state == TrialState.COMPLETE and np.isfinite(one.values).all():
-                points.append(point)
-                rows.append((-signs[0] * one.values[0], signs[1] * one.values[1], 0.0))
-            elif one.state == TrialState.PRUNED and set(facts) >= EXPECTED:
-                points.append(point)
-                rows.append((facts["expected_seconds"], signs[1] * facts["expected_accuracy"], facts["expected_deviation"]))
-            # A trial whose driver died is tried again, and did not fail.
-            elif one.state.is_finished() and "continued_by" not in facts:
-                failed.append(point)
-        values = np.array(rows).reshape(len(rows), 3)
-        width = coding.width
-        return cls(
-            np.array(points).reshape(-1, width),
-            values[:, 0],
-            values[:, 1],
-            values[:, 2],
-            np.arange(len(rows)) >= len(past),
-            np.array(pending).reshape(-1, width),
-            np.array(failed).reshape(-1, width),
-        )
-
-    def finishing(self) -> GaussianProcess | None:
-        """The chance that training finishes; None where it never failed."""
+    def finishing(self, known: tuple[Array, float] | None = None) -> GaussianProcess | None:
+        """The chance that training finishes; None where it never failed. Length scales and noise are fitted or known."""
         if not len(self.failed):
             return None
         tried = np.vstack([self.points, self.failed])
         ended = np.append(np.ones(len(self.points)), np.zeros(len(self.failed)))
         # Far from all that was tried, training is expected to finish; and a few failures say nothing of places far away.
-        return fitted(tried, ended, None, _FIRST_STEPS, around=(1.0, 0.5), log_scale=math.log(0.4))
+        around = 1.0, 0.5
+        if known is not None:
+            return conditioned(tried, ended, *known, *around)
+        return fitted(tried, ended, None, _FIRST_STEPS, around=around, log_scale=math.log(0.4))
 
     def nearest_front(self, most: int) -> Evidence:
         """At most so many of them: those that lack least to the front at their time, and of the others every n-th."""
@@ -301,10 +316,74 @@ class Evidence:
         )
 
 
+_OPEN, _TOLD, _FAILED, _VOID = range(4)
+
+
+class Ended:
+    """What a study's trials came to, read once each as they end: thousands of them are not read again for every ask.
+
+    Args:
+        signs: 1 for objectives to maximize.
+    """
+
+    def __init__(self, coding: Coding, signs: Array) -> None:
+        self.coding, self._signs = coding, signs
+        # By trial number, which Optuna counts from 0 without gaps.
+        self._said = np.empty(0, dtype=np.int8)
+        self._points, self._values = np.empty((0, coding.width)), np.empty((0, 3))
+
+    def evidence(self, trials: Sequence[FrozenTrial], asked: int, past: Sequence[PastTrial] = ()) -> Evidence:
+        """All that the trials say but the one that is asked for."""
+        count, room = len(trials), len(self._said)
+        if count > room:  # doubled, so that copying stays rare
+            self._said = np.append(self._said, np.zeros(count, dtype=np.int8))
+            self._points = np.vstack([self._points, np.zeros((count, self.coding.width))])
+            self._values = np.vstack([self._values, np.zeros((count, 3))])
+        pending = []
+        for number in np.flatnonzero(self._said[:count] == _OPEN).tolist():
+            one = trials[number]
+            known = set(self.coding.space) <= set(one.params)
+            if one.state.is_finished():
+                self._said[number] = self._read(number, one) if known else _VOID
+            elif known and one.state == TrialState.RUNNING and number != asked:
+                pending.append(self.coding.encode(one.params))
+        told, failed = (np.flatnonzero(self._said[:count] == what) for what in (_TOLD, _FAILED))
+        before = np.array([self.coding.encode(parameters) for parameters, _, _ in past]).reshape(-1, self.coding.width)
+        came = [(seconds, self._signs[1] * accuracy, 0.0) for _, seconds, accuracy in past]
+        values = np.vstack([np.array(came).reshape(-1, 3), self._values[told]])
+        return Evidence(
+            np.vstack([before, self._points[told]]),
+            values[:, 0],
+            values[:, 1],
+            values[:, 2],
+            np.arange(len(values)) >= len(past),
+            np.array(pending).reshape(-1, self.coding.width),
+            self._points[failed],
+        )
+
+    def _read(self, number: int, one: FrozenTrial) -> int:
+        """Keep where an ended trial was and what it came to; tells what it is good for."""
+        facts, signs = one.user_attrs, self._signs
+        self._points[number] = self.coding.encode(one.params)
+        if one.state == TrialState.COMPLETE and np.isfinite(one.values).all():
+            self._values[number] = -signs[0] * one.values[0], signs[1] * one.values[1], 0.0
+            return _TOLD
+        if one.state == TrialState.PRUNED and set(facts) >= EXPECTED:
+            self._values[number] = (
+                facts["expected_seconds"],
+                signs[1] * facts["expected_accuracy"],
+                facts["expected_deviation"],
+            )
+            return _TOLD
+        # A trial whose driver died is tried again, and did not fail.
+        return _VOID if "continued_by" in facts else _FAILED
+
+
 class FrontModel:
     """What is believed of seconds and accuracy, and the gain that points of the cube promise."""
 
-    def __init__(self, evidence: Evidence, last: dict[str, tuple[Array, float]]) -> None:
+    def __init__(self, evidence: Evidence, last: Fits, ended: int = 0) -> None:
+        """`ended` trials in all stand behind the evidence."""
         self.log_seconds = np.log(evidence.seconds)
         self.scale = AccuracyScale(evidence.accuracy)
         self.accuracy = self.scale.of(evidence.accuracy)
@@ -312,20 +391,33 @@ class FrontModel:
         self.doubt = np.where(evidence.doubt > 0, ((up - down) / 2) ** 2, 0.0)
         self.points, self.own = evidence.points, evidence.own
         self.end = -math.inf
+        self._last, self._ended = last, ended
         self.believes = {
-            "seconds": self._fit("seconds", self.points, self.log_seconds, last),
-            "accuracy": self._fit("accuracy", self.points, self.accuracy, last, self.doubt),
+            "seconds": self._fit("seconds", self.log_seconds),
+            "accuracy": self._fit("accuracy", self.accuracy, self.doubt),
         }
-        self.finishing = evidence.finishing()
+        self.finishing = evidence.finishing(self._known_fit("finishing"))
+        if self.finishing is not None:
+            self._remember("finishing", self.finishing)
 
-    @staticmethod
-    def _fit(
-        name: str, points: Array, values: Array, last: dict[str, tuple[Array, float]], doubt: Array | None = None
-    ) -> GaussianProcess:
-        start = last.get(name)
-        near = start is not None and len(start[0]) == points.shape[1] and len(points) >= _SETTLED
-        process = fitted(points, values, start if near else None, _MORE_STEPS if near else _FIRST_STEPS, doubt)
-        last[name] = process.log_scales, process.log_noise
+    def _known_fit(self, name: str) -> tuple[Array, float] | None:
+        """The last fit of a process of many trials, where it still holds."""
+        scales, noise, ended = self._last.get(name, (np.empty(0), 0.0, 0))
+        holds = len(scales) == self.points.shape[1] and MOST_POINTS < self._ended < _FITTED_FOR * ended
+        return (scales, noise) if holds else None
+
+    def _remember(self, name: str, process: GaussianProcess) -> None:
+        if self._known_fit(name) is None:
+            self._last[name] = process.log_scales, process.log_noise, self._ended
+
+    def _fit(self, name: str, values: Array, doubt: Array | None = None) -> GaussianProcess:
+        if (known := self._known_fit(name)) is not None:
+            return conditioned(self.points, values, *known, float(values.mean()), float(values.std()) or 1.0, doubt)
+        start = self._last.get(name)
+        near = start is not None and len(start[0]) == self.points.shape[1] and len(self.points) >= _SETTLED
+        begin = start[:2] if start is not None and near else None
+        process = fitted(self.points, values, begin, _MORE_STEPS if near else _FIRST_STEPS, doubt)
+        self._remember(name, process)
         return process
 
     def await_(self, pending: Array, known: Callable[[Array], Array | None]) -> None:
@@ -335,7 +427,7 @@ class FrontModel:
             self.log_seconds = np.where(np.isnan(own_known), self.log_seconds, own_known)
         if not len(pending):
             return
-        expected = {name: process.predict(pending)[0] for name, process in self.believes.items()}
+        expected = {name: process.expect(pending) for name, process in self.believes.items()}
         times = known(pending)
         self.points = np.vstack([self.points, pending])
         self.own = np.append(self.own, np.ones(len(pending), dtype=bool))
@@ -365,14 +457,14 @@ class FrontModel:
         rises = np.maximum(drawn[:, :, None] - levels[None, None, :], 0.0).transpose(0, 2, 1) @ _SHARES
         gains = np.nan_to_num((widths * rises).sum(axis=1), nan=-1.0)
         if self.finishing is not None:
-            finishes = np.clip(self.finishing.predict(points)[0], 0.01, 1.0)
+            finishes = np.clip(self.finishing.expect(points), 0.01, 1.0)
             # Where training is known to fail, even the largest promise comes after everything that is expected to finish.
             gains = np.where(gains < 0, gains, gains * finishes * np.where(finishes < _LEAST_CHANCE, 1e-12, 1.0))
         return np.asarray(gains)
 
     def _strips(self) -> tuple[Array, Array]:
         """Ends of the strips on the log time axis, and the accuracy to rise above in each; of the believed, noiseless front."""
-        mean = self.scale.back(self.believes["accuracy"].predict(self.points)[0])
+        mean = self.scale.back(self.believes["accuracy"].expect(self.points))
         order = [index for index in np.lexsort((-mean, self.log_seconds)) if self.own[index]]
         # A loss that ran away would make all that is merely faster look precious.
         worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
@@ -391,7 +483,7 @@ class FrontModel:
         spread = np.asarray(engine.random(_SPREAD))
         times = known(spread)
         if times is None or np.isnan(times).all():
-            times = self.believes["seconds"].predict(spread)[0]
+            times = self.believes["seconds"].expect(spread)
         # The slowest that may be tried is where the last strip ends: what is better and slower gains up to there.
         self.end = float(np.nanmax(times))
         front = self.points[np.argsort(-self.gain_of_members())[:8]]
@@ -406,7 +498,7 @@ class FrontModel:
 
     def gain_of_members(self) -> Array:
         """How near each trial is to the front: what its strip's level lacks of it."""
-        mean = self.scale.back(self.believes["accuracy"].predict(self.points)[0])
+        mean = self.scale.back(self.believes["accuracy"].expect(self.points))
         cuts, levels = self._strips()
         return np.asarray(mean - levels[np.searchsorted(cuts, self.log_seconds, side="right")])
 

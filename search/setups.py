@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import product
 from typing import Any, Literal
 
@@ -30,38 +31,16 @@ def trial_setup(
         InfeasiblePlanError: no plan, or a rule that is undefined there.
     """
     values: dict[str, Any] = dict(suggestion.parameters)
-    assert profile.training_set is not None
-    training_set = profile.training_set
-    effective_batch, epochs = int(values.pop("effective_batch")), values.pop("epochs")
-    devices = int(values.pop("devices"))
-    samples_budget = max(1, round(float(epochs) * training_set))
+    epochs, devices = values.pop("epochs"), int(values.pop("devices"))
+    effective_batch, accumulation = int(values.pop("effective_batch")), values.pop("accumulation", None)
     limits = plan_limits(spec, profile, devices)
-    plan = planned(spec, profile, effective_batch, devices, values.pop("accumulation", None))
-    if effective_batch > samples_budget:
-        raise InfeasiblePlanError(
-            f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
-            violation=effective_batch / samples_budget - 1,
-        )
+    plan = planned(spec, profile, effective_batch, devices, accumulation)
+    samples_budget = _samples_budget(profile, epochs, effective_batch)
     step_plans(plan, samples_budget, **limits)
-    reference = OptimizerSettings(
-        learning_rate=float(values.pop("reference_rate")),
-        betas=spec.training.betas,
-        eps=spec.training.eps,
-        weight_decay=float(values.pop("weight_decay")),
-    )
-    rule = str(values.pop("rule"))
-    optimizer = scaled_settings(
-        rule,
-        reference,
-        reference_batch=spec.space.reference_batch,
-        effective_batch=effective_batch,
-        constants=RuleConstants.at(
-            spec.space.reference_batch,
-            values.pop("exponent", None),
-            values.pop("noise_batch", None),
-            samples_ratio=float(epochs) / bounds(spec.space.epochs)[1],
-        ),
-    )
+    rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
+    optimizer = _optimizer(spec, effective_batch, epochs, values)
+    for name_of_rule in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch"):
+        values.pop(name_of_rule, None)
     return TrialSetup(
         study=name,
         number=suggestion.number,
@@ -72,7 +51,7 @@ def trial_setup(
         training=spec.training.model_copy(update={"seed": suggestion.notes.get("seed", spec.training.seed)}),
         epochs=epochs,
         rule=rule,
-        reference_rate=reference.learning_rate,
+        reference_rate=reference_rate,
         reference_batch=spec.space.reference_batch,
         metric=spec.objectives.accuracy.metric,
         device=device,
@@ -83,6 +62,48 @@ def trial_setup(
         memory_limit_bytes=profile.limit_bytes,
         largest_micro_batch=limits["largest_micro_batch"],
         smallest_micro_batch=limits["smallest_micro_batch"],
+    )
+
+
+def _samples_budget(profile: DeviceProfile, epochs: float, effective_batch: int) -> int:
+    """Samples of a training.
+
+    Raises:
+        InfeasiblePlanError: fewer than one step's.
+    """
+    assert profile.training_set is not None
+    samples_budget = max(1, round(float(epochs) * profile.training_set))
+    if effective_batch > samples_budget:
+        raise InfeasiblePlanError(
+            f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
+            violation=effective_batch / samples_budget - 1,
+        )
+    return samples_budget
+
+
+def _optimizer(spec: StudySpec, effective_batch: int, epochs: float, values: Mapping[str, Any]) -> OptimizerSettings:
+    """What the rule makes of the reference settings.
+
+    Raises:
+        InfeasiblePlanError: the rule is undefined there.
+    """
+    reference = OptimizerSettings(
+        learning_rate=float(values["reference_rate"]),
+        betas=spec.training.betas,
+        eps=spec.training.eps,
+        weight_decay=float(values["weight_decay"]),
+    )
+    return scaled_settings(
+        str(values["rule"]),
+        reference,
+        reference_batch=spec.space.reference_batch,
+        effective_batch=effective_batch,
+        constants=RuleConstants.at(
+            spec.space.reference_batch,
+            values.get("exponent"),
+            values.get("noise_batch"),
+            samples_ratio=float(epochs) / bounds(spec.space.epochs)[1],
+        ),
     )
 
 
@@ -154,9 +175,7 @@ def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     return None if law is None else law.train_s(setup.plan, setup.samples_budget, **setup.limits)
 
 
-def known_seconds(
-    spec: StudySpec, name: str, profiles: Mapping[CostKey, DeviceProfile], device: Literal["cpu", "gpu"]
-) -> Callable[[Mapping[str, Any]], float] | None:
+def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) -> Callable[[Mapping[str, Any]], float] | None:
     """A study's seconds by its searched parameters, in its own objective; None where steps were not timed.
 
     NaN where no plan or no rule exists: that a sampler need not propose. Remembered by what the time hangs on, for samplers ask
@@ -164,21 +183,34 @@ def known_seconds(
     """
     if not all(profile.step_times for profile in profiles.values()):
         return None
-    fixed = spec.fixed()
+    fixed, costly = spec.fixed(), _costly(spec)
     remembered: dict[Any, float] = {}
+
+    @cache
+    def plan(key: CostKey, effective_batch: int, devices: int, accumulation: int | None) -> BatchPlan:
+        return planned(spec, profiles[key], effective_batch, devices, accumulation)
+
+    def train_s(key: CostKey, values: Mapping[str, Any]) -> float:
+        """As of the trial's setup, without the rest of it."""
+        effective_batch, devices, epochs = int(values["effective_batch"]), int(values["devices"]), values["epochs"]
+        law = profiles[key].step_time(devices)
+        if law is None:
+            return math.nan
+        try:
+            made = plan(key, effective_batch, devices, values.get("accumulation"))
+            _optimizer(spec, effective_batch, epochs, values)
+            samples_budget = _samples_budget(profiles[key], epochs, effective_batch)
+            return law.train_s(made, samples_budget, **plan_limits(spec, profiles[key], devices))
+        except InfeasiblePlanError:
+            return math.nan
 
     def seconds(parameters: Mapping[str, Any]) -> float:
         values = {**fixed, **parameters}
-        key = cost_key(spec, values)
-        about = (key, *(values.get(part) for part in ("effective_batch", "accumulation", "devices", "epochs", "rule")))
+        key = tuple((name, values[name]) for name in costly)
+        about = (key, *map(values.get, ("effective_batch", "accumulation", "devices", "epochs", "rule")))
         if about not in remembered:
-            try:
-                setup = trial_setup(spec, name, Suggestion(0, values), profiles[key], device)
-                train_s = known_train_s(profiles[key], setup)
-            except InfeasiblePlanError:
-                train_s = None
             many = values["devices"] if spec.objectives.speed == "device_s" else 1
-            remembered[about] = math.nan if train_s is None else train_s * many
+            remembered[about] = train_s(key, values) * many
         return remembered[about]
 
     return seconds
@@ -198,8 +230,11 @@ CostKey = tuple[tuple[str, Any], ...]
 
 
 def cost_key(spec: StudySpec, parameters: Mapping[str, Any]) -> CostKey:
-    names = [name for name, domain in spec.space.domains().items() if getattr(domain, "changes_cost", False)]
-    return tuple((name, parameters[name]) for name in names)
+    return tuple((name, parameters[name]) for name in _costly(spec))
+
+
+def _costly(spec: StudySpec) -> list[str]:
+    return [name for name, domain in spec.space.domains().items() if getattr(domain, "changes_cost", False)]
 
 
 def cost_keys(spec: StudySpec) -> list[CostKey]:

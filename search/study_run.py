@@ -135,6 +135,7 @@ class StudyRun:
         self.done = [record for record in map(trial_record, suggester.trials()) if record.outcome not in ("running", "waiting")]
         self.counted = self.counted_before = sum(record.counts for record in self.done)
         self.failed = sum(record.outcome == "error" for record in self.done)
+        self._front = 0, study_front([], spec.objectives)  # of so many that are done
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
         self.stopping = ""  # why the study stops before its budget; runners look at it often
         self.failure = ""  # why it cannot go on
@@ -246,7 +247,12 @@ class StudyRun:
     # What the driver does around them
 
     def front(self) -> ParetoFront:
-        return study_front(self.done, self.spec.objectives)
+        ended, front = self._front
+        if ended != len(self.done):  # a live table asks several times a second
+            ended = len(self.done)
+            front = study_front(self.done[:ended], self.spec.objectives)
+            self._front = ended, front
+        return front
 
     def running(self) -> list[tuple[TrialSetup, Measurement | None]]:
         attempts = list(self._running.values())

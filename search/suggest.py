@@ -23,6 +23,7 @@ from ..spaces.domain import Choices, Domain, Range, searched_of, values_of
 from ..spaces.errors import Fault, LauncherError, StudyFileError
 from ..spaces.study import Objectives
 from ..spaces.trial import Suggestion, TrialRecord
+from .one_writer import OneWriterStorage
 from .records import Patience, database_door, engine_options, made_once, masked, patient, refused, set_up, storage_engine
 from .sampler import FrontSampler, PastTrial
 
@@ -138,6 +139,7 @@ class Suggester:
         known_seconds: of parameters, where a law knows them.
         past: trials of earlier studies that the sampler `front` learns from.
         patience: waits where the storage goes away; not given, nothing waits.
+        alone: nobody else writes to this study, so that what is known of it need not be read again.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class Suggester:
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         past: Sequence[PastTrial] = (),
         patience: Patience | None = None,
+        alone: bool = False,
     ) -> None:
         self.url = url or "memory"
         self.patience = patience or Patience(self.url)
@@ -164,7 +167,7 @@ class Suggester:
         if legal is not None and isinstance(batches, IntDistribution):
             # No suggestion is made that memory, data or the wished passes forbid.
             self.searched["effective_batch"] = IntDistribution(*legal, log=batches.log)
-        self.study = self._opened(name, objectives)
+        self.study = self._opened(name, objectives, alone)
         trials = self.trials()
         # Trials that are RUNNING and not among these were begun by an `ask` of ours whose answer was lost.
         self._known = {trial.number for trial in trials if trial.state == TrialState.RUNNING}
@@ -172,7 +175,7 @@ class Suggester:
             self.study.sampler = _sampler(sampler, self.searched, known_seconds, past, seed, len(trials))
 
     @patient
-    def _opened(self, name: str, objectives: Objectives) -> optuna.Study:
+    def _opened(self, name: str, objectives: Objectives, alone: bool) -> optuna.Study:
         metric = objectives.accuracy
         with _door(self.url):
             study = optuna.create_study(
@@ -187,6 +190,9 @@ class Suggester:
                     f"the storage holds another Optuna study of this name, with directions {directions}. Choose another name."
                 )
                 raise StudyFileError(Fault("study", message))
+            if alone and isinstance(self.storage, RDBStorage):
+                self.storage = OneWriterStorage(self.storage, self.storage.get_study_id_from_name(name))
+                study = optuna.load_study(study_name=name, storage=self.storage)
             if not study.get_trials(deepcopy=False):
                 study.set_metric_names([objectives.speed, metric.metric])
         return study
@@ -201,6 +207,7 @@ class Suggester:
     def _asked(self, *, again: bool) -> Trial:
         with _door(self.url):
             if again:
+                self._read_again()
                 for begun in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                     if begun.number not in self._known:
                         trial = Trial(self.study, begun._trial_id)
@@ -213,9 +220,12 @@ class Suggester:
         """Have these parameters asked before the sampler's own."""
         chosen = {key: value for key, value in parameters.items() if key in self.searched}
         before = len(self.trials())
+        tries = itertools.count()
 
         def once() -> None:
             with _door(self.url):
+                if next(tries) > 0:
+                    self._read_again()
                 # The answer to an earlier try may have been lost; nobody else queues.
                 if not any(dict(notes) == trial.user_attrs for trial in self.trials()[before:]):
                     self.study.enqueue_trial(chosen, user_attrs=dict(notes))
@@ -227,6 +237,9 @@ class Suggester:
         """Write derived values down as user attributes."""
         trial_id = self._id(number)
         with _door(self.url):
+            if isinstance(self.storage, OneWriterStorage):
+                self.storage.set_trial_user_attrs(trial_id, facts)
+                return
             for key, value in facts.items():
                 self.storage.set_trial_user_attr(trial_id, key, value)
 
@@ -258,9 +271,14 @@ class Suggester:
         with _door(self.url):
             return self.study.get_trials(deepcopy=False)
 
+    def _read_again(self) -> None:
+        """See what the database holds of a writing whose answer was lost."""
+        if isinstance(self.storage, OneWriterStorage):
+            self.storage.read_again()
+
     def close(self) -> None:
         """Close the connections; the next use opens new ones."""
-        if isinstance(self.storage, RDBStorage):
+        if isinstance(self.storage, RDBStorage | OneWriterStorage):
             self.storage.engine.dispose()
 
     def _id(self, number: int) -> int:
@@ -268,7 +286,7 @@ class Suggester:
             return self.storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number)
 
 
-def stored_trials(url: str, name: str) -> list[TrialRecord]:
+def stored_trials(url: str, name: str, patience: Patience | None = None) -> list[TrialRecord]:
     """Every trial of a study in the storage, as records.
 
     Raises:
@@ -284,7 +302,7 @@ def stored_trials(url: str, name: str) -> list[TrialRecord]:
                 raise LauncherError(f"storage {masked(url)}: holds no study {name!r}") from None
             return [trial_record(trial) for trial in study.get_trials(deepcopy=False)]
 
-    return Patience(url)(read)
+    return (patience or Patience(url))(read)
 
 
 def trial_record(trial: FrozenTrial) -> TrialRecord:

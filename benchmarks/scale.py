@@ -1,0 +1,495 @@
+"""How far one driver reaches: what an ask costs after thousands of trials, and how busy it keeps a simulated cluster.
+
+    .venv/bin/python benchmarks/scale.py --part ask [--finished 100 1000 10000] [--running 8] [--samplers front tpe]
+    .venv/bin/python benchmarks/scale.py --part cluster [--devices 8 64 256] [--factor 6] [--rounds 6] [--postgres]
+
+ask: milliseconds, median and p95, of what a driver does in a study with so many finished and running trials (ask, note and
+tell; all trials; the front), on SQLite and, where its server is installed, on a PostgreSQL of its own; `--postgres URL` takes
+another.
+
+cluster: the real driver (sampler, database, Ray Tune) over a Ray whose GPUs are numbers alone. A trial sleeps for its known
+time divided by the factor, measures five times on its way, and says itself when it began and ended: then its device was busy.
+Counted from when as many trials had begun as there are devices until the last one begins. `idle s` is what of the devices' time
+went between two trials, `gap` that of a process that went on with the next trial; `busy at 60` is 60 s / (60 s + idle). A real
+worker is a process of some 300 MB: where there are more devices than `--processes`, so many processes serve them all in
+threads, through Ray's own placement groups and calls; only the processes are fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import math
+import os
+import random
+import shutil
+import socket
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import optuna
+import ray
+import sqlalchemy as sa
+import yaml
+from bsearch.cluster.tune import TuneRunner
+from bsearch.objectives import Measurement, TrialSetup
+from bsearch.objectives.loading import load_objective, objective_hash
+from bsearch.search.driver import run_study
+from bsearch.search.pareto import study_front
+from bsearch.search.setups import known_seconds
+from bsearch.search.study_run import StudyRun
+from bsearch.search.suggest import Suggester, open_storage, trial_record
+from bsearch.spaces.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.step_time import StepTime
+from bsearch.spaces.study import StudySpec
+from bsearch.spaces.study_file import read_study
+from ray.tune.execution import tune_controller
+
+SAMPLES = 50_000
+# A training of 5.5 epochs, the space's middle, takes 60 s.
+LAW = StepTime(((1, 0.00034), (512, 0.109)), update_s=0.0005)
+PROFILE = DeviceProfile(kind="gpu", device="simulated", training_set=SAMPLES, step_times=(LAW,))
+# Seconds of a trial are divided by this.
+FACTOR = "BSEARCH_SCALE_FACTOR"
+
+
+def score(batch: int, rate: float, epochs: float, fraction: float = 1.0) -> float:
+    """A made-up accuracy: more steps learn more, and the best rate rises with the batch."""
+    steps = fraction * epochs * SAMPLES / (batch + 300)
+    away = math.log(rate) - math.log(0.02 * math.sqrt(batch / 256))
+    return 0.9 * (1 - math.exp(-math.sqrt(steps / 100))) / (1 + 0.02 * away**2)
+
+
+def train(setup: TrialSetup) -> Iterator[Measurement]:
+    """Sleeps as long as the law says, and tells when and on which device."""
+    seconds = LAW.train_s(setup.plan, setup.samples_budget, **setup.limits)
+    thread, began = threading.current_thread().name, time.time()
+    device = thread if thread.startswith("device") else str(os.getpid())
+    parts = setup.training.evaluations
+    for part in range(1, parts + 1):
+        time.sleep(max(0.0, began + seconds / float(os.environ[FACTOR]) * part / parts - time.time()))
+        accuracy = score(setup.effective_batch, setup.learning_rate, float(setup.epochs), part / parts)
+        yield Measurement(
+            samples_seen=setup.samples_budget * part // parts,
+            elapsed_s=seconds * part / parts,
+            accuracy=accuracy,
+            facts={"began": began, "now": time.time(), "device": device},
+        )
+
+
+def study(folder: Path, **changes: Any) -> StudySpec:
+    path = folder / "study.yaml"
+    written = {
+        "study": "scale",
+        "task": f"{Path(__file__).resolve()}:train",
+        "space": {
+            "effective_batch": {"low": 16, "high": 4096},
+            "reference_rate": {"low": 0.001, "high": 1.0, "at_batch": 256},
+            "rule": ["linear", "sqrt"],
+            "epochs": {"low": 4, "high": 7},
+        },
+        "training": {"samples": SAMPLES, "evaluations": 5},
+        "devices": {"kind": "gpu"},
+        **changes,
+    }
+    path.write_text(yaml.safe_dump(written))
+    return read_study(path)
+
+
+# What an ask costs
+
+
+def facts(parameters: dict[str, Any], *, ended: bool) -> dict[str, Any]:
+    """As many as a driver writes, of the same kinds."""
+    begun = {
+        "effective_batch": parameters["effective_batch"],
+        "micro_batch": 64,
+        "accumulation": 2,
+        "devices": 1,
+        "rule": parameters["rule"],
+        "learning_rate": parameters["reference_rate"],
+        "weight_decay": 0.0,
+        "epochs": parameters["epochs"],
+        "samples_budget": SAMPLES,
+        "seed": 0,
+        "train_s": 60.0,
+        "train_s_source": "known",
+    }
+    came = {"outcome": "complete", "attempts": 1, "device_s": 60.0, "measured_train_s": 61.0, "samples_per_s": 820.0}
+    return begun | came if ended else begun
+
+
+def fill(storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callable[[Any], float], finished: int) -> None:
+    """Write finished trials straight into Optuna's tables: one by one would take ten minutes."""
+    engine, chance = storage.engine, random.Random(finished)
+    tables = sa.MetaData()
+    tables.reflect(engine)
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    at = datetime.now()
+    study_id = storage.get_study_id_from_name(suggester.study.study_name)
+    with engine.begin() as connection:
+        first = (connection.execute(sa.select(sa.func.max(tables.tables["trials"].c.trial_id))).scalar() or 0) + 1
+    for number in range(finished):
+        parameters = {
+            name: chance.choice(one.choices)
+            if isinstance(one, optuna.distributions.CategoricalDistribution)
+            else type(one.low)(one.low * (one.high / one.low) ** chance.random())
+            for name, one in suggester.searched.items()
+        }
+        trial, failed = first + number, number % 50 == 49
+        rows["trials"].append(
+            {
+                "trial_id": trial,
+                "number": number,
+                "study_id": study_id,
+                "state": "FAIL" if failed else "COMPLETE",
+                "datetime_start": at,
+                "datetime_complete": at,
+            }
+        )
+        for name, one in suggester.searched.items():
+            kind = optuna.distributions.distribution_to_json(one)
+            value = one.to_internal_repr(parameters[name])
+            row = {"trial_id": trial, "param_name": name, "param_value": value, "distribution_json": kind}
+            rows["trial_params"].append(row)
+        accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
+        for objective, value in enumerate(() if failed else (law(parameters), accuracy + 0.01 * chance.gauss(0, 1))):
+            rows["trial_values"].append({"trial_id": trial, "objective": objective, "value": value, "value_type": "FINITE"})
+        rows["trial_system_attributes"].append({"trial_id": trial, "key": "constraints", "value_json": "[0.0]"})
+        for key, fact in facts(parameters, ended=True).items():
+            rows["trial_user_attributes"].append({"trial_id": trial, "key": key, "value_json": json.dumps(fact)})
+    with engine.begin() as connection:
+        for name, of_table in rows.items():
+            connection.execute(sa.insert(tables.tables[name]), of_table)
+        if engine.dialect.name == "postgresql":  # ids were given, so the sequence knows nothing of them
+            connection.exec_driver_sql("SELECT setval('trials_trial_id_seq', (SELECT max(trial_id) FROM trials))")
+
+
+@contextlib.contextmanager
+def postgres(folder: Path) -> Iterator[str | None]:
+    """A PostgreSQL of our own, durable as it is by default; None where no server is installed."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not found:
+        yield None
+        return
+    data, binaries = folder / "pg", found[-1]
+    data.mkdir()
+    user: dict[str, Any] = {}
+    if os.geteuid() == 0:  # it refuses to run as root
+        user = {"user": "nobody", "group": "nogroup"}
+        shutil.chown(data, "nobody", "nogroup")
+        folder.chmod(0o755)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, "cwd": data, **user}
+    subprocess.run([binaries / "initdb", "-D", data / "db", "-U", "bench", "-A", "trust"], **quiet)
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={data}"
+    subprocess.run([binaries / "pg_ctl", "-D", data / "db", "-w", "-l", data / "log", "-o", options, "start"], **quiet)
+    try:
+        yield f"postgresql+psycopg://bench@127.0.0.1:{port}/postgres"
+    finally:
+        subprocess.run([binaries / "pg_ctl", "-D", data / "db", "-m", "immediate", "stop"], **quiet)
+
+
+def timed(times: int, call: Callable[[], Any]) -> tuple[str, Any]:
+    """Median and p95 in milliseconds, and what the last call gave."""
+    taken, answer = [], None
+    for _ in range(times):
+        begun = time.perf_counter()
+        answer = call()
+        taken.append(1e3 * (time.perf_counter() - begun))
+    return spread(taken), answer
+
+
+def spread(taken: list[float]) -> str:
+    last = statistics.quantiles(taken, n=20)[-1] if len(taken) > 1 else taken[0]
+    return f"{statistics.median(taken):7.1f} {last:7.1f}"
+
+
+def ask_part(options: argparse.Namespace, folder: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        databases = {"sqlite": f"sqlite:///{folder}/ask.db"}
+        url = options.postgres if options.postgres not in (None, "") else stack.enter_context(postgres(folder))
+        if url is None:
+            print("PostgreSQL: skipped, no server is installed under /usr/lib/postgresql")
+        else:
+            databases["postgres"] = url
+        columns = ("ask", "ask's CPU", "note", "tell", "trials", "record", "front")
+        print(f"{'ms, median and p95, after trials':<42}" + "".join(f"{name:>16}" for name in columns))
+        for finished in options.finished:
+            for kind, database in databases.items():
+                spec = study(folder, storage=database)
+                for running in options.running:
+                    for sampler in options.samplers:
+                        name = f"{kind}, {finished}, {running} running, {sampler}"
+                        print(f"{name:<42}" + asks(spec, sampler, finished, running, options.asks), flush=True)
+
+
+def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int) -> str:
+    """The rest of a line: what a driver's calls cost in a study of its own."""
+    law = known_seconds(spec, {(): PROFILE})
+    assert law is not None and spec.storage is not None
+
+    name = f"{sampler}-{finished}-{running}"
+    empty = Suggester(spec.storage, name, spec.domains(), spec.objectives, sampler="random")
+    storage = open_storage(spec.storage)
+    assert isinstance(storage, optuna.storages.RDBStorage)
+    fill(storage, empty, law, finished)
+    suggester = Suggester(spec.storage, name, spec.domains(), spec.objectives, sampler=sampler, known_seconds=law, alone=True)
+    thoughtful, suggester.study.sampler = suggester.study.sampler, optuna.samplers.RandomSampler(seed=0)
+    waiting = []
+    for _ in range(running):
+        waiting.append(suggester.ask())
+        suggester.note(waiting[-1].number, facts(dict(waiting[-1].parameters), ended=False))
+    suggester.study.sampler = thoughtful
+    suggester.ask()  # the first reads everything
+    taken: dict[str, list[float]] = defaultdict(list)
+
+    def clocked(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        begun, worked = time.perf_counter(), time.thread_time()
+        answer = call(*arguments)
+        taken[what].append(1e3 * (time.perf_counter() - begun))
+        if what == "ask":
+            taken["ask's CPU"].append(1e3 * (time.thread_time() - worked))
+        return answer
+
+    for _ in range(times):
+        asked = clocked("ask", suggester.ask)
+        parameters = dict(asked.parameters)
+        clocked("note", suggester.note, asked.number, facts(parameters, ended=False))
+        waiting.append(asked)
+        oldest = waiting.pop(0)
+        parameters = dict(oldest.parameters)
+        accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
+        came = {
+            name: value for name, value in facts(parameters, ended=True).items() if name not in facts(parameters, ended=False)
+        }
+        result = {"state": "COMPLETE", "values": [law(parameters), accuracy], "constraint": 0.0, "facts": came}
+        clocked("tell", suggester.tell, oldest.number, result)
+        trials = clocked("trials", suggester.trials)
+        clocked("record", trial_record, trials[oldest.number])
+    ended = [trial_record(trial) for trial in trials if trial.state.is_finished()]
+    for _ in range(3):
+        clocked("front", study_front, ended, spec.objectives)
+    return "".join(f" {spread(of_one)}" for of_one in taken.values())
+
+
+# How busy a cluster is
+
+
+class Host:
+    """A process that serves several devices: what Tune asks of a worker's process, it asks of one of the threads here."""
+
+    def __init__(self, task: str) -> None:
+        self._workers: dict[int, Any] = {}
+        load_objective(task)  # before threads do so side by side
+        gc.collect()
+        gc.freeze()  # a worker collects garbage after each trial, and here one would wait for the others' imports
+
+    def make(self, device: int, worker: type, arguments: dict[str, Any]) -> None:
+        self._workers[device] = worker(**arguments)
+
+    def call(self, device: int, method: str, *args: Any, **kwargs: Any) -> Any:
+        threading.current_thread().name = f"device-{device}"
+        return getattr(self._workers[device], method)(*args, **kwargs)
+
+
+class HostedDevice:
+    """Looks to Tune like the handle of a worker's process."""
+
+    def __init__(self, host: Any, device: int, worker: type, arguments: dict[str, Any]) -> None:
+        self._host, self._device = host, device
+        self._made = host.make.remote(device, worker, arguments)
+
+    def __getattr__(self, method: str) -> Any:
+        host, device, made = self._host, self._device, self._made
+
+        class Method:
+            def remote(self, *args: Any, **kwargs: Any) -> Any:
+                if method == "__ray_ready__":
+                    return made
+                if method == "__ray_terminate__":
+                    return ray.put(None)
+                return host.call.remote(device, method, *args, **kwargs)
+
+        return Method()
+
+
+class HostedClass:
+    """Looks to Tune like the class of a worker's process."""
+
+    __class__ = ray.actor.ActorClass  # type: ignore[assignment]
+
+    def __init__(self, hosts: list[Any], worker: type) -> None:
+        self._hosts, self._worker, self._made = hosts, worker, 0
+
+    def options(self, **options: Any) -> HostedClass:
+        return self
+
+    def remote(self, **arguments: Any) -> HostedDevice:
+        self._made += 1
+        return HostedDevice(self._hosts[self._made % len(self._hosts)], self._made, self._worker, arguments)
+
+
+@contextlib.contextmanager
+def hosted(processes: int, devices: int, task: str) -> Iterator[None]:
+    """Let so many processes be the workers on all devices."""
+    each = math.ceil(devices / processes) + 4
+    hosts = [ray.remote(num_cpus=0, max_concurrency=each)(Host).remote(task) for _ in range(processes)]
+    made: dict[type, HostedClass] = {}
+    before, kill = tune_controller._ActorClassCache.get, ray.kill
+    tune_controller._ActorClassCache.get = lambda self, worker: made.setdefault(worker, HostedClass(hosts, worker))
+    ray.kill = lambda actor, **how: None if isinstance(actor, HostedDevice) else kill(actor, **how)
+    try:
+        yield
+    finally:
+        tune_controller._ActorClassCache.get, ray.kill = before, kill
+
+
+class SimulatedRunner(TuneRunner):
+    """Over Ray Tune, with devices whose law is known."""
+
+    def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
+        return PROFILE
+
+
+def cluster_part(options: argparse.Namespace, folder: Path) -> None:
+    names = (
+        "trials",
+        "trials/s",
+        "busy",
+        "gap ms",
+        "p95",
+        "idle s",
+        "busy at 60",
+        "CPU ms",
+        "ask ms",
+        "RSS MB",
+        "processes",
+        "s",
+    )
+    print(f"{'devices, seconds of a trial':<28}" + "".join(f"{name:>12}" for name in names))
+    with contextlib.ExitStack() as stack:
+        url = options.postgres
+        if url == "":
+            url = stack.enter_context(postgres(folder))
+        for devices in options.devices:
+            print(cluster_line(options, folder / str(devices), devices, url), flush=True)
+
+
+def usage() -> tuple[float, float]:
+    times = os.times()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return times.user + times.system, pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: str | None) -> str:
+    folder.mkdir()
+    os.environ[FACTOR] = str(options.factor)
+    spec = study(
+        folder,
+        study=f"scale-{devices}",
+        budget={"trials": round(options.rounds * devices)},
+        stopping=options.stopping,
+        sampler=options.samplers[0],
+        **({"storage": url} if url else {}),
+    )
+    asks_s: list[float] = []
+    used: list[tuple[float, float]] = []  # CPU seconds and resident megabytes of this process, before and after
+    watched: list[StudyRun] = []
+
+    def watch(run: StudyRun) -> None:
+        ask = run._suggester.ask
+
+        def clocked() -> Any:
+            begun = time.perf_counter()
+            try:
+                return ask()
+            finally:
+                asks_s.append(time.perf_counter() - begun)
+
+        run._suggester.ask = clocked  # type: ignore[method-assign]
+        watched.append(run)
+        used.append(usage())
+
+    ray.init(
+        address="local",
+        num_cpus=devices,
+        num_gpus=devices,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices, spec.task)
+    with SimulatedRunner(spec.cluster, spec.devices, folder / "ray.log") as runner, processes:
+        result = run_study(spec, runner, objective_hash(spec.task), watch=watch)
+    ray.shutdown()
+    used.append(usage())
+    if result.failure:
+        return f"{devices} devices: {result.failure}"
+    spans = sorted((record.facts["began"], record.facts["now"]) for record in result.records if record.counts)
+    of_process: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for record in result.records:
+        of_process[record.facts["device"]].append((record.facts["began"], record.facts["now"]))
+    # From when all had begun their first until there was no more to begin.
+    start, end = spans[devices - 1][0], spans[-1][0]
+    busy_s = sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
+    later = len(spans) - devices
+    idle_s = (devices * (end - start) - busy_s) / later
+    gaps = [1e3 * (after[0] - before[1]) for one in of_process.values() for before, after in pairwise(sorted(one))]
+    length_s = statistics.fmean(b - a for a, b in spans)
+    name = f"{devices}{' hosted' if devices > options.processes else ''}, {length_s:.1f} s"
+    median, p95 = spread(gaps).split()
+    figures = (
+        str(len(spans)),
+        f"{later / (end - start):.2f}",
+        f"{busy_s / (end - start) / devices:.1%}",
+        median,
+        p95,
+        f"{idle_s:.2f}",
+        f"{60 / (60 + idle_s):.1%}",
+        f"{1e3 * (used[1][0] - used[0][0]) / len(spans):.0f}",
+        f"{1e3 * statistics.median(asks_s):.0f}",
+        f"{used[0][1]:.0f}-{used[1][1]:.0f}",
+        str(len(of_process)),
+        f"{end - start:.0f}",
+    )
+    return f"{name:<28}" + "".join(f"{one:>12}" for one in figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["ask", "cluster"], default="ask")
+    parser.add_argument("--finished", nargs="+", type=int, default=[100, 1000])
+    parser.add_argument("--running", nargs="+", type=int, default=[8])
+    parser.add_argument("--samplers", nargs="+", default=["front"])
+    parser.add_argument("--asks", type=int, default=30)
+    parser.add_argument("--devices", nargs="+", type=int, default=[8])
+    parser.add_argument("--factor", type=float, default=6.0, help="seconds of a trial are divided by this")
+    parser.add_argument("--rounds", type=float, default=6.0, help="trials for each device")
+    parser.add_argument("--stopping", default="none", help="front to see trials stopped as well")
+    parser.add_argument("--processes", type=int, default=8, help="real worker processes at most")
+    parser.add_argument("--postgres", nargs="?", const="", help="a server's URL; without one, a private server")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        {"ask": ask_part, "cluster": cluster_part}[options.part](options, Path(name))
+
+
+if __name__ == "__main__":
+    main()
