@@ -19,7 +19,7 @@ from .profiles import prices_of, repriced_profiles, study_profiles
 from .records import AWAY_LIMIT_S, HEARTBEAT_S, DatabaseAway, Patience, Records, masked, network_storage
 from .setups import common_batches, known_seconds, legal_words, price_words, profile_faults
 from .study_run import Event, Runner, StudyRun
-from .suggest import Suggester, stored_trials
+from .suggest import Suggester, trial_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def run_study(
         result = StudyResult(
             name=name,
             front=run.front(),
-            records=tuple(stored_trials(records.url, name, patience)),  # the database is the only truth
+            records=tuple(map(trial_record, suggester.kept_trials())),
             stopped="" if met and not run.failure else run.stopping,
             failure=run.failure,
             interrupted=interrupted.is_set() and not met,

@@ -105,9 +105,9 @@ class OneWriterStorage(InMemoryStorage):
         rows = [{"trial_id": kept_id, "key": key, "value_json": text} for key, text in texts.items()]
         try:
             with self._kept.engine.begin() as connection:
-                if any(key in self.get_trial(trial_id).user_attrs for key in texts):
-                    where = _attributes.c.trial_id == kept_id, _attributes.c.key.in_(list(texts))
-                    connection.execute(sa.delete(_attributes).where(*where))
+                # They may be there: to be changed, or written before, and the answer was lost.
+                where = _attributes.c.trial_id == kept_id, _attributes.c.key.in_(list(texts))
+                connection.execute(sa.delete(_attributes).where(*where))
                 connection.execute(sa.insert(_attributes), rows)
         except sa.exc.SQLAlchemyError as error:  # as Optuna tells them
             raise StorageInternalError(f"The attributes of trial {trial_id} could not be written.") from error

@@ -271,8 +271,15 @@ class Suggester:
         with _door(self.url):
             return self.study.get_trials(deepcopy=False)
 
+    @patient
+    def kept_trials(self) -> list[FrozenTrial]:
+        """The trials as the database holds them, which is the only truth."""
+        with _door(self.url):
+            self._read_again()
+            return self.study.get_trials(deepcopy=False)
+
     def _read_again(self) -> None:
-        """See what the database holds of a writing whose answer was lost."""
+        """What a writing whose answer was lost came to; nothing where the database is asked every time."""
         if isinstance(self.storage, OneWriterStorage):
             self.storage.read_again()
 
@@ -286,7 +293,7 @@ class Suggester:
             return self.storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number)
 
 
-def stored_trials(url: str, name: str, patience: Patience | None = None) -> list[TrialRecord]:
+def stored_trials(url: str, name: str) -> list[TrialRecord]:
     """Every trial of a study in the storage, as records.
 
     Raises:
@@ -302,7 +309,11 @@ def stored_trials(url: str, name: str, patience: Patience | None = None) -> list
                 raise LauncherError(f"storage {masked(url)}: holds no study {name!r}") from None
             return [trial_record(trial) for trial in study.get_trials(deepcopy=False)]
 
-    return (patience or Patience(url))(read)
+    try:
+        return Patience(url)(read)
+    finally:
+        if isinstance(storage, RDBStorage):
+            storage.engine.dispose()
 
 
 def trial_record(trial: FrozenTrial) -> TrialRecord:
