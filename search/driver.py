@@ -14,6 +14,7 @@ from typing import Any
 from ..spaces.errors import Fault, LauncherError, StudyFileError
 from ..spaces.study import StudySpec
 from ..spaces.trial import ParetoFront, TrialRecord
+from .pareto import study_front
 from .past import past_trials
 from .profiles import prices_of, repriced_profiles, study_profiles
 from .records import AWAY_LIMIT_S, HEARTBEAT_S, DatabaseAway, Patience, Records, masked, network_storage
@@ -167,10 +168,11 @@ def run_study(
             finally:
                 run.sweep()
         met = run.counted >= spec.budget.trials  # a stop that came with the last trial's end stopped nothing
+        kept = tuple(map(trial_record, suggester.kept_trials()))
         result = StudyResult(
             name=name,
-            front=run.front(),
-            records=tuple(map(trial_record, suggester.kept_trials())),
+            front=study_front(kept, spec.objectives),
+            records=kept,
             stopped="" if met and not run.failure else run.stopping,
             failure=run.failure,
             interrupted=interrupted.is_set() and not met,

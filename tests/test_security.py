@@ -254,7 +254,6 @@ KNOWN = {
     ): "tries out whether an error of our own survives the way to another process",
     ("tests/test_ask_tell.py", "exec("): "runs the documented example as it stands",
     ("search/records.py", "text in SQL"): "pragmas take no parameters; their values are our own",
-    ("tests/test_storage.py", "text in SQL"): "names of tables take no parameters; they are the test's own",
 }
 NEVER = {
     "shell=True": r"shell\s*=\s*True",
@@ -264,7 +263,7 @@ NEVER = {
     "pickle.loads": r"\b(pickle|cloudpickle|dill|marshal)\.loads?\(",
     "yaml.load": r"\byaml\.(unsafe_|full_)?load(_all)?\(",
     "torch.load": r"torch\.load\((?![^)]*weights_only=True)",
-    "text in SQL": r"(execute|exec_driver_sql|sa\.text|text)\(\s*(f\"|f'|[\"'][^\"']*[\"']\s*(%|\+|\.format))",
+    "text in SQL": r"(?<!\w)(execute|exec_driver_sql|text)\(\s*(f\"|f'|[\"'][^\"']*[\"']\s*(%|\+|\.format))",
     "no certificate": r"verify\s*=\s*False|_create_unverified_context",
     "temporary names": r"tempfile\.mktemp\(",
 }
