@@ -168,11 +168,11 @@ def run_study(
             finally:
                 run.sweep()
         met = run.counted >= spec.budget.trials  # a stop that came with the last trial's end stopped nothing
-        kept = tuple(map(trial_record, suggester.kept_trials()))
+        ended = tuple(map(trial_record, suggester.kept_trials()))
         result = StudyResult(
             name=name,
-            front=study_front(kept, spec.objectives),
-            records=kept,
+            front=study_front(ended, spec.objectives),
+            records=ended,
             stopped="" if met and not run.failure else run.stopping,
             failure=run.failure,
             interrupted=interrupted.is_set() and not met,
