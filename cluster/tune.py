@@ -57,6 +57,8 @@ _KIND, _TOUCH = "accelerator_type:", 0.001
 _LOOK_AGAIN_S = 5.0
 # Ray's head is looked at this often, and missed for good after so long: before Ray's own patience ends, and we with it.
 _HEAD_LOOKED_AT_S, _HEAD_LOST_S = 2.0, 30.0
+# A signal that reached another thread is heard after this long.
+_AWAKE_S = 0.1
 # Beside the one that is always asked ahead, there is one more for so many slots.
 _SLOTS_FOR_ONE_AHEAD = 16
 # Trials that Tune may hold before they run: as many as it likes, for the searcher gives no more than there is room for.
@@ -355,11 +357,14 @@ class TuneRunner:
 
         thread = threading.Thread(target=fit, daemon=True, name="bsearch-tune")
         thread.start()
-        seen = time.monotonic()
+        seen = looked = time.monotonic()
         head = ray.get_runtime_context().gcs_address
         while thread.is_alive():
-            thread.join(_HEAD_LOOKED_AT_S)
-            if self._mine or _answers(head):
+            thread.join(_AWAKE_S)
+            if self._mine or time.monotonic() - looked < _HEAD_LOOKED_AT_S:
+                continue
+            looked = time.monotonic()
+            if _answers(head):
                 seen = time.monotonic()
             elif time.monotonic() - seen > _HEAD_LOST_S:
                 study.fail(
