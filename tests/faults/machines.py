@@ -30,6 +30,11 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
+def _plain_environment() -> dict[str, str]:
+    """What a machine's own shell would have: not what a Ray of this process alone is told, which is to keep to the loopback."""
+    return {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
+
+
 class Machine:
     """One namespace with one address; what runs in it are real processes with a network stack of their own."""
 
@@ -62,7 +67,7 @@ class Machine:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, **self._network.variables, **variables},
+                env={**_plain_environment(), **self._network.variables, **variables},
             )
         self.processes.append(process)
         return process
