@@ -31,7 +31,7 @@ def test_whatever_dies_the_study_ends_as_if_nothing_had(tmp_path: Path) -> None:
         dice.shuffle(names)
         happened = chaos.run(names, dice)
         assert chaos.broken(reference) == [], f"seed {seed}, faults {happened}"
-    assert len(happened) >= len(names) - 2, "the study ended before the faults did"
+    assert len(happened) >= len(names) // 2, "the study ended before the faults did"
     print("\n".join(f"{name:<22} next trial after {seconds:5.1f} s" for name, seconds in happened))
 
 
