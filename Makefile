@@ -2,6 +2,8 @@
 # make test   the tests that need no Ray (six minutes on two cores)
 # make test-ray      the same contract over Ray Tune, drivers that are killed (eight minutes)
 # make test-cluster  Ray jobs, Slurm's script, PostgreSQL, mixed machines, who may listen (under 5 minutes)
+# make test-browser  the report and the dashboard in a headless Chromium
+# make test-frameworks  exports and adapters with the real Hugging Face, Lightning and their kin
 # make test-faults  every fault once: killed drivers, workers, machines (under 4 minutes)
 # make faults       a hundred random kills, and a table of them
 # make check  format, lint, types, layers, wheel
@@ -13,26 +15,32 @@ STAMP := $(VENV)/.installed
 export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 
-.PHONY: install run test test-ray test-cluster test-faults faults check clean
+.PHONY: install run test test-ray test-cluster test-browser test-frameworks test-faults faults check clean
 install: $(STAMP)
 
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable ".[dev,dashboard,postgres]"
+	$(BIN)/python -m pip install --quiet --editable ".[dev,dashboard,postgres,huggingface,lightning,docs]"
 	touch $@
 
 run: install
 	$(BIN)/bsearch run examples/digits.yaml
 
 test: install
-	$(BIN)/pytest -n 2 -m "not ray and not packaging and not cluster and not faults"
+	$(BIN)/pytest -n 2 -m "not ray and not packaging and not cluster and not faults and not browser and not frameworks"
 
 test-ray: install
 	$(BIN)/pytest -m "ray and not cluster and not faults"
 
 test-cluster: install
 	$(BIN)/pytest -m "cluster and not faults"
+
+test-browser: install
+	$(BIN)/pytest -m browser
+
+test-frameworks: install
+	$(BIN)/pytest -m frameworks
 
 test-faults: install
 	$(BIN)/pytest -m faults

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
@@ -20,17 +20,17 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
-from .spaces.errors import BsearchError, LauncherError, ObjectiveError, StudyFileError, cut, plain
+from .spaces.errors import BsearchError, LauncherError, StudyFileError, cut, plain
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
 from .spaces.storage import masked, storage_of
 from .spaces.study import StudySpec
 from .spaces.study_file import located, plain_value, read_study, settled, study_from_dict
-from .spaces.trial import ParetoFront, TrialRecord
 
 if TYPE_CHECKING:
     from .cluster.submit.submitter import Submitter
     from .search.driver import StudyResult
+    from .search.stored import StoredStudy
     from .search.study_run import Runner
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted.
@@ -252,7 +252,7 @@ def _near(path: Path) -> str:
 def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
     """The end of a run: the front, its files, and what comes next."""
     from .search.export import json_text, study_document, write_front
-    from .search.report import front_plot, front_table, front_words, seconds
+    from .search.terminal import front_plot, front_table, front_words, seconds
 
     document = study_document(result.name, masked(spec.storage or ""), result.front, result.records)
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s}
@@ -434,31 +434,29 @@ def reprice(study: str, profile_file: Path, name: str | None, storage: str | Non
     Accuracies stay; a device with less memory plans more passes for the same effective batch.
     """
     from .search.export import json_text, study_document
-    from .search.records import Records
-    from .search.report import front_plot, front_table, knee_words
     from .search.reprice import read_profile, repriced, repriced_words
+    from .search.stored import StoredStudy
+    from .search.terminal import front_plot, front_table, knee_words
 
     device = read_profile(profile_file)
-    url, full_name, before, records = _kept(study, name, storage)
-    kept = Records(url)
-    study_kept = next(one for one in kept.studies() if one.name == full_name)
-    spec = StudySpec.model_validate(study_kept.spec)
-    after = repriced(spec, study_kept.identity["task"], records, kept.attempts(full_name), device)
+    kept = StoredStudy.open(study, name, storage)
+    attempts = kept.kept().attempts(kept.name)
+    after = repriced(kept.spec, kept.identity["task"], kept.records, attempts, device)
     if as_json:
-        document = study_document(full_name, masked(url), after.front, after.records)
+        document = study_document(kept.name, masked(kept.url), after.front, after.records)
         document |= {"device": device.name, "was": after.was, "left_out": after.left_out, "notes": after.notes}
         click.echo(json_text(document), nl=False)
         return
     console = _terminal()
     trials = len(after.records) + len(after.left_out)
     console.print(
-        f"Front of {full_name} on {device.name}: {len(after.front.trials)} of {trials} trials",
+        f"Front of {kept.name} on {device.name}: {len(after.front.trials)} of {trials} trials",
         style="bold",
         markup=False,
     )
     console.print(front_table(after.front))
     console.print(front_plot(after.front, after.records, console.width), markup=False)
-    for words in (knee_words(after.front), repriced_words(before, after), *after.notes, *after.left_out):
+    for words in (knee_words(after.front), repriced_words(kept.front, after), *after.notes, *after.left_out):
         console.print(words or "", markup=False)
 
 
@@ -662,17 +660,18 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
 def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
     from .search.best_rate import study_rates
     from .search.export import json_text
-    from .search.report import rates_document, rates_table, rule_verdict
+    from .search.stored import StoredStudy
+    from .search.terminal import rates_document, rates_table, rule_verdict
 
-    url, full_name, front, records = _kept(study, name, storage)
+    kept = StoredStudy.open(study, name, storage)
     with _located(None if "://" in study else Path(study)):
-        found = study_rates(full_name, _kept_spec(url, full_name), front, records, batches)
+        found = study_rates(kept.name, kept.spec, kept.front, kept.records, batches)
     if as_json:
-        click.echo(json_text(rates_document(full_name, found)), nl=False)
+        click.echo(json_text(rates_document(kept.name, found)), nl=False)
         return
     console = _terminal()
     left_out = f"; {found.left_out} that failed to learn are left out" if found.left_out else ""
-    console.print(f"Best rate against batch in {full_name}: {found.trials} trials{left_out}", style="bold", markup=False)
+    console.print(f"Best rate against batch in {kept.name}: {found.trials} trials{left_out}", style="bold", markup=False)
     console.print(rule_verdict(found), markup=False)
     console.print(rates_table(found))
     console.print(
@@ -681,49 +680,6 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
 
 
 # ---------------------------------------------------------------- show, export, dashboard
-
-
-def _kept(study: str, name: str | None, storage: str | None) -> tuple[str, str, ParetoFront, list[TrialRecord]]:
-    """Storage, name, front and trials of a study by its file or by a database URL."""
-    from .objectives.loading import objective_hash
-    from .search.driver import study_identity
-    from .search.pareto import study_front
-    from .search.records import Records
-    from .search.suggest import stored_trials
-    from .spaces.study import Objectives
-
-    spec = None
-    if "://" in study:
-        url, base = study, name
-    else:
-        spec = read_study(Path(study), storage=storage)
-        assert spec.storage is not None
-        url, base = spec.storage, name or spec.study
-    kept = Records(url, create=False).studies()
-    if base is not None:
-        kept = [one for one in kept if base in (one.name, one.base_name)]
-        if spec is not None:
-            # The study that `run` would go on with, where the file's task can still be read.
-            with suppress(ObjectiveError):
-                identity = study_identity(spec, objective_hash(spec.task))
-                kept = [one for one in kept if one.identity == identity] or kept
-    if not kept:
-        raise StudyFileError(
-            f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` begins one."
-        )
-    if base is None and len({one.base_name for one in kept}) > 1:
-        names = ", ".join(one.name for one in kept)
-        raise StudyFileError(f"storage {masked(url)}: holds several studies, so say which with --name: {names}")
-    newest = next((one for one in kept if one.name == name), kept[-1])
-    records = stored_trials(url, newest.name)
-    return url, newest.name, study_front(records, Objectives.model_validate(newest.spec["objectives"])), records
-
-
-def _kept_spec(url: str, name: str) -> StudySpec:
-    """A study as the storage keeps it."""
-    from .search.records import Records
-
-    return StudySpec.model_validate(next(one.spec for one in Records(url).studies() if one.name == name))
 
 
 @main.command(epilog=_epilog("bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7"))
@@ -739,16 +695,18 @@ def show(
 ) -> None:
     """Print what a study has found so far: its front, its trials, or one trial."""
     from .search.export import json_text, study_document, trial_document
-    from .search.report import front_plot, front_table, front_words, trials_table
+    from .search.stored import StoredStudy
+    from .search.terminal import front_plot, front_table, front_words, trials_table
 
-    url, full_name, front, records = _kept(study, name, storage)
+    kept = StoredStudy.open(study, name, storage)
+    front, records = kept.front, kept.records
     console = _terminal(as_json)
     if trial is not None:
-        _show_trial(url, full_name, front, records, trial, as_json)
+        _show_trial(kept, trial, as_json)
         return
     chosen = [record for record in records if outcome in (None, record.outcome)]
     if as_json:
-        document = study_document(full_name, masked(url), front, records)
+        document = study_document(kept.name, masked(kept.url), front, records)
         if every or outcome:
             document["all"] = [trial_document(record, front) for record in chosen]
         click.echo(json_text(document), nl=False)
@@ -756,30 +714,30 @@ def show(
     if every or outcome:
         console.print(trials_table(chosen, front))
         return
-    console.print(f"Front of {full_name}: {len(front.trials)} of {len(records)} trials", style="bold")
+    console.print(f"Front of {kept.name}: {len(front.trials)} of {len(records)} trials", style="bold")
     console.print(front_table(front))
     console.print(front_plot(front, records, console.width), markup=False)
-    for words in front_words(full_name, _kept_spec(url, full_name), front, records):
+    for words in front_words(kept.name, kept.spec, front, records):
         console.print(words, markup=False)
-    outcomes = study_document(full_name, masked(url), front, records)["trials"]
+    outcomes = study_document(kept.name, masked(kept.url), front, records)["trials"]
     console.print("Trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in outcomes.items()))
 
 
-def _show_trial(url: str, study: str, front: ParetoFront, records: list[TrialRecord], number: int, as_json: bool) -> None:
+def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     from .search.export import json_text, trial_document
-    from .search.records import Records
 
+    front, records = study.front, study.records
     record = next((record for record in records if record.number == number), None)
     if record is None:
-        raise StudyFileError(f"study {study}: has no trial {number}; its trials are 0 to {len(records) - 1}")
-    kept = Records(url)
+        raise StudyFileError(f"study {study.name}: has no trial {number}; its trials are 0 to {len(records) - 1}")
+    kept = study.kept()
     curve = [
         {key: row[key] for key in ("attempt", "samples_seen", "elapsed_s", "accuracy", "train_loss")}
-        for row in kept.curve(study, number)
+        for row in kept.curve(study.name, number)
     ]
     attempts = [
         {key: row[key] for key in ("attempt", "outcome", "message", "traceback", "started_at", "ended_at")}
-        for row in kept.attempts(study, number)
+        for row in kept.attempts(study.name, number)
     ]
     document = trial_document(record, front) | {"curve": curve, "attempts": attempts}
     if as_json:
@@ -809,13 +767,15 @@ def _show_trial(url: str, study: str, front: ParetoFront, records: list[TrialRec
 def export(study: str, name: str | None, kind: str, what: str, out: Path | None, storage: str | None) -> None:
     """Print a study's front, or all its trials, as CSV or JSON. docs/export.md tells the columns."""
     from .search.export import csv_text, json_text, study_document, trial_document, write_file
+    from .search.stored import StoredStudy
 
-    url, full_name, front, records = _kept(study, name, storage)
+    kept = StoredStudy.open(study, name, storage)
+    front, records = kept.front, kept.records
     rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
     if kind == "csv":
         text = csv_text(rows)
     else:
-        document = study_document(full_name, masked(url), front, records)
+        document = study_document(kept.name, masked(kept.url), front, records)
         text = json_text(document if what == "front" else document | {"all": rows})
     if out is None:
         click.echo(text, nl=False)
@@ -829,16 +789,18 @@ def export(study: str, name: str | None, kind: str, what: str, out: Path | None,
 @storage_option
 def dashboard(study: str, port: int, storage: str | None) -> None:
     """Open optuna-dashboard on the study's storage, for this machine only (it has no login)."""
-    url, full_name, _, _ = _kept(study, None, storage)
+    from .search.stored import StoredStudy
+
+    kept = StoredStudy.open(study, None, storage)
     try:
         from optuna_dashboard import run_server
     except ImportError:
         raise StudyFileError("optuna-dashboard is not installed. Install it: pip install 'bsearch[dashboard]'") from None
     from .search.suggest import open_storage
 
-    click.echo(f"study {plain(full_name)}: http://127.0.0.1:{port}/dashboard (Ctrl-C ends it)")
+    click.echo(f"study {plain(kept.name)}: http://127.0.0.1:{port}/dashboard (Ctrl-C ends it)")
     try:
-        run_server(open_storage(url), host="127.0.0.1", port=port)
+        run_server(open_storage(kept.url), host="127.0.0.1", port=port)
     except OSError as error:
         raise LauncherError(f"port {port}: {error.strerror}. Name another with --port.") from None
 

@@ -22,7 +22,7 @@ from ..spaces.device import DeviceProfile
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.memory import readable_bytes
 from ..spaces.plan import BatchPlan
-from .report import column, number, seconds
+from .terminal import column, number, seconds
 
 # MobileNetV3-large on CIFAR-10 at 224 pixels, V100, mixed precision, minutes of 10 epochs, one run each.
 # Source: Raschka 2022, "Do Batch Sizes Actually Need to Be Powers of 2?", sebastianraschka.com/blog/2022/batch-size-2.html

@@ -14,8 +14,8 @@ from ..spaces.domain import Choices, Fixed, bounds, values_of
 from ..spaces.errors import InfeasiblePlanError
 from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
-from .report import number, seconds
 from .setups import legal_words, micro_batch_cap, plan_limits, planned
+from .terminal import number, seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .report import front_table, number, seconds
 from .study_run import Event, StudyRun
+from .terminal import front_table, number, seconds
 
 
 class LiveView:

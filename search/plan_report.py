@@ -11,8 +11,8 @@ from rich.text import Text
 
 from ..spaces.learning_rate import OptimizerSettings
 from ..spaces.plan import BatchPlan
-from .report import seconds
 from .reprice import KnownTime
+from .terminal import seconds
 
 
 def plan_document(plan: BatchPlan, rule: str, settings: OptimizerSettings | None, known: KnownTime | None) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
 from .export import png_of
 from .forecast import planned_batches
-from .report import blank_plot, column, number, plot_text, seconds
 from .setups import CostKey, training_cost
+from .terminal import blank_plot, column, number, plot_text, seconds
 
 
 def profile_document(

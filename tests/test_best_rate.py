@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bsearch.search.best_rate import BestRates, Estimate, RateAt, best_rates
-from bsearch.search.report import rule_verdict
+from bsearch.search.terminal import rule_verdict
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.trial import TrialRecord
 

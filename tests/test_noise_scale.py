@@ -19,8 +19,8 @@ from bsearch.objectives.loading import objective_hash
 from bsearch.objectives.noise_scale import NoiseScale
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.search.driver import run_study
-from bsearch.search.report import noise_words
 from bsearch.search.serial import SerialRunner
+from bsearch.search.terminal import noise_words
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import TrialRecord

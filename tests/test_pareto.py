@@ -9,7 +9,7 @@ import optuna
 import pytest
 from bsearch.search.export import csv_text, front_picture, json_text, study_document, trial_document
 from bsearch.search.pareto import front_members, front_of, knee, no_slower, no_worse
-from bsearch.search.report import comparison, front_plot, knee_words, seconds
+from bsearch.search.terminal import comparison, front_plot, knee_words, seconds
 from bsearch.spaces.trial import ParetoFront, TrialRecord
 from hypothesis import given
 from hypothesis import strategies as st
