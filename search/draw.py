@@ -48,8 +48,8 @@ def plotly_document(figure: Figure) -> dict[str, Any]:
         "name": figure.name,
         "title": figure.title,
         "traces": [_trace(figure, layer) for layer in figure.layers],
-        "x": _plotly_axis(figure.x),
-        "y": _plotly_axis(figure.y),
+        "x": _plotly_axis(figure.x, figure.log_ticks("x")),
+        "y": _plotly_axis(figure.y, figure.log_ticks("y")),
     }
 
 
@@ -105,8 +105,10 @@ def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
     return trace
 
 
-def _plotly_axis(axis: Axis) -> dict[str, Any]:
+def _plotly_axis(axis: Axis, log_ticks: list[float]) -> dict[str, Any]:
     made: dict[str, Any] = {"title": {"text": _escaped(axis.title)}, "type": "log" if axis.log else "linear"}
+    if axis.log:
+        made |= {"tickvals": log_ticks, "ticktext": [f"{tick:g}" for tick in log_ticks]}
     if axis.ticks:
         made |= {"tickvals": [place for place, _ in axis.ticks], "ticktext": [_escaped(words) for _, words in axis.ticks]}
     return made
@@ -129,11 +131,16 @@ def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
         for layer in figure.layers:
             if layer.shown:
                 _draw(axes, layer, figure)
-        for axis, name in ((figure.x, "x"), (figure.y, "y")):
+        sides: tuple[tuple[Axis, Literal["x", "y"]], ...] = ((figure.x, "x"), (figure.y, "y"))
+        for axis, name in sides:
             getattr(axes, f"set_{name}scale")("log" if axis.log else "linear")
             getattr(axes, f"set_{name}label")(axis.title)
-            if axis.ticks:
-                getattr(axes, f"set_{name}ticks")([place for place, _ in axis.ticks], [words for _, words in axis.ticks])
+            ticks = axis.ticks
+            if axis.log:
+                getattr(axes, f"{name}axis").minorticks_off()
+                ticks = tuple((tick, f"{tick:g}") for tick in figure.log_ticks(name))
+            if ticks:
+                getattr(axes, f"set_{name}ticks")([place for place, _ in ticks], [words for _, words in ticks])
         axes.set_title(figure.title)
         axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[1]:

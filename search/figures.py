@@ -15,6 +15,7 @@ from ..spaces.errors import StudyFileError
 from ..spaces.learning_rate import RULE_EXPONENTS
 from ..spaces.trial import ParetoFront, TrialRecord
 from .best_rate import BestRates, study_rates
+from .confirm import averaged
 from .powers_of_two import PowersOfTwo, powers_of_two
 from .profiles import kept_profiles
 from .stored import StoredStudy
@@ -72,6 +73,25 @@ class Figure:
     y: Axis
     layers: tuple[Layer, ...]
     value_name: str = ""
+
+    def log_ticks(self, axis: Literal["x", "y"]) -> list[float]:
+        """Places of round numbers along a log axis, some four to ten of them; none where it holds nothing above 0."""
+        held = [
+            value for layer in self.layers for value in (*getattr(layer, axis), *((layer.low + layer.high) * (axis == "y")))
+        ]
+        held = [value for value in held if value > 0 and math.isfinite(value)]
+        if not held:
+            return []
+        low, high = min(held), max(held)
+        decades = math.log10(high / low) if high > low else 0.0
+        parts = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        return [
+            float(f"{part}e{power}")
+            for power in powers
+            for part in parts
+            if low / 1.3 <= float(f"{part}e{power}") <= high * 1.3
+        ]
 
     def rows(self) -> list[dict[str, Any]]:
         """Its data, a row for each point: what `NAME.csv` holds."""
@@ -146,13 +166,12 @@ class StudyFigures:
         """Accuracy over seconds."""
         front, records = self.front, self.study.records
         members = {trial.number for trial in front.trials}
-        settings = {trial.number for trial in front.trials} | {int(r.facts["repeats"]) for r in records if "repeats" in r.facts}
-        others = [r for r in records if r.outcome == "complete" and r.number not in settings and "repeats" not in r.facts]
-        beaten = [r for r in records if r.outcome == "complete" and r.number in settings - members]
+        # A setting that was trained several times stands where its mean is.
+        others = [r for r in averaged(records, self.study.spec.objectives) if r.number not in members]
         repeats = [r for r in records if r.outcome == "complete" and "repeats" in r.facts]
         floor = self._floor()
         layers = [
-            self._points("other trials", "other", [*others, *beaten]),
+            self._points("other trials", "other", others),
             self._points("single runs of repeated settings", "other", repeats, shown=False),
             self._points("stopped early", "stopped", [r for r in records if r.outcome == "stopped"], shown=False),
             *(
@@ -200,7 +219,7 @@ class StudyFigures:
 
     def _points(self, name: str, tone: Tone, records: Iterable[TrialRecord], *, shown: bool = True) -> Layer:
         chosen = [r for r in records if _finite(self.front.seconds(r)) and _finite(r.accuracy)]
-        doubt = bool(chosen) and all("mean_low" in r.facts for r in chosen)
+        doubt = tone == "front" and bool(chosen) and all("mean_low" in r.facts for r in chosen)
         return Layer(
             name,
             "points",

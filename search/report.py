@@ -155,6 +155,7 @@ def report_page(study: StoredStudy) -> str:
         task=study.spec.task,
         front=front,
         rows=rows,
+        repeated=any("mean_low" in trial.facts for trial in front.trials),
         outcomes=document["trials"],
         picks=[
             {
