@@ -682,21 +682,51 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
 # ---------------------------------------------------------------- show, export, dashboard
 
 
-@main.command(epilog=_epilog("bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7"))
+@main.command(
+    epilog=_epilog(
+        "bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7\n  bsearch show study.yaml --watch"
+    )
+)
 @click.argument("study", metavar="STUDY|URL")
 @name_option
 @click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
 @click.option("--outcome", help="Only trials with this outcome, such as complete, diverged, error or infeasible.")
 @click.option("--trial", type=int, help="One trial: its settings, its learning curve, its traceback.")
+@click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between looks, for --watch.",
+)
 @storage_option
 @json_option
+@click.pass_context
 def show(
-    study: str, name: str | None, every: bool, outcome: str | None, trial: int | None, storage: str | None, as_json: bool
+    ctx: click.Context,
+    study: str,
+    name: str | None,
+    every: bool,
+    outcome: str | None,
+    trial: int | None,
+    watch: bool,
+    every_s: float,
+    storage: str | None,
+    as_json: bool,
 ) -> None:
-    """Print what a study has found so far: its front, its trials, or one trial."""
+    """Print what a study has found so far: its front, its trials, or one trial.
+
+    With --watch it only reads the database, and ends with 0 where the study came to its budget, with 1 where nobody runs it.
+    """
+    if watch:
+        if as_json or every or outcome or trial is not None:
+            raise click.UsageError("--watch shows the study as `run` does; for programs, ask for `show --json` again and again")
+        ctx.exit(_watch(study, name, storage, every_s))
     from .search.export import json_text, study_document, trial_document
     from .search.stored import StoredStudy
-    from .search.terminal import front_plot, front_table, front_words, trials_table
+    from .search.terminal import trials_table
 
     kept = StoredStudy.open(study, name, storage)
     front, records = kept.front, kept.records
@@ -714,6 +744,32 @@ def show(
     if every or outcome:
         console.print(trials_table(chosen, front))
         return
+    _print_front(kept, console)
+
+
+def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
+    from .search.live import LiveView
+    from .search.stored import StoredStudy
+    from .search.watch import watch_study
+
+    console = _terminal()
+    try:
+        with LiveView(console) as view:
+            end = watch_study(StoredStudy.open(study, name, storage), view, every_s)
+    except KeyboardInterrupt:
+        console.print("no longer watching; the study goes on", style="dim")
+        return INTERRUPTED
+    _print_front(StoredStudy.open(study, name, storage), console)
+    console.print(end.why, markup=False)
+    return 0 if end.done else FAILED
+
+
+def _print_front(kept: StoredStudy, console: Console) -> None:
+    """The front as table, plot and sentences, and how many trials ended in which way."""
+    from .search.export import study_document
+    from .search.terminal import front_plot, front_table, front_words
+
+    front, records = kept.front, kept.records
     console.print(f"Front of {kept.name}: {len(front.trials)} of {len(records)} trials", style="bold")
     console.print(front_table(front))
     console.print(front_plot(front, records, console.width), markup=False)

@@ -73,16 +73,16 @@ class Picture:
             rows = min(left, _MOST_PLOT_ROWS)
             if plot := self._drawn(view, width - _TABLE_COLUMNS - 2, rows):
                 beside = Table.grid(padding=(0, 2))
-                beside.add_row(Text(plot, no_wrap=True), _front_table(view.front, rows - 2))
+                beside.add_row(Text(plot, no_wrap=True), _front_table(view.front, rows - 1))
                 yield beside
                 return
-        table_rows = min(members, max((left - _PLOT_ROWS) // 2, 3)) + 2
+        table_rows = min(members, max((left - _PLOT_ROWS) // 2, 3)) + 1
         if plots and width >= _PLOT_COLUMNS and left >= _PLOT_ROWS + table_rows:
             plot = self._drawn(view, width, min(left - table_rows, _MOST_PLOT_ROWS))
             if plot:
                 yield Text(plot, no_wrap=True)
                 left -= len(plot.splitlines())
-        yield _front_table(view.front, left - 2)
+        yield _front_table(view.front, left - 1, narrow=width < _TABLE_COLUMNS)
 
     def _drawn(self, view: StudyView, width: int, height: int) -> str:
         key = (len(view.records), width, height)
@@ -132,12 +132,12 @@ def _running_table(trials: Iterable[RunningTrial], metric: str, width: int) -> T
     return table
 
 
-def _front_table(front: ParetoFront, most: int) -> Table:
+def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Table:
     """As much of the front as so many rows hold: both ends, and evenly what lies between."""
     members, most = front.trials, max(most, 1)
     if len(members) > most:
         members = tuple(members[round(row * (len(members) - 1) / max(most - 1, 1))] for row in range(most))
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=narrow)
     for name in ("trial", front.speed, front.metric[:12], "batch", "rate", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for trial in members:

@@ -122,6 +122,23 @@ class KeptStudy:
     driver_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The process that holds a study.
+
+    Args:
+        since: when it took the study.
+        silent_s: seconds since its last sign of life, by the database's clock.
+        gone: it will give none any more, so the next `run` takes the study over.
+    """
+
+    host: str
+    process: str
+    since: datetime
+    silent_s: float
+    gone: bool
+
+
 class DatabaseAway(Exception):
     """The database cannot be reached now; what was asked of it was perhaps done, and perhaps not."""
 
@@ -382,6 +399,9 @@ def _check_folder(folder: Path, shown: str) -> None:
         ) from None
 
 
+_SINCE = "%Y-%m-%d %H:%M:%S UTC"
+
+
 class _Holder(NamedTuple):
     """Who drives a study, as text `host:process:since mark-random`."""
 
@@ -399,7 +419,7 @@ class _Holder(NamedTuple):
     @classmethod
     def here(cls) -> str:
         """This process, as text."""
-        since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        since = datetime.now(UTC).strftime(_SINCE)
         return f"{socket.gethostname()}:{os.getpid()}:{since} {_mark(os.getpid())}-{uuid.uuid4().hex[:8]}"
 
     def lives(self) -> bool | None:
@@ -520,6 +540,18 @@ class Records:
     @patient
     def keep_profile(self, about: str, profile: Mapping[str, Any]) -> None:
         self._put(_profiles, {"key": _digest(about), "about": about, "profile": json.dumps(profile), "measured_at": now()})
+
+    @patient
+    def driver(self, study: str) -> Driver | None:
+        """Who holds a study; None where nobody does, or there is no such study."""
+        query = sa.select(_studies.c.holder, self._clock - _studies.c.heartbeat_at).where(_studies.c.name == study)
+        with self._transaction() as connection:
+            holder, silent_s = connection.execute(query).one_or_none() or (None, None)
+        if holder is None:
+            return None
+        read = _Holder.read(holder)
+        since = datetime.strptime(read.since, _SINCE).replace(tzinfo=UTC)
+        return Driver(read.host, read.process, since, silent_s or 0.0, _is_gone(holder, silent_s))
 
     @patient
     def take(self, study: str) -> None:
@@ -656,6 +688,27 @@ class Records:
             {**row, "setup": json.loads(row["setup"]), "result": json.loads(row["result"]) if row["result"] else None}
             for row in rows
         ]
+
+    @patient
+    def latest_attempts(self, study: str, most: int) -> list[Mapping[str, Any]]:
+        """Attempts that have not ended, and so many of those that ended last; each with its last `measurement`, or None."""
+        mine = _attempts.c.study == study
+        ended = sa.select(_attempts).where(mine, _attempts.c.ended_at.is_not(None)).order_by(_attempts.c.ended_at.desc())
+        last = (
+            sa.select(_measurements)
+            .where(*(_measurements.c[name] == sa.bindparam(name) for name in ("study", "number", "attempt")))
+            .order_by(_measurements.c.samples_seen.desc())
+            .limit(1)
+        )
+        found: list[Mapping[str, Any]] = []
+        with self._transaction() as connection:
+            for query in (sa.select(_attempts).where(mine, _attempts.c.ended_at.is_(None)), ended.limit(most)):
+                for row in connection.execute(query).mappings().all():
+                    key = {name: row[name] for name in ("study", "number", "attempt")}
+                    measured = connection.execute(last, key).mappings().one_or_none()
+                    measurement = measured and {**measured, "scores": json.loads(measured["scores"])}
+                    found.append({**row, "setup": json.loads(row["setup"]), "measurement": measurement})
+        return found
 
     @patient
     def any_counted(self, study: str) -> bool:
