@@ -113,7 +113,7 @@ def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
         yield _line(f"{view.name}: {counts}", style="bold")
         yield _line(times)
     outcomes = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in view.outcomes.items())
-    if told := "; ".join(filter(None, (outcomes, view.driver))):
+    for told in filter(None, (outcomes, view.driver)):
         yield _line(told, style="dim")
 
 

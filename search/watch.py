@@ -111,7 +111,7 @@ def _view(
 
 def _driver_words(driver: Driver) -> str:
     since = driver.since.astimezone().strftime("%Y-%m-%d %H:%M")
-    return f"process {driver.process} on {driver.host} since {since}, last sign of life {max(driver.silent_s, 0):.0f} s ago"
+    return f"run by process {driver.process} on {driver.host} since {since}, seen {max(driver.silent_s, 0):.0f} s ago"
 
 
 def _end(view: StudyView, spec: StudySpec, kept: KeptStudy, driver: Driver | None) -> WatchEnd | None:
