@@ -287,7 +287,8 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
         console.print(f"{counted} of {spec.budget.trials} trials are done. To go on: {again}", markup=False)
     shown = _shown(study, spec)
     console.print(
-        f"Next:\n  bsearch show {shown} --all          every trial\n  bsearch export {shown}              CSV or JSON\n"
+        f"Next:\n  bsearch report {shown}              a page to look at and choose from\n"
+        f"  bsearch show {shown} --all          every trial\n  bsearch export {shown}              CSV or JSON\n"
         f"  bsearch dashboard {shown}           in the browser",
         markup=False,
     )
@@ -781,6 +782,33 @@ def export(study: str, name: str | None, kind: str, what: str, out: Path | None,
         click.echo(text, nl=False)
     else:
         click.echo(f"wrote {write_file(out, text)}", err=True)
+
+
+@main.command(epilog=_epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
+@click.argument("study", metavar="STUDY|URL")
+@click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
+@click.option("--figures", type=click.Path(path_type=Path), help="Write every figure here too, as PNG, SVG and CSV.")
+@click.option("--open", "opened", is_flag=True, help="Show the page in the browser.")
+@name_option
+@storage_option
+def report(study: str, out: Path | None, figures: Path | None, opened: bool, name: str | None, storage: str | None) -> None:
+    """Write what a study found as one HTML page that opens without a network.
+
+    The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and what it
+    would cost to be faster.
+    """
+    from .search.export import write_file
+    from .search.report import report_page, write_figures
+    from .search.stored import StoredStudy
+
+    kept = StoredStudy.open(study, name, storage)
+    folder = Path() if "://" in study else Path(study).parent
+    path = write_file(out or folder / "results" / kept.name / "report.html", report_page(kept))
+    click.echo(f"wrote {plain(_near(path.absolute()))}")
+    for figure in write_figures(kept, figures) if figures else ():
+        click.echo(f"wrote {plain(_near(figure.absolute()))}")
+    if opened:
+        click.launch(str(path.absolute()))
 
 
 @main.command(epilog=_epilog("bsearch dashboard study.yaml --port 8080"))
