@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from .. import __version__
-from ..spaces.errors import plain
+from ..spaces.errors import BsearchError, plain
 from ..spaces.storage import masked
 from ..spaces.trial import ParetoFront, TrialRecord
 from .choice import fastest_within
@@ -22,6 +23,7 @@ from .confirm import averaged
 from .draw import LOOKS, picture, plotly_document
 from .export import csv_text, study_document, trial_document, write_file
 from .figures import StudyFigures
+from .frameworks import FRAMEWORKS, chosen_settings
 from .stored import StoredStudy
 from .terminal import front_words, number, seconds
 
@@ -140,6 +142,7 @@ def report_page(study: StoredStudy) -> str:
         "csv": {figure.name: csv_text(figure.rows()) for figure in figures} | {"trials": _trials_csv(study)},
         "tones": {tone: {"light": look.light, "dark": look.dark} for tone, look in LOOKS.items()},
         "trials": {trial: _picked(record, front) for trial, record in settings.items()},
+        "exports": {trial.number: _exports(study, trial) for trial in front.trials},
         "first": next((pick.trial.number for pick in picks(front)), None),
     }
     environment = jinja2.Environment(
@@ -176,6 +179,7 @@ def report_page(study: StoredStudy) -> str:
         number=number,
         seconds=seconds,
         driven=seconds(study.driver_s),
+        frameworks=list(FRAMEWORKS),
         data=_script_json(data),
         plotly=Markup(get_plotlyjs()),  # noqa: S704 - Plotly's own script, from its package
     )
@@ -204,6 +208,16 @@ def _picked(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
         "settings": settings,
         "yaml": "".join(f"{name}: {value}\n" for name, value in settings),
     }
+
+
+def _exports(study: StoredStudy, record: TrialRecord) -> dict[str, dict[str, Any]]:
+    """A member's settings for every framework that has words for them."""
+    made = {}
+    for name, write in FRAMEWORKS.items():
+        with suppress(BsearchError):
+            pasted = write(chosen_settings(study, record, "chosen in the report"))
+            made[name] = {"text": pasted.text, "notes": list(pasted.notes)}
+    return made
 
 
 def _trials_csv(study: StoredStudy) -> str:

@@ -227,6 +227,8 @@ def test_a_point_is_chosen_and_its_settings_are_copied(opened: Callable[..., Any
     view.click("button[aria-label='copy effective_batch']")
     view.get_by_text("effective_batch copied").wait_for()
     assert view.evaluate("navigator.clipboard.readText()") == str(last.settings["effective_batch"])
+    view.select_option("#framework", "deepspeed")
+    assert json.loads(view.inner_text("#export"))["train_batch_size"] > 0
     # And by the figure itself.
     first = study.front.trials[0].number
     view.evaluate("n => document.getElementById('plot-front').emit('plotly_click', {points: [{customdata: n}]})", first)

@@ -66,7 +66,7 @@
     document.getElementById("picked-title").textContent = `Settings of trial ${trial.number}`;
     document.getElementById("picked-words").textContent =
       trial.outcome === "complete" ? `${trial.accuracy} in ${trial.time}` : `${trial.outcome.replaceAll("_", " ")}${trial.message ? ": " + trial.message : ""}`;
-    document.getElementById("picked-command").textContent = `bsearch export STUDY --to hf --trial ${trial.number}`;
+    paste();
     const body = document.getElementById("picked-settings");
     body.replaceChildren(...trial.settings.map(([name, value]) => {
       const row = document.createElement("tr"), cells = [name, value].map((words) => Object.assign(document.createElement("td"), { textContent: words }));
@@ -79,6 +79,13 @@
     for (const one of document.querySelectorAll("[data-trial]")) one.setAttribute("aria-pressed", String(Number(one.dataset.trial) === number));
     say("");
   }
+  // Only the front's members are worth pasting; `bsearch export` knows no others.
+  function paste() {
+    const exports = data.exports[picked], name = document.getElementById("framework").value;
+    document.getElementById("for-framework").hidden = !exports;
+    document.getElementById("export").textContent = exports?.[name]?.text ?? `${name} has no words for these settings.`;
+    document.getElementById("picked-command").textContent = `bsearch export STUDY --to ${name} --trial ${picked}`;
+  }
   function download(name, text, type) {
     const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([text], { type })), download: name });
     link.click();
@@ -88,6 +95,8 @@
   for (const one of document.querySelectorAll("[data-trial]")) one.addEventListener("click", () => pick(Number(one.dataset.trial)));
   for (const one of document.querySelectorAll("[data-csv]")) one.addEventListener("click", () => download(one.dataset.csv + ".csv", data.csv[one.dataset.csv], "text/csv"));
   for (const one of document.querySelectorAll("[data-svg]")) one.addEventListener("click", () => Plotly.downloadImage(document.getElementById("plot-" + one.dataset.svg), { format: "svg", filename: one.dataset.svg, width: 960, height: 600 }));
+  document.getElementById("framework")?.addEventListener("change", paste);
+  document.getElementById("copy-export")?.addEventListener("click", () => copy(document.getElementById("export").textContent, document.getElementById("framework").value));
   document.getElementById("copy-all")?.addEventListener("click", () => data.trials[picked] && copy(data.trials[picked].yaml, "settings"));
 
   function dress(dark) {
