@@ -111,7 +111,9 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
         ObjectiveError: some that the study says, all of them told at once.
     """
     faults = [
-        f"arguments: {name}: the study says it; write {key} in study.yaml" for name, key in _OF_THE_STUDY.items() if name in given
+        f"arguments: {name}: the study says it; write {key} in study.yaml"
+        for name, key in _OF_THE_STUDY.items()
+        if name in given
     ]
     faults += [f"arguments: {name}: a trial has no use for it; leave it out" for name in _WITHOUT_USE if name in given]
     if faults:
@@ -146,7 +148,9 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
     }
 
 
-def _train(pace: Pace, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], tell: Tell[Measurement]) -> None:
+def _train(
+    pace: Pace, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], tell: Tell[Measurement]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, pace.walked():
         args = TrainingArguments(output_dir=folder, **arguments)
         if args.n_gpu > 1:
@@ -250,10 +254,7 @@ class _PacedTrainer:
         there = to_device(inputs, self.pace.device)
         model.eval()
         with torch.no_grad(), self.compute_loss_context_manager():  # type: ignore[attr-defined]
-            once, twice = (
-                float(self.compute_loss(model, dict(there), num_items_in_batch=items * times))
-                for times in (1, 2)
-            )
+            once, twice = (float(self.compute_loss(model, dict(there), num_items_in_batch=items * times)) for times in (1, 2))
         model.train(kept)
         set_random_state(dice, self.pace.device)
         return abs(once - twice) > _ALIKE * abs(once)

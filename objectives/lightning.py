@@ -86,7 +86,9 @@ def train_with(
         if name in arguments
     ]
     if setup.training.compile:
-        faults.append("training.compile: expected false, for lightning.Trainer does not do it; got true. Compile in the module.")
+        faults.append(
+            "training.compile: expected false, for lightning.Trainer does not do it; got true. Compile in the module."
+        )
     if not module.automatic_optimization:
         faults.append("train_with: expected a module whose optimizer Lightning steps, got automatic_optimization = False")
     if faults:
@@ -212,7 +214,9 @@ class _Paced(Callback):  # type: ignore[misc]
         if (norm := self.pace.setup.training.clip_norm) is not None:
             pl_module.clip_gradients(optimizer, gradient_clip_val=norm, gradient_clip_algorithm="norm")
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self._pass == len(self.pace.plan.passes()):
             self._pass = 0
             self.pace.after_step(self._total / self._denominator)
