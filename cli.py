@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import sys
 import traceback
+import webbrowser
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -981,26 +984,41 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
         click.launch(str(path.absolute()))
 
 
-@main.command(epilog=_epilog("bsearch dashboard study.yaml --port 8080"))
+@main.command(epilog=_epilog("bsearch dashboard study.yaml\n  bsearch dashboard sqlite:///study.db --port 0 --no-open"))
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
-@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True)
+@name_option
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes any that is free.")
+@click.option("--open/--no-open", "opens", default=None, help="Open the browser; default: where there is a screen.")
 @storage_option
-def dashboard(study: str, port: int, storage: str | None) -> None:
-    """Open optuna-dashboard on the study's storage, for this machine only (it has no login)."""
+def dashboard(study: str, name: str | None, port: int, opens: bool | None, storage: str | None) -> None:
+    """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
+
+    For this machine only (it has no login). Ctrl-C ends it. docs/dashboard.md tells what is where, and how to look on
+    from another machine.
+    """
+    from .search.dashboard import dashboard_server
     from .search.stored import StoredStudy
 
-    kept = StoredStudy.open(study, None, storage)
-    try:
-        from optuna_dashboard import run_server
-    except ImportError:
-        raise StudyFileError("optuna-dashboard is not installed. Install it: pip install 'bsearch[dashboard]'") from None
-    from .search.suggest import open_storage
+    kept = StoredStudy.open(study, name, storage)
+    results = (Path() if "://" in study else Path(study).parent) / "results"
+    with dashboard_server(kept, masked(study), results, port) as (address, serve), suppress(KeyboardInterrupt):
+        click.echo(f"study {plain(kept.name)}: {address} (Ctrl-C ends it)")
+        click.echo(f"what was found, in words: {address}/note")
+        if "SSH_CONNECTION" in os.environ:
+            own = address.split(":")[2].split("/")[0]
+            click.echo(
+                f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address there"
+            )
+        if _has_screen() if opens is None else opens:
+            # Some browsers run in the terminal until they are left.
+            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        serve()
 
-    click.echo(f"study {plain(kept.name)}: http://127.0.0.1:{port}/dashboard (Ctrl-C ends it)")
-    try:
-        run_server(open_storage(kept.url), host="127.0.0.1", port=port)
-    except OSError as error:
-        raise LauncherError(f"port {port}: {error.strerror}. Name another with --port.") from None
+
+def _has_screen() -> bool:
+    """Whether somebody sits here who would see a browser open."""
+    display = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return sys.stdout.isatty() and display and "SSH_CONNECTION" not in os.environ
 
 
 # ---------------------------------------------------------------- submit and jobs
