@@ -6,9 +6,11 @@ import ast
 import json
 import math
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -280,6 +282,32 @@ def test_the_script_trains_to_the_parameters_that_bsearch_trained_to(
         torch.testing.assert_close(theirs, ours, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_script_trains_alike_in_low_precision(precision: str) -> None:
+    settings = chosen(BatchPlan(33, 2), budget=250, epochs=2.5, precision=precision, clip_norm=0.5, channels_last=True)
+
+    class Single(Net):
+        def data(self, setup: TrialSetup) -> Data:
+            made = super().data(setup).train
+            data = TensorDataset(made.tensors[0].float(), made.tensors[1])
+            return Data(data, data)
+
+        def model(self, setup: TrialSetup) -> nn.Module:
+            return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+
+    task = Single()
+    run = TrainingRun(task, settings.setup)
+    list(run.measurements())
+    script = program(settings, "pytorch")
+    data = task.data(settings.setup)
+    script["data"] = lambda: (data.train, data.evaluation)
+    script["model"] = lambda: task.model(settings.setup)
+    script["order"] = lambda samples, epoch: epoch_order(samples, settings.setup.seed, epoch).tolist()
+    trained = script["train"]()
+    for ours, theirs in zip(run.model.state_dict().values(), trained.state_dict().values(), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize("batch", [7, 33, 64])
 def test_the_script_sees_exactly_the_batch_at_exactly_the_rate(schedule: str, batch: int) -> None:
@@ -362,6 +390,33 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
         result = bsearch("export", study, "--to", framework, "--out", out)
         assert (result.exit_code, result.stdout) == (0, "")
         assert out.read_text() == bsearch("export", study, "--to", framework).stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("DELETE FROM bsearch_attempt", "trained outside `bsearch run`"),
+        ("UPDATE bsearch_attempt SET setup = '{}'", "cannot be read from its database"),
+        (
+            "UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.learning_rate', 'os.system(1)')",
+            "learning_rate: expected a finite number >= 0, got 'os.system(1)'",
+        ),
+        ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.betas', json('[0.9, {}]'))", "cannot be read"),
+        ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.samples_budget', 0)", "expected at least one step"),
+        ("UPDATE bsearch_attempt SET setup = json_set(setup, '$.training.schedule', 'x')", "cannot be read"),
+    ],
+)
+def test_what_a_database_does_not_hold_or_holds_wrongly_is_told(
+    study_file: Callable[..., Path], change: str, words: str
+) -> None:
+    study = study_file(budget={"trials": 1})
+    assert bsearch("run", study, "--serial").exit_code == 0
+    (database,) = study.parent.glob("*.db")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute(change)
+    result = bsearch("export", study, "--to", "pytorch")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,8 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
 
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
     """The same of a setup that is known already."""
-    momentum = record.facts.get("momentum")
+    optimizer, momentum = record.facts.get("optimizer"), record.facts.get("momentum")
+    known = isinstance(momentum, int | float)
     even = nearest_even_plan(setup.plan, setup.largest_micro_batch, setup.smallest_micro_batch)
     even_settings, notes = _at_even_batch(study.spec, record, setup, even)
     return ChosenSettings(
@@ -164,9 +165,9 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         accuracy=record.accuracy,
         train_s=record.train_s,
         setup=setup,
-        optimizer=record.facts.get("optimizer"),
-        momentum=None if momentum is None else float(momentum),
-        nesterov=None if momentum is None else bool(record.facts.get("nesterov", False)),
+        optimizer=None if optimizer is None else str(optimizer),
+        momentum=float(momentum) if known else None,
+        nesterov=bool(record.facts.get("nesterov", False)) if known else None,
         batch_norm="ghost_batch" in record.facts,
         even=even,
         even_settings=even_settings,

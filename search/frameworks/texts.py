@@ -174,6 +174,8 @@ def deepspeed(chosen: ChosenSettings) -> Pasted:
 def pytorch(chosen: ChosenSettings) -> Pasted:
     """A training script that needs torch alone, and trains as the trial did: any integer batch, exactly."""
     notes = [*_optimizer_notes(chosen), "its model and data are an example, marked to be replaced by yours"]
+    if chosen.batch_norm and chosen.plan.devices > 1:
+        notes.append("BatchNorm's running statistics are the first device's; the trial's were the mean over devices")
     optimizer = _optimizer(chosen, chosen.setup.optimizer)
     return _program("pytorch", chosen, notes, optimizer=optimizer, even=False)
 
