@@ -357,7 +357,7 @@ class TrainingRun:
             "model_parameters": sum(parameter.numel() for parameter in self.parameters),
         }
         group = self.optimizer.param_groups[0]
-        if group.get("momentum"):
+        if "momentum" in group:
             facts |= {"momentum": float(group["momentum"]), "nesterov": bool(group.get("nesterov", False))}
         if any(True for _ in batch_norms(self.model)):
             # Synchronised, the passes of all devices are one; else each device's BatchNorm sees its own.

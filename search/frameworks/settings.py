@@ -11,6 +11,7 @@ from typing import Any
 from ...spaces.errors import BsearchError, InfeasiblePlanError, StudyFileError
 from ...spaces.learning_rate import OptimizerSettings
 from ...spaces.plan import BatchPlan, step_plans
+from ...spaces.study import StudySpec
 from ...spaces.trial import Parameter, TrialRecord, TrialSetup
 from ..setups import optimizer_settings
 from ..stored import StoredStudy
@@ -129,8 +130,16 @@ class ChosenSettings:
         return epochs * math.ceil(self.training_set / batch) + math.ceil(rest / batch)
 
     @property
-    def even_warmup_steps(self) -> int:
-        return math.ceil(self.even_steps * self.setup.training.warmup)
+    def running_steps(self) -> int:
+        """The same of a loop whose steps run on over epochs, where only an epoch's last pass is short."""
+        epochs, rest = divmod(self.setup.samples_budget, self.training_set)
+        together = self.even.devices * self.even.micro_batch
+        passes = epochs * math.ceil(self.training_set / together) + math.ceil(rest / together)
+        return math.ceil(passes / self.even.accumulation)
+
+    def warmup_steps(self, steps: int) -> int:
+        """How many of so many steps the rate rises in."""
+        return math.ceil(steps * self.setup.training.warmup)
 
 
 def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> ChosenSettings:
@@ -139,10 +148,15 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
     Raises:
         StudyFileError: the study does not hold what the trial was told.
     """
-    setup = _setup(study, record)
-    momentum = record.facts.get("momentum")
+    return settings_of(study, record, _setup(study, record), chosen)
+
+
+def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
+    """The same of a setup that is known already."""
+    optimizer, momentum = record.facts.get("optimizer"), record.facts.get("momentum")
+    known = isinstance(momentum, int | float)
     even = nearest_even_plan(setup.plan, setup.largest_micro_batch, setup.smallest_micro_batch)
-    even_settings, notes = _at_even_batch(study, record, setup, even)
+    even_settings, notes = _at_even_batch(study.spec, record, setup, even)
     return ChosenSettings(
         study=study.name,
         trial=record.number,
@@ -151,9 +165,9 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
         accuracy=record.accuracy,
         train_s=record.train_s,
         setup=setup,
-        optimizer=record.facts.get("optimizer"),
-        momentum=None if momentum is None else float(momentum),
-        nesterov=None if momentum is None else bool(record.facts.get("nesterov", False)),
+        optimizer=None if optimizer is None else str(optimizer),
+        momentum=float(momentum) if known else None,
+        nesterov=bool(record.facts.get("nesterov", False)) if known else None,
         batch_norm="ghost_batch" in record.facts,
         even=even,
         even_settings=even_settings,
@@ -203,7 +217,7 @@ def _check_numbers(setup: TrialSetup) -> None:
 
 
 def _at_even_batch(
-    study: StoredStudy, record: TrialRecord, setup: TrialSetup, even: EvenPlan
+    spec: StudySpec, record: TrialRecord, setup: TrialSetup, even: EvenPlan
 ) -> tuple[OptimizerSettings, tuple[str, ...]]:
     """The rule's settings at the batch of an even plan, and what is to be said where it is not the trial's."""
     plan, batch = setup.plan, even.effective_batch
@@ -220,9 +234,9 @@ def _at_even_batch(
         f"device{'s' * (even.devices > 1)}{cap} in at most {MOST_PASSES * plan.accumulation} passes: {batch} = "
         f"{even.devices} x {even.micro_batch} x {even.accumulation} instead, {100 * (batch / plan.effective_batch - 1):+.2g} %"
     )
-    values = {**study.spec.fixed(), **record.parameters, "rule": setup.rule, "reference_rate": setup.reference_rate}
+    values = {**spec.fixed(), **record.parameters, "rule": setup.rule, "reference_rate": setup.reference_rate}
     try:
-        settings = optimizer_settings(study.spec, batch, setup.epochs, values)
+        settings = optimizer_settings(spec, batch, setup.epochs, values)
     except InfeasiblePlanError as error:
         return setup.optimizer, (f"{note}; the rate stays that of {plan.effective_batch}, since {error}", *notes)
     rate = f"learning rate {setup.learning_rate:.6g} becomes {settings.learning_rate:.6g} by the rule {setup.rule}"

@@ -59,7 +59,7 @@ def huggingface(chosen: ChosenSettings) -> Pasted:
         "learning_rate": settings.learning_rate,
         "lr_scheduler_type": "constant_with_warmup" if training.schedule == "constant" else training.schedule,
         # Steps, for versions from 4.46 on know them; a share has had two names.
-        "warmup_steps": chosen.even_warmup_steps,
+        "warmup_steps": chosen.warmup_steps(chosen.even_steps),
         "weight_decay": settings.weight_decay,
         "max_grad_norm": training.clip_norm or 0.0,
         "bf16": training.precision == "bf16",
@@ -76,7 +76,9 @@ def huggingface(chosen: ChosenSettings) -> Pasted:
     if chosen.setup.device == "cpu":
         arguments["use_cpu"] = True
     notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen)]
-    notes += [*_half_step_notes(chosen, "Trainer"), *_device_notes(chosen, "use_cpu=True")]
+    notes += _device_notes(chosen, "use_cpu=True")
+    if training.schedule != "constant" or training.warmup:
+        notes.append("Trainer's schedule runs half a step behind the trial's, and its warm-up begins with a step at rate 0")
     if has_words and settings.weight_decay:
         notes.append("Trainer decays no biases and no norms' weights; the trial decayed all parameters alike")
     return _program("huggingface", chosen, notes, arguments=arguments, optimizer=None if has_words else (name, keywords))
@@ -129,10 +131,11 @@ def deepspeed(chosen: ChosenSettings) -> Pasted:
     name, keywords = _optimizer(chosen, settings)
     if name == "Adam":
         keywords["adam_w_mode"] = False  # else DeepSpeed's "Adam" decays as AdamW does
-    scheduler, warmup_steps = None, max(chosen.even_warmup_steps, 1)
-    warmup = {"warmup_num_steps": warmup_steps, "warmup_type": "linear"}
+    scheduler, steps = None, chosen.running_steps
+    warmup_steps = chosen.warmup_steps(steps)
+    warmup = {"warmup_num_steps": max(warmup_steps, 1), "warmup_type": "linear"}
     rates = {"warmup_min_lr": 0.0, "warmup_max_lr": settings.learning_rate}
-    total = {"total_num_steps": chosen.even_steps}
+    total = {"total_num_steps": steps}
     match training.schedule:
         case "cosine":
             ratios = {"warmup_min_ratio": 0.0, "cos_min_ratio": 0.0}
@@ -153,14 +156,14 @@ def deepspeed(chosen: ChosenSettings) -> Pasted:
     }
     notes = [
         f"launch: deepspeed --num_gpus {even.devices} train.py; on another number of GPUs train_batch_size has to follow",
-        f"DeepSpeed has no word for the length of training: {chosen.even_steps} steps; nor for the seed: {training.seed}",
-        *_even_notes(chosen),
+        f"DeepSpeed has no word for the length of training: {steps} steps; nor for the seed: {training.seed}",
+        *_even_notes(chosen, flushes=False),
         *_optimizer_notes(chosen),
         *_mean_notes(chosen, "DeepSpeed"),
-        *_half_step_notes(chosen, "DeepSpeed"),
     ]
-    if scheduler and chosen.even_warmup_steps < 2:
-        notes.append(f"DeepSpeed warms up for at least 2 steps; the trial's warm-up is {chosen.even_warmup_steps}")
+    if scheduler:
+        late = "DeepSpeed's schedules take the first two steps at rate 0 and run up to one and a half steps behind the trial's"
+        notes.append(f"{late}, and warm up for at least 2; the trial's warm-up is {warmup_steps}" if warmup_steps < 2 else late)
     if training.precision == "bf16":
         notes.append("DeepSpeed's bf16 keeps the model's weights in bf16; the trial's were fp32 under autocast")
     return Pasted(
@@ -171,6 +174,8 @@ def deepspeed(chosen: ChosenSettings) -> Pasted:
 def pytorch(chosen: ChosenSettings) -> Pasted:
     """A training script that needs torch alone, and trains as the trial did: any integer batch, exactly."""
     notes = [*_optimizer_notes(chosen), "its model and data are an example, marked to be replaced by yours"]
+    if chosen.batch_norm and chosen.plan.devices > 1:
+        notes.append("BatchNorm's running statistics are the first device's; the trial's were the mean over devices")
     optimizer = _optimizer(chosen, chosen.setup.optimizer)
     return _program("pytorch", chosen, notes, optimizer=optimizer, even=False)
 
@@ -227,9 +232,10 @@ FRAMEWORKS: dict[str, Callable[[ChosenSettings], Pasted]] = {
 def _optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tuple[str, dict[str, Any]]:
     """A class of `torch.optim` and its keyword arguments; AdamW stands for what is not torch's."""
     name = chosen.optimizer if chosen.optimizer in OPTIMIZERS else "AdamW"
+    momentum = USUAL_MOMENTUM if chosen.momentum is None else chosen.momentum
     known: dict[str, Any] = {
-        "momentum": USUAL_MOMENTUM if chosen.momentum is None else chosen.momentum,
-        "nesterov": True if chosen.nesterov is None else chosen.nesterov,
+        "momentum": momentum,
+        "nesterov": momentum > 0 and (True if chosen.nesterov is None else chosen.nesterov),
         "betas": settings.betas,
         "eps": settings.eps,
     }
@@ -246,15 +252,22 @@ def _optimizer_notes(chosen: ChosenSettings) -> Iterator[str]:
         yield f"the trial's momentum was not recorded: Nesterov {USUAL_MOMENTUM} is what bsearch's own tasks use"
 
 
-def _even_notes(chosen: ChosenSettings) -> Iterator[str]:
-    """What becomes of the batch where passes have to be alike and epochs end with a short step."""
+def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
+    """What becomes of the batch where passes have to be alike.
+
+    Args:
+        flushes: an epoch's last passes are a step of their own; else the next epoch's complete it.
+    """
     yield from chosen.even_notes
-    batch, left = chosen.even.effective_batch, chosen.training_set % chosen.even.effective_batch
-    if left:
+    even, samples = chosen.even, chosen.training_set
+    whole = even.effective_batch if flushes else even.micro_batch * even.devices
+    if left := samples % whole:
         ours = sum(count for count, _, _ in chosen.steps)
+        what, count = ("step", chosen.even_steps) if flushes else ("pass", chosen.running_steps)
+        filled = ", filled up with samples of its beginning where devices' shares would differ" if even.devices > 1 else ""
         yield (
-            f"each epoch of {chosen.training_set} samples ends with a step of {left} instead of {batch}: {chosen.even_steps} "
-            f"steps for the trial's {chosen.setup.samples_budget} samples, where the trial's ran on over epochs and were {ours}"
+            f"each epoch of {samples} samples ends with a {what} of {left} instead of {whole}{filled}: {count} steps for the "
+            f"trial's {chosen.setup.samples_budget} samples, where the trial's steps ran on over epochs and were {ours}"
         )
     if chosen.batch_norm and chosen.even.accumulation > 1:
         yield (
@@ -270,14 +283,6 @@ def _mean_notes(chosen: ChosenSettings, framework: str) -> Iterator[str]:
         yield (
             f"{framework} averages the means of passes: right where each divides by as many samples (tokens, weights) as the "
             "others, as a mean over samples does in every step but an epoch's last"
-        )
-
-
-def _half_step_notes(chosen: ChosenSettings, framework: str) -> Iterator[str]:
-    if chosen.setup.training.schedule != "constant" or chosen.setup.training.warmup:
-        yield (
-            f"{framework} asks its schedule at each step's beginning, so warm-up begins at rate 0; the trial's was asked at "
-            "the step's middle: half a step apart"
         )
 
 
