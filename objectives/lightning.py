@@ -180,7 +180,7 @@ class _Paced(Callback):  # type: ignore[misc]
         told = found.get("denominator") if isinstance(found, Mapping) else None
         denominator = passes[self._pass] if told is None else told
         # A sum over the step's samples; where the loss counts something else, the step's gradient is brought to it below.
-        module.manual_backward(loss * (denominator / size))
+        module.manual_backward(loss * denominator / size)
         self._total = self._total + loss.detach().double() * denominator
         self._denominator = self._denominator + denominator
         self._pass += 1
