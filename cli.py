@@ -26,7 +26,7 @@ from .spaces.errors import BsearchError, LauncherError, StudyFileError, cut, pla
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
 from .spaces.storage import masked, storage_of
-from .spaces.study import StudySpec
+from .spaces.study import StudySpec, share
 from .spaces.study_file import located, plain_value, read_study, settled, study_from_dict
 
 if TYPE_CHECKING:
@@ -124,6 +124,22 @@ storage_option = click.option(
     callback=lambda ctx, option, url: url or storage_of(os.environ),
     help="Database of the results, instead of the study's own.",
 )
+
+
+class _Share(click.ParamType[float]):
+    """A share from 0 up to 1, written 5% or 0.05."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it as study files do."""
+        try:
+            return share(value if value.strip().endswith("%") else float(value))
+        except ValueError:
+            self.fail(f"expected a share from 0 up to 1, got {cut(value, 60)!r}. Write 5% or 0.05.", param, ctx)
+
+
+_SHARE = _Share()
 name_option = click.option(
     "--name", metavar="NAME", shell_complete=study_names, help="Which study, where the storage holds several."
 )
@@ -325,7 +341,8 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
         console.print(f"{counted} of {spec.budget.trials} trials are done. To go on: {again}", markup=False)
     shown = _shown(study, spec)
     console.print(
-        f"Next:\n  bsearch show {shown} --all          every trial\n  bsearch export {shown}              CSV or JSON\n"
+        f"Next:\n  bsearch report {shown}              a page to look at and choose from\n"
+        f"  bsearch show {shown} --all          every trial\n  bsearch export {shown}              CSV or JSON\n"
         f"  bsearch dashboard {shown}           in the browser",
         markup=False,
     )
@@ -851,30 +868,118 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
             console.print(attempt["traceback"], markup=False)
 
 
-@main.command(epilog=_epilog("bsearch export study.yaml --format csv --out front.csv"))
+@main.command(
+    epilog=_epilog("bsearch export study.yaml --format csv --out front.csv\n  bsearch export study.yaml --to hf --within 1%")
+)
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @name_option
 @click.option("--format", "kind", type=click.Choice(["csv", "json"]), default="csv", show_default=True)
 @click.option("--what", type=click.Choice(["front", "trials"]), default="front", show_default=True)
+@click.option(
+    "--to",
+    "framework",
+    type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "yaml"]),
+    help="The settings of one trial of the front, to paste into code for this framework.",
+)
+@click.option("--trial", "number", type=int, metavar="N", help="With --to: this trial; default: the knee.")
+@click.option("--knee", "at_knee", is_flag=True, help="With --to: the trial where the front bends.")
+@click.option(
+    "--within", type=_SHARE, metavar="SHARE", help="With --to: the fastest trial that is at most so much worse, 1% or 0.01."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")
 @storage_option
-def export(study: str, name: str | None, kind: str, what: str, out: Path | None, storage: str | None) -> None:
-    """Print a study's front, or all its trials, as CSV or JSON. docs/export.md tells the columns."""
+@click.pass_context
+def export(
+    ctx: click.Context,
+    study: str,
+    name: str | None,
+    kind: str,
+    what: str,
+    framework: str | None,
+    number: int | None,
+    at_knee: bool,
+    within: float | None,
+    out: Path | None,
+    storage: str | None,
+) -> None:
+    """Print a study's front, or all its trials, as CSV or JSON; or one trial's settings for a framework.
+
+    docs/export.md tells the columns, and what each framework can express.
+    """
     from .search.export import csv_text, json_text, study_document, trial_document, write_file
     from .search.stored import StoredStudy
 
+    _check_export(ctx, framework)
     kept = StoredStudy.open(study, name, storage)
     front, records = kept.front, kept.records
-    rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
-    if kind == "csv":
-        text = csv_text(rows)
+    if framework is not None:
+        text = _pasted(kept, framework, number, at_knee, within)
     else:
-        document = study_document(kept.name, masked(kept.url), front, records)
-        text = json_text(document if what == "front" else document | {"all": rows})
+        rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
+        if kind == "csv":
+            text = csv_text(rows)
+        else:
+            document = study_document(kept.name, masked(kept.url), front, records)
+            text = json_text(document if what == "front" else document | {"all": rows})
     if out is None:
         click.echo(text, nl=False)
     else:
         click.echo(f"wrote {write_file(out, text)}", err=True)
+
+
+def _check_export(ctx: click.Context, framework: str | None) -> None:
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+    if framework is not None and given & {"kind", "what"}:
+        raise click.UsageError("--to prints one trial's settings; --format and --what are of the front's table")
+    if framework is None and given & {"number", "at_knee", "within"}:
+        raise click.UsageError("--trial, --knee and --within choose a trial for --to; name a framework with it")
+
+
+def _pasted(kept: StoredStudy, framework: str, number: int | None, at_knee: bool, within: float | None) -> str:
+    """One trial's settings for a framework; which trial, what it promises and every note go to stderr."""
+    from .search.choice import chosen_trial
+    from .search.frameworks import FRAMEWORKS, chosen_settings
+
+    record = chosen_trial(kept.name, kept.front, number=number, at_knee=at_knee, within=within)
+    if number is not None:
+        why = "as asked"
+    elif within is not None:
+        why = f"the fastest within {within:.3g} of the best"
+    else:
+        why = "the knee" if record.number == kept.front.knee else "the best"
+    chosen = chosen_settings(kept, record, why)
+    pasted = FRAMEWORKS[framework](chosen)
+    click.echo(plain(f"study {kept.name}, trial {chosen.trial} ({why}): {chosen.promise}"), err=True)
+    for note in pasted.notes:
+        click.echo(plain(f"note: {note}"), err=True)
+    return pasted.text
+
+
+@main.command(epilog=_epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
+@click.option("--figures", type=click.Path(path_type=Path), help="Write every figure here too, as PNG, SVG and CSV.")
+@click.option("--open", "opened", is_flag=True, help="Show the page in the browser.")
+@name_option
+@storage_option
+def report(study: str, out: Path | None, figures: Path | None, opened: bool, name: str | None, storage: str | None) -> None:
+    """Write what a study found as one HTML page that opens without a network.
+
+    The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and what it
+    would cost to be faster.
+    """
+    from .search.export import write_file
+    from .search.report import report_page, write_figures
+    from .search.stored import StoredStudy
+
+    kept = StoredStudy.open(study, name, storage)
+    folder = Path() if "://" in study else Path(study).parent
+    path = write_file(out or folder / "results" / kept.name / "report.html", report_page(kept))
+    click.echo(f"wrote {plain(_near(path.absolute()))}")
+    for figure in write_figures(kept, figures) if figures else ():
+        click.echo(f"wrote {plain(_near(figure.absolute()))}")
+    if opened:
+        click.launch(str(path.absolute()))
 
 
 @main.command(epilog=_epilog("bsearch dashboard study.yaml --port 8080"))

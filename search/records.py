@@ -606,6 +606,13 @@ class Records:
         return json.loads(kept) if kept else None
 
     @patient
+    def profiles(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Every profile that was kept, with all that it hangs on, oldest first."""
+        query = sa.select(_profiles.c.about, _profiles.c.profile).order_by(_profiles.c.measured_at)
+        with self._transaction() as connection:
+            return [(json.loads(about), json.loads(profile)) for about, profile in connection.execute(query)]
+
+    @patient
     def keep_profile(self, about: str, profile: Mapping[str, Any]) -> None:
         self._put(_profiles, {"key": _digest(about), "about": about, "profile": json.dumps(profile), "measured_at": now()})
 

@@ -38,7 +38,7 @@ def trial_setup(
     samples_budget = _samples_budget(profile, epochs, effective_batch)
     step_plans(plan, samples_budget, **limits)
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
-    optimizer = _optimizer(spec, effective_batch, epochs, values)
+    optimizer = optimizer_settings(spec, effective_batch, epochs, values)
     for name_of_rule in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch"):
         values.pop(name_of_rule, None)
     return TrialSetup(
@@ -81,7 +81,7 @@ def _samples_budget(profile: DeviceProfile, epochs: float, effective_batch: int)
     return samples_budget
 
 
-def _optimizer(spec: StudySpec, effective_batch: int, epochs: float, values: Mapping[str, Any]) -> OptimizerSettings:
+def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, values: Mapping[str, Any]) -> OptimizerSettings:
     """What the rule makes of the reference settings.
 
     Raises:
@@ -198,7 +198,7 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
             return math.nan
         try:
             made = plan(key, effective_batch, devices, values.get("accumulation"))
-            _optimizer(spec, effective_batch, epochs, values)
+            optimizer_settings(spec, effective_batch, epochs, values)
             samples_budget = _samples_budget(profiles[key], epochs, effective_batch)
             return law.train_s(made, samples_budget, **plan_limits(spec, profiles[key], devices))
         except InfeasiblePlanError:

@@ -35,7 +35,7 @@ class Mine(Task):
     def model(self, setup): return nn.Linear(2, 2)
 """
 COMMANDS = ["run", "check", "profile", "bench", "reprice", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
-COMMANDS += ["submit", "jobs"]
+COMMANDS += ["submit", "jobs", "report"]
 JOBS = ["jobs list", "jobs status", "jobs logs", "jobs stop"]
 
 

@@ -1,11 +1,10 @@
 """Your training code. Change `data` and `model`; uncomment the rest where the defaults do not fit."""
 
 import torch
+from bsearch.objectives import Data, Task, TrialSetup
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset, random_split
-
-from bsearch.objectives import Data, Task, TrialSetup
 
 
 class MyTask(Task):

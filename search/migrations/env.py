@@ -1,7 +1,6 @@
 """Run by Alembic with the connection that `records` opened; the version table is ours, not Optuna's."""
 
 from alembic import context
-
 from bsearch.search.records import VERSION_TABLE, metadata
 
 connection = context.config.attributes["connection"]
