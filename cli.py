@@ -99,7 +99,8 @@ def study_files(ctx: click.Context, parameter: click.Parameter, incomplete: str)
 
 def study_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Studies in the storage of the STUDY that was typed before, for the shell; only of a file, for a server may not answer."""
-    given, storage = ctx.params.get("study"), ctx.params.get("storage")
+    # While the option still lacks its value, Click leaves what came before it among the arguments.
+    given, storage = ctx.params.get("study") or next(iter(ctx.args), None), ctx.params.get("storage")
     with suppress(BsearchError):
         url = given if given and "://" in str(given) else storage or (given and read_study(Path(given)).storage)
         if url and str(url).startswith("sqlite"):

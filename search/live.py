@@ -100,14 +100,12 @@ def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
     counts = f"{view.counted}/{view.trials} trials"
     left = "" if view.remaining_s is None else f", about {seconds(view.remaining_s)} left"
     times = f"{seconds(view.elapsed_s)} so far{left}"
-    if width >= _WIDE:
+    name = Text(plain(view.name), style="bold")
+    name.truncate(max(width // 4, 1), overflow="ellipsis")
+    bar = min(width - name.cell_len - len(f"{counts}, {times}") - 4, 2 * _BAR)
+    if bar >= _BAR // 2:
         head = Table.grid(padding=(0, 2))
-        head.add_column(no_wrap=True, overflow="ellipsis", max_width=width // 3)
-        head.add_row(
-            Text(plain(view.name), style="bold"),
-            ProgressBar(total=view.trials, completed=view.counted, width=width // 4),
-            Text(f"{counts}, {times}", no_wrap=True),
-        )
+        head.add_row(name, ProgressBar(total=view.trials, completed=view.counted, width=bar), f"{counts}, {times}")
         yield head
     else:
         yield _line(f"{view.name}: {counts}", style="bold")
