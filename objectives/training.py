@@ -394,7 +394,7 @@ def bring_to(gradients: Sequence[Tensor], denominator: Tensor | float, size: int
     denominator = denominator.double()
     # A step whose every label is ignored has no gradient, rather than 0/0.
     ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-    torch._foreach_mul_(gradients, ratio.to(gradients[0].dtype))
+    torch._foreach_mul_(list(gradients), ratio.to(gradients[0].dtype))
 
 
 class Timed(Protocol):

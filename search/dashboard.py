@@ -220,8 +220,8 @@ def _told(status: http.HTTPStatus, reason: str) -> _Answer:
 def _refused(environ: Mapping[str, Any], path: str, method: str) -> str | None:
     """Why a request gets no answer; None where it does.
 
-    A page of another site may send requests here: by a name of its own that it lets point to this machine (then that name stands
-    in Host), or across sites (then its address stands in Origin).
+    A page of another site may send requests here: by a name of its own that it lets point to this machine (then that name
+    stands in Host), or across sites (then its address stands in Origin).
     """
     host = environ.get("HTTP_HOST", "")
     if not _this_machine(host):

@@ -166,7 +166,7 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         train_s=record.train_s,
         setup=setup,
         optimizer=None if optimizer is None else str(optimizer),
-        momentum=float(momentum) if known else None,
+        momentum=float(momentum) if known and momentum is not None else None,
         nesterov=bool(record.facts.get("nesterov", False)) if known else None,
         batch_norm="ghost_batch" in record.facts,
         even=even,
