@@ -111,7 +111,9 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
         ObjectiveError: some that the study says, all of them told at once.
     """
     faults = [
-        f"arguments: {name}: the study says it; write {key} in study.yaml" for name, key in _OF_THE_STUDY.items() if name in given
+        f"arguments: {name}: the study says it; write {key} in study.yaml"
+        for name, key in _OF_THE_STUDY.items()
+        if name in given
     ]
     faults += [f"arguments: {name}: a trial has no use for it; leave it out" for name in _WITHOUT_USE if name in given]
     if faults:
@@ -146,7 +148,9 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
     }
 
 
-def _train(pace: Pace, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], tell: Tell[Measurement]) -> None:
+def _train(
+    pace: Pace, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], tell: Tell[Measurement]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, pace.walked():
         args = TrainingArguments(output_dir=folder, **arguments)
         if args.n_gpu > 1:
@@ -204,7 +208,7 @@ class _PacedTrainer:
         return [_Step(plan, passes)], items
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        self.lr_scheduler = _StandingRate(optimizer or self.optimizer)  # type: ignore[has-type]
+        self.lr_scheduler = _StandingRate(optimizer or self.optimizer)  # type: ignore[attr-defined]
         return self.lr_scheduler
 
     def training_step(self, model: nn.Module, inputs: _Step, num_items_in_batch: Any = None) -> Tensor:
@@ -234,7 +238,7 @@ class _PacedTrainer:
         return 0  # counted for the Trainer's own logs alone, and a step's passes are gone by then
 
     def _shares(self, step: _Step) -> list[float | None]:
-        """Each pass's part of a step whose loss is a mean: over labels that count, or over samples where there are no labels."""
+        """Each pass's part of a step whose loss is a mean: over labels that count, or over samples where it has none."""
         labels = [one.get("labels") if isinstance(one, Mapping) else None for one in step.passes]
         if all(isinstance(some, Tensor) for some in labels):
             counts = [int(some.ne(-100).sum()) for some in labels if some is not None]
@@ -250,16 +254,13 @@ class _PacedTrainer:
         there = to_device(inputs, self.pace.device)
         model.eval()
         with torch.no_grad(), self.compute_loss_context_manager():  # type: ignore[attr-defined]
-            once, twice = (
-                float(self.compute_loss(model, dict(there), num_items_in_batch=items * times))
-                for times in (1, 2)
-            )
+            once, twice = (float(self.compute_loss(model, dict(there), num_items_in_batch=items * times)) for times in (1, 2))
         model.train(kept)
         set_random_state(dice, self.pace.device)
         return abs(once - twice) > _ALIKE * abs(once)
 
 
-class _Measures(TrainerCallback):  # type: ignore[misc]
+class _Measures(TrainerCallback):
     """Walks the pace with the Trainer's steps, and tells what its evaluations find."""
 
     def __init__(self, trainer: Any, pace: Pace, tell: Tell[Measurement]) -> None:
