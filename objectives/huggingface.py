@@ -208,7 +208,7 @@ class _PacedTrainer:
         return [_Step(plan, passes)], items
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        self.lr_scheduler = _StandingRate(optimizer or self.optimizer)  # type: ignore[has-type]
+        self.lr_scheduler = _StandingRate(optimizer or self.optimizer)  # type: ignore[attr-defined]
         return self.lr_scheduler
 
     def training_step(self, model: nn.Module, inputs: _Step, num_items_in_batch: Any = None) -> Tensor:
@@ -238,7 +238,7 @@ class _PacedTrainer:
         return 0  # counted for the Trainer's own logs alone, and a step's passes are gone by then
 
     def _shares(self, step: _Step) -> list[float | None]:
-        """Each pass's part of a step whose loss is a mean: over labels that count, or over samples where there are no labels."""
+        """Each pass's part of a step whose loss is a mean: over labels that count, or over samples where it has none."""
         labels = [one.get("labels") if isinstance(one, Mapping) else None for one in step.passes]
         if all(isinstance(some, Tensor) for some in labels):
             counts = [int(some.ne(-100).sum()) for some in labels if some is not None]
@@ -260,7 +260,7 @@ class _PacedTrainer:
         return abs(once - twice) > _ALIKE * abs(once)
 
 
-class _Measures(TrainerCallback):  # type: ignore[misc]
+class _Measures(TrainerCallback):
     """Walks the pace with the Trainer's steps, and tells what its evaluations find."""
 
     def __init__(self, trainer: Any, pace: Pace, tell: Tell[Measurement]) -> None:

@@ -128,7 +128,7 @@ def _train(pace: Pace, module: LightningModule, data: Any, arguments: dict[str, 
         except Exception as error:
             if pace.measuring and is_out_of_memory(error):
                 raise ObjectiveError(
-                    f"lightning.Trainer: validation ran out of memory ({error}): make the validation loader's batch_size smaller"
+                    f"lightning.Trainer: validation ran out of memory ({error}): make the validation loader's batches smaller"
                 ) from error
             raise
 
@@ -143,7 +143,7 @@ class _Passes:
         return self.pace.passes(self.loader)
 
 
-class _Paced(Callback):  # type: ignore[misc]
+class _Paced(Callback):
     """Takes the module's training step as one pass, and the optimizer's step after a planned step's last pass."""
 
     def __init__(self, pace: Pace, module: LightningModule, tell: Tell[Measurement]) -> None:
@@ -151,6 +151,8 @@ class _Paced(Callback):  # type: ignore[misc]
         self._users = module.training_step
         self._takes_number = len(inspect.signature(self._users).parameters) > 1
         self._pass = 0  # of the step, that comes next
+        self._total: Any = 0.0  # of the step's loss, and what its mean divides by
+        self._denominator: Any = 0
 
     @contextmanager
     def steps_of(self, module: LightningModule) -> Iterator[None]:
@@ -206,7 +208,7 @@ class _Paced(Callback):  # type: ignore[misc]
         self.tell.go_on()
         if self._pass == 0:
             self._total = torch.zeros((), dtype=torch.float64, device=self.pace.device)
-            self._denominator: Any = 0
+            self._denominator = 0
             self.pace.before_step()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:

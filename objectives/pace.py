@@ -114,7 +114,8 @@ class Pace:
                 return
 
     def _batches(self, loader: Any) -> Iterator[Any]:
-        dataset, setup = getattr(loader, "dataset", None), self.setup
+        setup = self.setup
+        dataset: Any = getattr(loader, "dataset", None)
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise ObjectiveError(
                 f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, so that any sample may "

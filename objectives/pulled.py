@@ -105,8 +105,8 @@ def _run(train: Callable[[Tell[T]], object], tell: Tell[T], settings: Callable[[
 
 
 def _settings_of_this_thread() -> Callable[[], None]:
-    """What torch keeps for each thread apart, to be made alike in another: GPU, CPU threads, whether it keeps graphs."""
-    device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    """What torch keeps for each thread apart, to be made alike in another: GPU, CPU threads, whether graphs are kept."""
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
     threads, graphs = torch.get_num_threads(), torch.is_grad_enabled()
 
     def make_alike() -> None:

@@ -383,7 +383,7 @@ class _LossOf(nn.Module):
         return loss.total, loss.denominator
 
 
-def bring_to(gradients: Sequence[Tensor], denominator: Tensor | float, size: int) -> None:
+def bring_to(gradients: list[Tensor], denominator: Tensor | float, size: int) -> None:
     """Gradients over `size` samples become gradients over the loss's own denominator, in place."""
     if not isinstance(denominator, Tensor):
         if denominator == size:

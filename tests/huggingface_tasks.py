@@ -9,9 +9,9 @@ import torch
 from bsearch.objectives.huggingface import train_with
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 from trainer_contract import Net, Points, remember_groups, sgd, troubles
-from transformers import Trainer, TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
 
 
 class Plain(Net):
@@ -116,3 +116,61 @@ def adam(setup: TrialSetup) -> Iterator[Measurement]:
 
 def arguments(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Plain(), arguments={"learning_rate": 1.0, "num_train_epochs": 3, "output_dir": "here"})
+
+
+def pixels(setup: TrialSetup) -> Iterator[Measurement]:
+    """One of the library's own models for images."""
+    config = ViTConfig(image_size=4, patch_size=2, num_channels=1, num_labels=5, hidden_size=16, intermediate_size=16)
+    config.num_hidden_layers, config.num_attention_heads = 1, 2
+    yield from of_the_library(setup, ViTForImageClassification(config), Images())
+
+
+def words(setup: TrialSetup) -> Iterator[Measurement]:
+    """One of its language models: labels are shifted, and texts of different length hold different numbers of them."""
+    config = GPT2Config(vocab_size=11, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = 0
+    yield from of_the_library(setup, GPT2LMHeadModel(config), Texts())
+
+
+def numbers(setup: TrialSetup) -> Iterator[Measurement]:
+    """One that takes the number of items and does not divide by it: a regression's squared error."""
+    config = ViTConfig(image_size=4, patch_size=2, num_channels=1, num_labels=1, hidden_size=16, intermediate_size=16)
+    config.num_hidden_layers, config.num_attention_heads, config.problem_type = 1, 2, "regression"
+    yield from of_the_library(setup, ViTForImageClassification(config), Images(torch.float32))
+
+
+class Images(Dataset[Any]):
+    def __init__(self, kind: torch.dtype = torch.int64) -> None:
+        self.points, self.kind = Points(dtype=torch.float32), kind
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        point = self.points[index]
+        return {"pixel_values": point["x"].repeat(3)[:16].view(1, 4, 4), "labels": point["labels"].to(self.kind)}
+
+
+class Texts(Dataset[Any]):
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(4)
+        self.words = torch.randint(1, 11, (600, 8), generator=generator)
+        self.lengths = torch.randint(2, 9, (600,), generator=generator)
+
+    def __len__(self) -> int:
+        return 600
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        labels = self.words[index].clone()
+        labels[self.lengths[index] :] = -100
+        return {"input_ids": self.words[index], "labels": labels}
+
+
+def of_the_library(setup: TrialSetup, model: Any, data: Any) -> Iterator[Measurement]:
+    yield from train_with(
+        setup,
+        model=model,
+        train_dataset=data,
+        eval_dataset=torch.utils.data.Subset(data, range(50)),
+        optimizers=(sgd(model, setup), None),
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="bsearch[huggingface] is not installed")
 
 from test_training import setup
-from trainer_contract import LOG, TrainerContract
+from trainer_contract import LOG, TrainerContract, ends_with_a_front
 
 pytestmark = pytest.mark.frameworks
 
@@ -30,3 +33,22 @@ class TestHuggingFace(TrainerContract):
         outcome = self.ending("train", setup(50, budget=100, parameters={"trouble": "memory"}))
         assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", None)
         assert len(LOG.steps) == 1
+
+    @pytest.mark.parametrize("task", ["pixels", "words", "numbers"])
+    def test_the_librarys_own_models_see_the_one_large_batch(self, task: str) -> None:
+        def gradient(passes: int) -> torch.Tensor:
+            made = setup(500, passes, budget=500, metric="loss", training={"evaluations": 1})
+            self.trained(task, made)
+            assert len(LOG.gradients) == 1
+            return LOG.gradients[0].double()
+
+        whole = gradient(1)
+        assert float((gradient(3) - whole).norm() / whole.norm()) < 1e-6
+
+    def test_half_precision_trains_under_a_scaler(self) -> None:
+        self.trained("single", setup(64, 2, budget=640, training={"precision": "fp16"}))
+        assert LOG.autocast == {True}
+
+
+def test_the_example_runs_from_the_command_line_to_a_front(tmp_path: Path) -> None:
+    ends_with_a_front("huggingface", tmp_path)

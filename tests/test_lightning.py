@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
 
 from test_training import setup
-from trainer_contract import LOG, TrainerContract
+from trainer_contract import LOG, TrainerContract, ends_with_a_front
 
 pytestmark = pytest.mark.frameworks
 
@@ -50,4 +52,13 @@ class TestLightning(TrainerContract):
     def test_memory_that_runs_out_in_validation_is_the_loaders_to_mend(self) -> None:
         outcome = self.ending("train", setup(50, budget=100, parameters={"trouble": "memory"}))
         assert outcome.kind == "error"
-        assert "make the validation loader's batch_size smaller" in outcome.message
+        assert "make the validation loader's batches smaller" in outcome.message
+
+    def test_half_precision_without_a_gpu_is_refused_in_words(self) -> None:
+        outcome = self.ending("single", setup(64, budget=128, training={"precision": "fp16"}))
+        assert outcome.kind == "error"
+        assert "fp16" in outcome.message
+
+
+def test_the_example_runs_from_the_command_line_to_a_front(tmp_path: Path) -> None:
+    ends_with_a_front("lightning", tmp_path)

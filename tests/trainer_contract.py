@@ -5,8 +5,12 @@ A subclass names the module of its tasks; all of them train the same net on the 
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -300,3 +304,20 @@ class TrainerContract:
         outcome = self.ending("train", setup(50, budget=100, **changes))
         assert outcome.kind == "error"
         assert message in outcome.message
+
+
+def ends_with_a_front(example: str, folder: Path) -> None:
+    """Run an example as a user does, and see that it leaves a front and nothing that was not asked for."""
+    study = folder / "study"
+    shutil.copytree(Path(__file__).parent.parent / "examples" / example, study, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "bsearch", "run", "study.yaml", "--serial", "--trials", "4", "--json"]
+    done = subprocess.run(command, cwd=study, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    front = json.loads(done.stdout)["front"]
+    assert front and max(one["accuracy"] for one in front) > 0.5
+    assert {path.name for path in study.iterdir()} - {"__pycache__"} == {
+        "study.yaml",
+        "tasks.py",
+        "results",
+        f"{example}-digits.db",
+    }
