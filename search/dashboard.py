@@ -77,7 +77,7 @@ class Pages:
         # It tells failures with their tracebacks; its answers name them.
         logging.getLogger("optuna_dashboard").setLevel(logging.CRITICAL)
         self._storage = open_storage(kept.url)
-        self._server = wsgi(self._storage)
+        self._server: Callable[..., Iterable[bytes]] = wsgi(self._storage)
         self._url, self._name, self._study, self._results = kept.url, kept.name, study, results
         self._known: dict[str, _Known] = {}
         self._reading = threading.Lock()
@@ -151,13 +151,15 @@ class Pages:
             every = json.loads(self._asked({**environ, "QUERY_STRING": ""})[2])
             serialized |= {trial["number"]: trial for trial in every["trials"]}
         document["best_trials"] = [serialized[number] for number in members if number in serialized]
+        study = self._study if kept.name == self._name else f"{masked(self._url)} --name {kept.name}"
         for record in kept.records:
             if record.number in serialized:
                 trial = serialized[record.number]
                 if record.outcome == "diverged":
                     trial["constraints"] = [1.0]
                 if trial["note"]["version"] == 0:
-                    trial["note"]["body"] = trial_note(record, kept.spec, kept.front, self._traceback(known, record))
+                    traceback = self._traceback(known, record)
+                    trial["note"]["body"] = trial_note(record, kept.spec, kept.front, study=study, traceback=traceback)
                     # The note tells it, broken into lines; as an attribute it makes the page as wide as it is long.
                     trial["user_attrs"] = [one for one in trial["user_attrs"] if one["key"] != "message"]
         if document["note"]["version"] == 0:
@@ -169,7 +171,7 @@ class Pages:
                 kept.front,
                 kept.records,
                 known.words,
-                study=self._study if kept.name == self._name else f"{masked(self._url)} --name {kept.name}",
+                study=study,
                 page=f"{_PAGES}/{identity[1]}",
                 report=f"{_REPORTS}/{identity[1]}" if self._report_file(kept.name).is_file() else None,
             )
@@ -220,8 +222,8 @@ def _told(status: http.HTTPStatus, reason: str) -> _Answer:
 def _refused(environ: Mapping[str, Any], path: str, method: str) -> str | None:
     """Why a request gets no answer; None where it does.
 
-    A page of another site may send requests here: by a name of its own that it lets point to this machine (then that name
-    stands in Host), or across sites (then its address stands in Origin).
+    A page of another site may send requests here: by a name of its own that it lets point to this machine (then that name is in
+    Host), or across sites (then its address is in Origin).
     """
     host = environ.get("HTTP_HOST", "")
     if not _this_machine(host):

@@ -33,6 +33,7 @@ def escaped(text: str) -> str:
     a \*b\* \[c\](d) \<e\> \$f\$ \|
     """
     line = re.sub(r"([\\`*_\[\]<>$|~&#])", r"\\\1", " ".join(plain(text).split()))
+    line = re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", line)  # no item of a list, where it begins the line
     # Renderers make links of bare addresses, escaped or not.
     return re.sub(r"(://|www\.|@)", rf"{_JOINER}\1{_JOINER}", line)
 
@@ -130,31 +131,32 @@ def _study_parts(
 
 def _front_table(front: ParetoFront, page: str) -> str:
     several_rules = len({trial.settings.get("rule") for trial in front.trials}) > 1
+    repeated = any("mean_low" in trial.facts for trial in front.trials)
+    doubts = ["+/-", "runs", "on front"] if repeated else []
     names = ["effective_batch", "learning_rate", *(["rule"] if several_rules else []), "epochs"]
-    metric = escaped(front.metric)
-    head = ["trial", front.speed.replace("_", r"\_"), metric, *(one.replace("_", " ") for one in names), ""]
+    head = ["trial", escaped(front.speed), escaped(front.metric), *doubts, *(one.replace("_", " ") for one in names), ""]
     rows = [head, [":---" if one in ("rule", "") else "---:" for one in head]]
     members = front.trials[:_FRONT_ROWS]
     for trial in members:
+        facts = trial.facts
+        # The fastest of the members that it is not surely better than.
+        ties = [other.number for other in front.trials if other.number in facts.get("ties", ())]
         marks = [
             *(["**knee**"] if trial.number == front.knee else []),
-            *(["yours today"] if "start" in trial.facts else []),
-            *([f"mean of {trial.facts['runs']} runs"] if int(trial.facts.get("runs", 1)) > 1 else []),
+            *(["yours today"] if "start" in facts else []),
+            *([f"= {ties[0]}"] if ties else []),
         ]
+        doubt = [f"{_half_interval(trial):.2g}", str(facts["runs"]), f"{facts['front_chance']:.0%}"] if repeated else []
         values = [escaped(number(trial.settings.get(one))) for one in names]
-        doubt = _doubt(trial)
         link = f"[{trial.number}]({page}/trials?numbers={trial.number})"
-        rows.append([link, number(front.seconds(trial)), number(trial.accuracy) + doubt, *values, ", ".join(marks)])
+        rows.append([link, number(front.seconds(trial)), number(trial.accuracy), *doubt, *values, ", ".join(marks)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     left = len(front.trials) - len(members)
     return table + (f"\n\n... and {left} more." if left else "")
 
 
-def _doubt(trial: TrialRecord) -> str:
-    """Half of the interval of its mean, where it is known."""
-    if "mean_low" not in trial.facts:
-        return ""
-    return f" ± {float(trial.facts['mean_high'] - trial.facts['mean_low']) / 2:.2g}"
+def _half_interval(trial: TrialRecord) -> float:
+    return float(trial.facts["mean_high"] - trial.facts["mean_low"]) / 2
 
 
 def _within_words(front: ParetoFront) -> str:
@@ -168,15 +170,18 @@ def _within_words(front: ParetoFront) -> str:
     )
 
 
-def trial_note(record: TrialRecord, spec: StudySpec, front: ParetoFront, traceback: str = "") -> str:
+def trial_note(record: TrialRecord, spec: StudySpec, front: ParetoFront, *, study: str, traceback: str = "") -> str:
     """A trial in a few lines: how it came out, its plan, its rate.
 
     Args:
+        study: as commands take it.
         traceback: of its last attempt, where it raised an error.
     """
     lines = [_outcome(record, spec, front), *_settings(record, spec)]
     if record.facts.get("contended") and record.counts:
         lines.append(f"Took {record.facts['departure']:+.0%} of the time that was known: the device was shared.")
+    if record.number in [trial.number for trial in front.trials]:
+        lines.append(f"Its settings for a trainer: {code(f'bsearch export {study} --to hf --trial {record.number}')}")
     note = "  \n".join(lines)
     if traceback:
         shown = traceback if len(traceback) <= _TRACEBACK_CHARACTERS else "...\n" + traceback[-_TRACEBACK_CHARACTERS:]
@@ -210,7 +215,7 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
         result += ", all devices added up"
     member = next((trial for trial in front.trials if trial.number == record.facts.get("repeats", record.number)), None)
     if member is not None and int(member.facts.get("runs", 1)) > 1:
-        result += f"; with {member.facts['runs']} seeds {number(member.accuracy)}{_doubt(member)}"
+        result += f"; with {member.facts['runs']} seeds {number(member.accuracy)} ± {_half_interval(member):.2g}"
     if "repeats" in record.facts:
         again = f"Trains trial {record.facts['repeats']} again with seed {escaped(str(record.facts.get('seed')))}"
         return f"**{again}**: {result}."
