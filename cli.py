@@ -7,14 +7,16 @@ import os
 import re
 import sys
 import traceback
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -81,6 +83,39 @@ def _epilog(example: str) -> str:
     return f"\b\nExample:\n  {example}"
 
 
+def study_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Study files that begin so, for the shell; it adds the folders."""
+    folder, _, begun = incomplete.rpartition("/")
+    found = [CompletionItem(incomplete, type="dir")]
+    with suppress(OSError):
+        for file in sorted(Path(folder or ("/" if incomplete.startswith("/") else ".")).iterdir()):
+            if file.name.startswith(begun) and file.suffix in (".yaml", ".yml"):
+                found.append(CompletionItem(incomplete.removesuffix(begun) + file.name))
+    return found
+
+
+def study_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Studies in the storage of the STUDY that was typed before, for the shell; only of a file, for a server may not answer."""
+    given, storage = ctx.params.get("study"), ctx.params.get("storage")
+    with suppress(BsearchError):
+        url = given if given and "://" in str(given) else storage or (given and read_study(Path(given)).storage)
+        if url and str(url).startswith("sqlite"):
+            from .search.records import Records
+
+            return [
+                CompletionItem(kept.name)
+                for kept in Records(str(url), create=False).studies()
+                if kept.name.startswith(incomplete)
+            ]
+    return []
+
+
+def launchers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Launchers that are installed, for the shell."""
+    names = {point.name for point in entry_points(group="bsearch.submitters")}
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
 storage_option = click.option(
     "--storage",
@@ -104,7 +139,9 @@ class _Share(click.ParamType[float]):
 
 
 _SHARE = _Share()
-name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
+name_option = click.option(
+    "--name", metavar="NAME", shell_complete=study_names, help="Which study, where the storage holds several."
+)
 
 
 class _Terminal(Console):
@@ -126,7 +163,7 @@ def _terminal(as_json: bool = False) -> Console:
 
 
 @main.command(epilog=_epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batch 16:4096 --rate 1e-3:1 --trials 20"))
-@click.argument("study")
+@click.argument("study", shell_complete=study_files)
 @click.option("--batch", metavar="LOW:HIGH", help="Effective batch, where STUDY names a task.")
 @click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, where STUDY names a task.")
 @click.option("--epochs", metavar="N|LOW:HIGH", help="Epochs, where STUDY names a task; default: 5.")
@@ -321,7 +358,7 @@ def _shown(study: Path, spec: StudySpec) -> str:
 
 
 @main.command(epilog=_epilog("bsearch check study.yaml"))
-@click.argument("study", type=click.Path(path_type=Path))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
 @storage_option
 @json_option
 def check(study: Path, storage: str | None, as_json: bool) -> None:
@@ -370,7 +407,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
 
 
 @main.command(epilog=_epilog("bsearch profile study.yaml --png profile.png --out profile.json"))
-@click.argument("study", type=click.Path(path_type=Path))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
 @click.option("--png", type=click.Path(path_type=Path), help="Draw memory and speed into this file.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the document here, for `reprice` and `plan`.")
 @click.option(
@@ -434,7 +471,7 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
 
 
 @main.command(epilog=_epilog("bsearch reprice study.yaml --profile a100.json"))
-@click.argument("study", metavar="STUDY|URL")
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option(
     "--profile",
     "profile_file",
@@ -483,7 +520,7 @@ def reprice(study: str, profile_file: Path, name: str | None, storage: str | Non
 @main.command(
     epilog=_epilog("bsearch bench study.yaml --sizes around:128,around:512\n  bsearch bench tasks.py:Cifar --set width=32")
 )
-@click.argument("study", metavar="STUDY|TASK")
+@click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
 @click.option("--sizes", default="around:128", show_default=True, help="Effective batches: 100,127,128 or around:128.")
 @click.option("--repeats", type=click.IntRange(min=2), default=8, show_default=True, help="Rounds of timing every size.")
 @click.option("--devices", type=click.IntRange(min=1), help="Devices that share each batch.")
@@ -644,7 +681,7 @@ def plan(
 
 
 @main.command(epilog=_epilog("bsearch rules\n  bsearch rules study.yaml"))
-@click.argument("study", metavar="[STUDY|URL]", required=False)
+@click.argument("study", metavar="[STUDY|URL]", required=False, shell_complete=study_files)
 @click.option(
     "--batch", "batches", type=click.IntRange(min=1), multiple=True, help="Tell the best rate here too; may be repeated."
 )
@@ -699,21 +736,51 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
 # ---------------------------------------------------------------- show, export, dashboard
 
 
-@main.command(epilog=_epilog("bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7"))
-@click.argument("study", metavar="STUDY|URL")
+@main.command(
+    epilog=_epilog(
+        "bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7\n  bsearch show study.yaml --watch"
+    )
+)
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @name_option
 @click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
 @click.option("--outcome", help="Only trials with this outcome, such as complete, diverged, error or infeasible.")
 @click.option("--trial", type=int, help="One trial: its settings, its learning curve, its traceback.")
+@click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between looks, for --watch.",
+)
 @storage_option
 @json_option
+@click.pass_context
 def show(
-    study: str, name: str | None, every: bool, outcome: str | None, trial: int | None, storage: str | None, as_json: bool
+    ctx: click.Context,
+    study: str,
+    name: str | None,
+    every: bool,
+    outcome: str | None,
+    trial: int | None,
+    watch: bool,
+    every_s: float,
+    storage: str | None,
+    as_json: bool,
 ) -> None:
-    """Print what a study has found so far: its front, its trials, or one trial."""
+    """Print what a study has found so far: its front, its trials, or one trial.
+
+    With --watch it only reads the database, and ends with 0 where the study came to its budget, with 1 where nobody runs it.
+    """
+    if watch:
+        if as_json or every or outcome or trial is not None:
+            raise click.UsageError("--watch shows the study as `run` does; for programs, ask for `show --json` again and again")
+        ctx.exit(_watch(study, name, storage, every_s))
     from .search.export import json_text, study_document, trial_document
     from .search.stored import StoredStudy
-    from .search.terminal import front_plot, front_table, front_words, trials_table
+    from .search.terminal import trials_table
 
     kept = StoredStudy.open(study, name, storage)
     front, records = kept.front, kept.records
@@ -731,6 +798,32 @@ def show(
     if every or outcome:
         console.print(trials_table(chosen, front))
         return
+    _print_front(kept, console)
+
+
+def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
+    from .search.live import LiveView
+    from .search.stored import StoredStudy
+    from .search.watch import watch_study
+
+    console = _terminal()
+    try:
+        with LiveView(console) as view:
+            end = watch_study(StoredStudy.open(study, name, storage), view, every_s)
+    except KeyboardInterrupt:
+        console.print("no longer watching; the study goes on", style="dim")
+        return INTERRUPTED
+    _print_front(StoredStudy.open(study, name, storage), console)
+    console.print(end.why, markup=False)
+    return 0 if end.done else FAILED
+
+
+def _print_front(kept: StoredStudy, console: Console) -> None:
+    """The front as table, plot and sentences, and how many trials ended in which way."""
+    from .search.export import study_document
+    from .search.terminal import front_plot, front_table, front_words
+
+    front, records = kept.front, kept.records
     console.print(f"Front of {kept.name}: {len(front.trials)} of {len(records)} trials", style="bold")
     console.print(front_table(front))
     console.print(front_plot(front, records, console.width), markup=False)
@@ -777,7 +870,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
 @main.command(
     epilog=_epilog("bsearch export study.yaml --format csv --out front.csv\n  bsearch export study.yaml --to hf --within 1%")
 )
-@click.argument("study", metavar="STUDY|URL")
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @name_option
 @click.option("--format", "kind", type=click.Choice(["csv", "json"]), default="csv", show_default=True)
 @click.option("--what", type=click.Choice(["front", "trials"]), default="front", show_default=True)
@@ -862,7 +955,7 @@ def _pasted(kept: StoredStudy, framework: str, number: int | None, at_knee: bool
 
 
 @main.command(epilog=_epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
-@click.argument("study", metavar="STUDY|URL")
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
 @click.option("--figures", type=click.Path(path_type=Path), help="Write every figure here too, as PNG, SVG and CSV.")
 @click.option("--open", "opened", is_flag=True, help="Show the page in the browser.")
@@ -889,7 +982,7 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
 
 
 @main.command(epilog=_epilog("bsearch dashboard study.yaml --port 8080"))
-@click.argument("study", metavar="STUDY|URL")
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True)
 @storage_option
 def dashboard(study: str, port: int, storage: str | None) -> None:
@@ -914,8 +1007,13 @@ def dashboard(study: str, port: int, storage: str | None) -> None:
 
 
 @main.command(epilog=_epilog("bsearch submit study.yaml --launcher slurm --nodes 2 --gpus-per-node 4 --hours 8 --dry-run"))
-@click.argument("study", type=click.Path(path_type=Path))
-@click.option("--launcher", metavar="NAME", help="ray, slurm, kuberay or a plug-in's; instead of submit.launcher.")
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
+@click.option(
+    "--launcher",
+    metavar="NAME",
+    shell_complete=launchers,
+    help="ray, slurm, kuberay or a plug-in's; instead of submit.launcher.",
+)
 @click.option("--nodes", type=click.IntRange(min=1), help="Machines; instead of submit.nodes.")
 @click.option("--gpus-per-node", type=click.IntRange(min=0), help="GPUs of each machine.")
 @click.option("--cpus-per-node", type=click.IntRange(min=1), help="CPU cores of each machine.")
@@ -963,8 +1061,14 @@ def _launcher_options(command: Any) -> Any:
     for option in (
         click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay."),
         click.option("--address", metavar="URL", help="Ray's dashboard; for ray."),
-        click.option("--study", "study_file", type=click.Path(path_type=Path), help="Study file that says all this."),
-        click.option("--launcher", metavar="NAME", help="ray, slurm, kuberay or a plug-in's."),
+        click.option(
+            "--study",
+            "study_file",
+            type=click.Path(path_type=Path),
+            shell_complete=study_files,
+            help="Study file that says all this.",
+        ),
+        click.option("--launcher", metavar="NAME", shell_complete=launchers, help="ray, slurm, kuberay or a plug-in's."),
     ):
         command = option(command)
     return command
@@ -1035,6 +1139,61 @@ def stop_job(id: str, **where: Any) -> None:
     """End job ID. Its study keeps every finished trial; submitting it again goes on."""
     _submitter(**where).stop(id)
     click.echo(f"stopping job {id}")
+
+
+# ---------------------------------------------------------------- doctor and completion
+
+
+@main.command(epilog=_epilog("bsearch doctor study.yaml\n  bsearch doctor --no-ray"))
+@click.argument("study", metavar="[STUDY]", required=False, type=click.Path(path_type=Path), shell_complete=study_files)
+@click.option("--no-ray", is_flag=True, help="Do not start or reach Ray, which takes seconds.")
+@storage_option
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | None, as_json: bool) -> None:
+    """Look for what keeps studies from running on this machine, and say what to do.
+
+    Looks at versions, cores, memory, GPUs, limits, disks, the storage, and whether Ray starts (or, with STUDY, is reached where
+    the study says). Nothing is changed, and nothing is left running. Exit code 1 where there is a problem.
+    """
+    spec = None if study is None else read_study(study, storage=storage)
+    from .search.doctor import doctor_document, examined, finding_line, machine_checks
+
+    checks = machine_checks(spec, storage if spec is None else spec.storage)
+    if not no_ray:
+        from .cluster.doctor import ray_findings
+        from .spaces.study import Cluster, Devices
+
+        cluster, devices = (Cluster(), Devices()) if spec is None else (spec.cluster, spec.devices)
+        checks.append(("ray", lambda: ray_findings(cluster, devices)))
+    console = _terminal(as_json)
+    findings = []
+    for finding in examined(checks):
+        findings.append(finding)
+        if not as_json:
+            console.print(finding_line(finding))
+    document = doctor_document(findings)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        told = [f"{count} {state}s" for state, count in document["counts"].items() if count and state != "ok"]
+        console.print(", ".join(told).replace("1 problems", "1 problem").replace("1 warnings", "1 warning") or "All is well.")
+    ctx.exit(FAILED if document["counts"]["problem"] else 0)
+
+
+@main.command(
+    epilog=_epilog(
+        "bsearch completion bash > ~/.local/share/bash-completion/completions/bsearch\n"
+        '  eval "$(bsearch completion zsh)"          # in ~/.zshrc, after compinit\n'
+        "  bsearch completion fish > ~/.config/fish/completions/bsearch.fish"
+    )
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script with which SHELL completes commands, options, study files, studies and launchers."""
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(main, {}, "bsearch", "_BSEARCH_COMPLETE").source())
 
 
 # ---------------------------------------------------------------- schema and init
