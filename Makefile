@@ -4,6 +4,7 @@
 # make test-cluster  Ray jobs, Slurm's script, PostgreSQL, mixed machines, who may listen (under 5 minutes)
 # make test-browser  the report and the dashboard in a headless Chromium
 # make test-frameworks  exports and adapters with the real Hugging Face, Lightning and their kin
+# make test-docs    what the pages say to type (three minutes)
 # make test-faults  every fault once: killed drivers, workers, machines (under 4 minutes)
 # make faults       a hundred random kills, and a table of them
 # make docs   the pages of docs/ as a site, in .cache/site/index.html
@@ -18,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Material's notice of what comes after MkDocs 1 is not about these pages.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install run test test-ray test-cluster test-browser test-frameworks test-faults faults docs check clean
+.PHONY: install run test test-ray test-cluster test-browser test-frameworks test-docs test-faults faults docs check clean
 install: $(STAMP)
 
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
@@ -31,7 +32,7 @@ run: install
 	$(BIN)/bsearch run examples/digits.yaml
 
 test: install
-	$(BIN)/pytest -n 2 -m "not ray and not packaging and not cluster and not faults and not browser and not frameworks"
+	$(BIN)/pytest -n 2 -m "not ray and not packaging and not cluster and not faults and not browser and not frameworks and not docs"
 
 test-ray: install
 	$(BIN)/pytest -m "ray and not cluster and not faults"
@@ -44,6 +45,9 @@ test-browser: install
 
 test-frameworks: install
 	$(BIN)/pytest -m frameworks
+
+test-docs: install
+	$(BIN)/pytest -m docs
 
 test-faults: install
 	$(BIN)/pytest -m faults

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -46,6 +47,7 @@ def ids(page: Path) -> set[str]:
     return set(re.findall(r'id="([^"]+)"', page.read_text()))
 
 
+@pytest.mark.docs
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_says_to_type_runs(page: str, tmp_path: Path) -> None:
@@ -131,8 +133,6 @@ def test_links_of_the_readme_lead_somewhere() -> None:
 @pytest.mark.browser
 def test_the_site_opens_from_a_disk_and_searches(site: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
-    import shutil
-
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("no chromium here")
@@ -144,7 +144,8 @@ def test_the_site_opens_from_a_disk_and_searches(site: Path) -> None:
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto((site / "index.html").as_uri())
-        page.locator("input.md-search__input").first.fill("headroom")
+        page.locator("input.md-search__input").click()
+        page.keyboard.type("headroom")
         page.locator(".md-search-result__item a[href*='study.html']").first.wait_for(state="attached", timeout=20_000)
         browser.close()
     assert not faults
