@@ -180,7 +180,12 @@ def test_a_trial_that_fails_leaves_a_line_above_the_picture(study_file: Callable
         "        if setup.number == 1: raise RuntimeError('no such thing')\n"
         "        yield Measurement(int(setup.samples_budget * part), 2 * part, 0.5)\n"
     )
-    with terminal(BSEARCH, "run", study_file(task=f"{tasks}:train", space=SPACE, budget={"trials": 3}, training={"samples": 1000}), "--serial") as seen:
+    with terminal(
+        BSEARCH,
+        "run",
+        study_file(task=f"{tasks}:train", space=SPACE, budget={"trials": 3}, training={"samples": 1000}),
+        "--serial",
+    ) as seen:
         seen.until(r"trial 1 error: .*no such thing[^$]*1 complete, 1 error")
         assert seen.end() == 0
 
