@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import sys
 import traceback
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+import webbrowser
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -81,6 +86,40 @@ def _epilog(example: str) -> str:
     return f"\b\nExample:\n  {example}"
 
 
+def study_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Study files that begin so, for the shell; it adds the folders."""
+    folder, _, begun = incomplete.rpartition("/")
+    found = [CompletionItem(incomplete, type="dir")]
+    with suppress(OSError):
+        for file in sorted(Path(folder or ("/" if incomplete.startswith("/") else ".")).iterdir()):
+            if file.name.startswith(begun) and file.suffix in (".yaml", ".yml"):
+                found.append(CompletionItem(incomplete.removesuffix(begun) + file.name))
+    return found
+
+
+def study_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Studies in the storage of the STUDY that was typed before, for the shell; only of a file, for a server may not answer."""
+    # While the option still lacks its value, Click leaves what came before it among the arguments.
+    given, storage = ctx.params.get("study") or next(iter(ctx.args), None), ctx.params.get("storage")
+    with suppress(BsearchError):
+        url = given if given and "://" in str(given) else storage or (given and read_study(Path(given)).storage)
+        if url and str(url).startswith("sqlite"):
+            from .search.records import Records
+
+            return [
+                CompletionItem(kept.name)
+                for kept in Records(str(url), create=False).studies()
+                if kept.name.startswith(incomplete)
+            ]
+    return []
+
+
+def launchers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Launchers that are installed, for the shell."""
+    names = {point.name for point in entry_points(group="bsearch.submitters")}
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
 storage_option = click.option(
     "--storage",
@@ -104,7 +143,9 @@ class _Share(click.ParamType[float]):
 
 
 _SHARE = _Share()
-name_option = click.option("--name", metavar="NAME", help="Which study, where the storage holds several.")
+name_option = click.option(
+    "--name", metavar="NAME", shell_complete=study_names, help="Which study, where the storage holds several."
+)
 
 
 class _Terminal(Console):
@@ -126,7 +167,7 @@ def _terminal(as_json: bool = False) -> Console:
 
 
 @main.command(epilog=_epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batch 16:4096 --rate 1e-3:1 --trials 20"))
-@click.argument("study")
+@click.argument("study", shell_complete=study_files)
 @click.option("--batch", metavar="LOW:HIGH", help="Effective batch, where STUDY names a task.")
 @click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, where STUDY names a task.")
 @click.option("--epochs", metavar="N|LOW:HIGH", help="Epochs, where STUDY names a task; default: 5.")
@@ -303,7 +344,8 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
         console.print(f"{counted} of {spec.budget.trials} trials are done. To go on: {again}", markup=False)
     shown = _shown(study, spec)
     console.print(
-        f"Next:\n  bsearch show {shown} --all          every trial\n  bsearch export {shown}              CSV or JSON\n"
+        f"Next:\n  bsearch report {shown}              a page to look at and choose from\n"
+        f"  bsearch show {shown} --all          every trial\n  bsearch export {shown}              CSV or JSON\n"
         f"  bsearch dashboard {shown}           in the browser",
         markup=False,
     )
@@ -320,7 +362,7 @@ def _shown(study: Path, spec: StudySpec) -> str:
 
 
 @main.command(epilog=_epilog("bsearch check study.yaml"))
-@click.argument("study", type=click.Path(path_type=Path))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
 @storage_option
 @json_option
 def check(study: Path, storage: str | None, as_json: bool) -> None:
@@ -369,7 +411,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
 
 
 @main.command(epilog=_epilog("bsearch profile study.yaml --png profile.png --out profile.json"))
-@click.argument("study", type=click.Path(path_type=Path))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
 @click.option("--png", type=click.Path(path_type=Path), help="Draw memory and speed into this file.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the document here, for `reprice` and `plan`.")
 @click.option(
@@ -433,7 +475,7 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
 
 
 @main.command(epilog=_epilog("bsearch reprice study.yaml --profile a100.json"))
-@click.argument("study", metavar="STUDY|URL")
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option(
     "--profile",
     "profile_file",
@@ -482,7 +524,7 @@ def reprice(study: str, profile_file: Path, name: str | None, storage: str | Non
 @main.command(
     epilog=_epilog("bsearch bench study.yaml --sizes around:128,around:512\n  bsearch bench tasks.py:Cifar --set width=32")
 )
-@click.argument("study", metavar="STUDY|TASK")
+@click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
 @click.option("--sizes", default="around:128", show_default=True, help="Effective batches: 100,127,128 or around:128.")
 @click.option("--repeats", type=click.IntRange(min=2), default=8, show_default=True, help="Rounds of timing every size.")
 @click.option("--devices", type=click.IntRange(min=1), help="Devices that share each batch.")
@@ -643,7 +685,7 @@ def plan(
 
 
 @main.command(epilog=_epilog("bsearch rules\n  bsearch rules study.yaml"))
-@click.argument("study", metavar="[STUDY|URL]", required=False)
+@click.argument("study", metavar="[STUDY|URL]", required=False, shell_complete=study_files)
 @click.option(
     "--batch", "batches", type=click.IntRange(min=1), multiple=True, help="Tell the best rate here too; may be repeated."
 )
@@ -698,21 +740,51 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
 # ---------------------------------------------------------------- show, export, dashboard
 
 
-@main.command(epilog=_epilog("bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7"))
-@click.argument("study", metavar="STUDY|URL")
+@main.command(
+    epilog=_epilog(
+        "bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7\n  bsearch show study.yaml --watch"
+    )
+)
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @name_option
 @click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
 @click.option("--outcome", help="Only trials with this outcome, such as complete, diverged, error or infeasible.")
 @click.option("--trial", type=int, help="One trial: its settings, its learning curve, its traceback.")
+@click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between looks, for --watch.",
+)
 @storage_option
 @json_option
+@click.pass_context
 def show(
-    study: str, name: str | None, every: bool, outcome: str | None, trial: int | None, storage: str | None, as_json: bool
+    ctx: click.Context,
+    study: str,
+    name: str | None,
+    every: bool,
+    outcome: str | None,
+    trial: int | None,
+    watch: bool,
+    every_s: float,
+    storage: str | None,
+    as_json: bool,
 ) -> None:
-    """Print what a study has found so far: its front, its trials, or one trial."""
+    """Print what a study has found so far: its front, its trials, or one trial.
+
+    With --watch it only reads the database, and ends with 0 where the study came to its budget, with 1 where nobody runs it.
+    """
+    if watch:
+        if as_json or every or outcome or trial is not None:
+            raise click.UsageError("--watch shows the study as `run` does; for programs, ask for `show --json` again and again")
+        ctx.exit(_watch(study, name, storage, every_s))
     from .search.export import json_text, study_document, trial_document
     from .search.stored import StoredStudy
-    from .search.terminal import front_plot, front_table, front_words, trials_table
+    from .search.terminal import trials_table
 
     kept = StoredStudy.open(study, name, storage)
     front, records = kept.front, kept.records
@@ -730,6 +802,32 @@ def show(
     if every or outcome:
         console.print(trials_table(chosen, front))
         return
+    _print_front(kept, console)
+
+
+def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
+    from .search.live import LiveView
+    from .search.stored import StoredStudy
+    from .search.watch import watch_study
+
+    console = _terminal()
+    try:
+        with LiveView(console) as view:
+            end = watch_study(StoredStudy.open(study, name, storage), view, every_s)
+    except KeyboardInterrupt:
+        console.print("no longer watching; the study goes on", style="dim")
+        return INTERRUPTED
+    _print_front(StoredStudy.open(study, name, storage), console)
+    console.print(end.why, markup=False)
+    return 0 if end.done else FAILED
+
+
+def _print_front(kept: StoredStudy, console: Console) -> None:
+    """The front as table, plot and sentences, and how many trials ended in which way."""
+    from .search.export import study_document
+    from .search.terminal import front_plot, front_table, front_words
+
+    front, records = kept.front, kept.records
     console.print(f"Front of {kept.name}: {len(front.trials)} of {len(records)} trials", style="bold")
     console.print(front_table(front))
     console.print(front_plot(front, records, console.width), markup=False)
@@ -776,7 +874,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
 @main.command(
     epilog=_epilog("bsearch export study.yaml --format csv --out front.csv\n  bsearch export study.yaml --to hf --within 1%")
 )
-@click.argument("study", metavar="STUDY|URL")
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @name_option
 @click.option("--format", "kind", type=click.Choice(["csv", "json"]), default="csv", show_default=True)
 @click.option("--what", type=click.Choice(["front", "trials"]), default="front", show_default=True)
@@ -860,34 +958,81 @@ def _pasted(kept: StoredStudy, framework: str, number: int | None, at_knee: bool
     return pasted.text
 
 
-@main.command(epilog=_epilog("bsearch dashboard study.yaml --port 8080"))
-@click.argument("study", metavar="STUDY|URL")
-@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True)
+@main.command(epilog=_epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
+@click.option("--figures", type=click.Path(path_type=Path), help="Write every figure here too, as PNG, SVG and CSV.")
+@click.option("--open", "opened", is_flag=True, help="Show the page in the browser.")
+@name_option
 @storage_option
-def dashboard(study: str, port: int, storage: str | None) -> None:
-    """Open optuna-dashboard on the study's storage, for this machine only (it has no login)."""
+def report(study: str, out: Path | None, figures: Path | None, opened: bool, name: str | None, storage: str | None) -> None:
+    """Write what a study found as one HTML page that opens without a network.
+
+    The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and what it
+    would cost to be faster.
+    """
+    from .search.export import write_file
+    from .search.report import report_page, write_figures
     from .search.stored import StoredStudy
 
-    kept = StoredStudy.open(study, None, storage)
-    try:
-        from optuna_dashboard import run_server
-    except ImportError:
-        raise StudyFileError("optuna-dashboard is not installed. Install it: pip install 'bsearch[dashboard]'") from None
-    from .search.suggest import open_storage
+    kept = StoredStudy.open(study, name, storage)
+    folder = Path() if "://" in study else Path(study).parent
+    path = write_file(out or folder / "results" / kept.name / "report.html", report_page(kept))
+    click.echo(f"wrote {plain(_near(path.absolute()))}")
+    for figure in write_figures(kept, figures) if figures else ():
+        click.echo(f"wrote {plain(_near(figure.absolute()))}")
+    if opened:
+        click.launch(str(path.absolute()))
 
-    click.echo(f"study {plain(kept.name)}: http://127.0.0.1:{port}/dashboard (Ctrl-C ends it)")
-    try:
-        run_server(open_storage(kept.url), host="127.0.0.1", port=port)
-    except OSError as error:
-        raise LauncherError(f"port {port}: {error.strerror}. Name another with --port.") from None
+
+@main.command(epilog=_epilog("bsearch dashboard study.yaml\n  bsearch dashboard sqlite:///study.db --port 0 --no-open"))
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@name_option
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes any that is free.")
+@click.option("--open/--no-open", "opens", default=None, help="Open the browser; default: where there is a screen.")
+@storage_option
+def dashboard(study: str, name: str | None, port: int, opens: bool | None, storage: str | None) -> None:
+    """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
+
+    For this machine only (it has no login). Ctrl-C ends it. docs/dashboard.md tells what is where, and how to look on
+    from another machine.
+    """
+    from .search.dashboard import dashboard_server
+    from .search.stored import StoredStudy
+
+    kept = StoredStudy.open(study, name, storage)
+    results = (Path() if "://" in study else Path(study).parent) / "results"
+    with dashboard_server(kept, masked(study), results, port) as (address, serve), suppress(KeyboardInterrupt):
+        click.echo(f"study {plain(kept.name)}: {address} (Ctrl-C ends it)")
+        click.echo(f"what was found, in words: {address}/note")
+        if "SSH_CONNECTION" in os.environ:
+            own = address.split(":")[2].split("/")[0]
+            click.echo(
+                f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address there"
+            )
+        if _has_screen() if opens is None else opens:
+            # Some browsers run in the terminal until they are left.
+            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        serve()
+
+
+def _has_screen() -> bool:
+    """Whether somebody sits here who would see a browser open."""
+    display = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return sys.stdout.isatty() and display and "SSH_CONNECTION" not in os.environ
 
 
 # ---------------------------------------------------------------- submit and jobs
 
 
 @main.command(epilog=_epilog("bsearch submit study.yaml --launcher slurm --nodes 2 --gpus-per-node 4 --hours 8 --dry-run"))
-@click.argument("study", type=click.Path(path_type=Path))
-@click.option("--launcher", metavar="NAME", help="ray, slurm, kuberay or a plug-in's; instead of submit.launcher.")
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
+@click.option(
+    "--launcher",
+    metavar="NAME",
+    shell_complete=launchers,
+    help="ray, slurm, kuberay or a plug-in's; instead of submit.launcher.",
+)
 @click.option("--nodes", type=click.IntRange(min=1), help="Machines; instead of submit.nodes.")
 @click.option("--gpus-per-node", type=click.IntRange(min=0), help="GPUs of each machine.")
 @click.option("--cpus-per-node", type=click.IntRange(min=1), help="CPU cores of each machine.")
@@ -935,8 +1080,14 @@ def _launcher_options(command: Any) -> Any:
     for option in (
         click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay."),
         click.option("--address", metavar="URL", help="Ray's dashboard; for ray."),
-        click.option("--study", "study_file", type=click.Path(path_type=Path), help="Study file that says all this."),
-        click.option("--launcher", metavar="NAME", help="ray, slurm, kuberay or a plug-in's."),
+        click.option(
+            "--study",
+            "study_file",
+            type=click.Path(path_type=Path),
+            shell_complete=study_files,
+            help="Study file that says all this.",
+        ),
+        click.option("--launcher", metavar="NAME", shell_complete=launchers, help="ray, slurm, kuberay or a plug-in's."),
     ):
         command = option(command)
     return command
@@ -1007,6 +1158,61 @@ def stop_job(id: str, **where: Any) -> None:
     """End job ID. Its study keeps every finished trial; submitting it again goes on."""
     _submitter(**where).stop(id)
     click.echo(f"stopping job {id}")
+
+
+# ---------------------------------------------------------------- doctor and completion
+
+
+@main.command(epilog=_epilog("bsearch doctor study.yaml\n  bsearch doctor --no-ray"))
+@click.argument("study", metavar="[STUDY]", required=False, type=click.Path(path_type=Path), shell_complete=study_files)
+@click.option("--no-ray", is_flag=True, help="Do not start or reach Ray, which takes seconds.")
+@storage_option
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | None, as_json: bool) -> None:
+    """Look for what keeps studies from running on this machine, and say what to do.
+
+    Looks at versions, cores, memory, GPUs, limits, disks, the storage, and whether Ray starts (or, with STUDY, is reached where
+    the study says). Nothing is changed, and nothing is left running. Exit code 1 where there is a problem.
+    """
+    spec = None if study is None else read_study(study, storage=storage)
+    from .search.doctor import doctor_document, examined, finding_line, machine_checks
+
+    checks = machine_checks(spec, storage if spec is None else spec.storage)
+    if not no_ray:
+        from .cluster.doctor import ray_findings
+        from .spaces.study import Cluster, Devices
+
+        cluster, devices = (Cluster(), Devices()) if spec is None else (spec.cluster, spec.devices)
+        checks.append(("ray", lambda: ray_findings(cluster, devices)))
+    console = _terminal(as_json)
+    findings = []
+    for finding in examined(checks):
+        findings.append(finding)
+        if not as_json:
+            console.print(finding_line(finding))
+    document = doctor_document(findings)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        told = [f"{count} {state}s" for state, count in document["counts"].items() if count and state != "ok"]
+        console.print(", ".join(told).replace("1 problems", "1 problem").replace("1 warnings", "1 warning") or "All is well.")
+    ctx.exit(FAILED if document["counts"]["problem"] else 0)
+
+
+@main.command(
+    epilog=_epilog(
+        "bsearch completion bash > ~/.local/share/bash-completion/completions/bsearch\n"
+        '  eval "$(bsearch completion zsh)"          # in ~/.zshrc, after compinit\n'
+        "  bsearch completion fish > ~/.config/fish/completions/bsearch.fish"
+    )
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script with which SHELL completes commands, options, study files, studies and launchers."""
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(main, {}, "bsearch", "_BSEARCH_COMPLETE").source())
 
 
 # ---------------------------------------------------------------- schema and init

@@ -109,7 +109,7 @@ def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: f
             for tenth, accuracy in enumerate(curve, start=1):
                 yield seconds / FRACTIONS
                 seen = accuracy + 0.1 * noise * chance.standard_normal()
-                if search.terminal(suggestion.number, tenth / FRACTIONS, noisy, seen):
+                if search.report(suggestion.number, tenth / FRACTIONS, noisy, seen):
                     told.stopped.append(
                         curve[-1] > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
                     )

@@ -231,7 +231,7 @@ class TuneRunner:
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
             raise LauncherError(
                 f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
-                f"Its own messages are in {self._log_file}."
+                f"Its own messages are in {self._log_file}; `bsearch doctor` looks for what is wrong."
             ) from error
         self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
         if not any(self._room(max(self._devices.counts)).values()):
@@ -267,6 +267,11 @@ class TuneRunner:
         return {
             node["NodeID"]: min(int(node["Resources"].get(name, 0) // amount) for name, amount in needed) for node in _nodes()
         }
+
+    @property
+    def started(self) -> bool:
+        """Whether this process started Ray, rather than joined one."""
+        return self._mine
 
     @property
     def slots(self) -> int:

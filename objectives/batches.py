@@ -132,7 +132,7 @@ class Fetcher(Dataset[Any]):
     def fetch(self, keys: SampleKeys) -> Any:
         if self._whole:
             return self.dataset.fetch(keys)  # type: ignore[attr-defined]  # a BatchDataset
-        if type(self.dataset) is TensorDataset:
+        if type(self.dataset) is TensorDataset and self.collate is default_collate:
             index = torch.from_numpy(keys.index)
             return [tensor[index] for tensor in self.dataset.tensors]
         with _kept_random_state():

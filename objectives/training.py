@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -67,17 +67,17 @@ class TrainingRun:
         if self.device.type == "cuda" and setup.memory_limit_bytes is not None:
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(setup.memory_limit_bytes / total, 1.0), self.device)
-        _seed_everything(setup.seed)
+        seed_everything(setup.seed)
         self.data = _checked_data(task.data(setup))
         self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
         self.train_fetcher = Fetcher(self.data.train)
         self.evaluation_fetcher = Fetcher(self.data.evaluation)
         # The model's first weights hang on the seed alone, not on what reading the data drew before.
-        _seed_everything(setup.seed)
+        seed_everything(setup.seed)
         model = task.model(setup)
         if not isinstance(model, nn.Module):
             raise ObjectiveError(f"{_name(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
-        _correct_batch_norm(model, len([size for size in setup.plan.passes(self.ranks.rank) if size]))
+        correct_batch_norm(model, len([size for size in setup.plan.passes(self.ranks.rank) if size]))
         if setup.training.sync_batch_norm and self.ranks.count > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if setup.training.channels_last:
@@ -100,7 +100,7 @@ class TrainingRun:
         if not self.parameters:
             raise ObjectiveError(f"{_name(self.task)}.model: expected parameters to train, got none")
         self.optimizer = self.task.optimizer(iter(self.parameters), self.setup)
-        _check_optimizer(self.task, self.optimizer, self.setup)
+        check_optimizer(f"{_name(self.task)}.optimizer", self.optimizer, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def on(self, model: nn.Module, device: torch.device) -> TrainingRun:
@@ -153,7 +153,7 @@ class TrainingRun:
         total, denominator = self.ranks.end_sum(summing)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
-        self._bring_to(denominator, size)
+        bring_to(self._gradients(), denominator, size)
         if self.setup.training.clip_norm is not None:
             whole = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
         elif looks:
@@ -172,19 +172,6 @@ class TrainingRun:
     def _on_device(self, batch: Any) -> Any:
         images_last = torch.channels_last if self.setup.training.channels_last else None
         return to_device(batch, self.device, images_last)
-
-    def _bring_to(self, denominator: Tensor | float, size: int) -> None:
-        """Gradients over `size` samples become gradients over the loss's own denominator."""
-        if not isinstance(denominator, Tensor):
-            if denominator == size:
-                return
-            denominator = torch.full((), denominator, device=self.device)  # a fill does not wait for a GPU as a copy does
-        # In double precision: a count of tokens over a count of samples would lose eight digits in single.
-        denominator = denominator.double()
-        # A step whose every label is ignored has no gradient, rather than 0/0.
-        ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-        gradients = self._gradients()
-        torch._foreach_mul_(gradients, ratio.to(gradients[0].dtype))
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -396,6 +383,29 @@ class _LossOf(nn.Module):
         return loss.total, loss.denominator
 
 
+def bring_to(gradients: list[Tensor], denominator: Tensor | float, size: int) -> None:
+    """Gradients over `size` samples become gradients over the loss's own denominator, in place."""
+    if not isinstance(denominator, Tensor):
+        if denominator == size:
+            return
+        device = gradients[0].device
+        denominator = torch.full((), denominator, device=device)  # a fill does not wait for a GPU as a copy does
+    # In double precision: a count of tokens over a count of samples would lose eight digits in single.
+    denominator = denominator.double()
+    # A step whose every label is ignored has no gradient, rather than 0/0.
+    ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    torch._foreach_mul_(list(gradients), ratio.to(gradients[0].dtype))
+
+
+class Timed(Protocol):
+    """What a `StepClock` needs of a training: what it runs on, and whose tensors are counted."""
+
+    setup: TrialSetup
+    device: torch.device
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
 class StepClock:
     """Seconds of training, evaluation left out; on a CPU the first steps' living tensors are counted as well.
 
@@ -404,7 +414,7 @@ class StepClock:
     first steps of every size are counted, since memory repeats after them, and the limit is a virtual device's.
     """
 
-    def __init__(self, run: TrainingRun, counts_memory: bool) -> None:
+    def __init__(self, run: Timed, counts_memory: bool) -> None:
         self.run, self.device = run, run.device
         self.peak_bytes = 0
         self._limit_bytes = run.setup.memory_limit_bytes if self.device.type == "cpu" else None
@@ -503,7 +513,7 @@ def batch_norms(model: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:
     return (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
 
 
-def _correct_batch_norm(model: nn.Module, passes: int) -> None:
+def correct_batch_norm(model: nn.Module, passes: int) -> None:
     """Running statistics move once a pass; this momentum makes k moves weigh as much as one."""
     for module in batch_norms(model):
         if module.momentum is not None:
@@ -524,7 +534,7 @@ def _fsum(numbers: Iterable[float]) -> float:
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
-def _seed_everything(seed: int) -> None:
+def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(int(mixed(seed)) & 0xFFFFFFFF)
     torch.manual_seed(seed)
@@ -575,9 +585,12 @@ def _named(task: Task, scores: Any) -> Mapping[str, Score]:
     )
 
 
-def _check_optimizer(task: Task, optimizer: Any, setup: TrialSetup) -> None:
-    """The settings of the rule must have reached the optimizer; layers may have fractions of them besides."""
-    where = f"{_name(task)}.optimizer"
+def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:
+    """The settings of the rule must have reached the optimizer; layers may have fractions of them besides.
+
+    Raises:
+        ObjectiveError: they have not; `where` is what made the optimizer.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ObjectiveError(f"{where}: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
     groups = optimizer.param_groups

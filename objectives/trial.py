@@ -13,7 +13,7 @@ from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .data_parallel import RankDiedError, close_ranks, rank_processes
 from .loading import load_objective, users_line
 from .task import Task, TrainFunction
-from .training import EvaluationMemoryError, is_out_of_memory, release_memory, train_task
+from .training import EvaluationMemoryError, is_out_of_memory, release_memory, seed_everything, train_task
 
 
 def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
@@ -57,6 +57,8 @@ def attempt_in_rank(reference: str, setup: Mapping[str, Any]) -> Iterator[Measur
 
 def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str) -> Any:
     name = reference.rpartition(":")[2]
+    if not isinstance(objective, Task):
+        seed_everything(setup.seed)  # so that a loop of one's own begins with the weights of the trial's seed
     measurements = train_task(objective, setup) if isinstance(objective, Task) else objective(setup)
     last: Measurement | None = None
     try:

@@ -4,7 +4,7 @@
     while search.ended < 40:
         suggestion = search.ask()
         for fraction, train_s, accuracy in train(**suggestion.parameters):
-            if search.terminal(suggestion.number, fraction, train_s, accuracy):
+            if search.report(suggestion.number, fraction, train_s, accuracy):
                 search.tell(suggestion.number, train_s, accuracy, "stopped")
                 break
         else:

@@ -149,7 +149,7 @@ def run_study(
             patience=patience,
             alone=True,
         )
-        run = StudyRun(spec, name, suggester, records, kinds, runner.device, task_hash, notify)
+        run = StudyRun(spec, name, suggester, records, kinds, runner.device, task_hash, notify, driven_s)
         notify(Event("message", text=legal_words(spec, legal, everywhere)))
         if len(kinds) > 1:
             names = [kind or "others" for kind in kinds]
@@ -159,7 +159,7 @@ def run_study(
         run.queue_start()
         run.recover()
         watch(run)
-        with _heartbeat(run, records, driven_s), _interrupts(run, patience) as interrupted:
+        with _heartbeat(run, records), _interrupts(run, patience) as interrupted:
             try:
                 runner.run(run)
             except KeyboardInterrupt:
@@ -186,10 +186,10 @@ def run_study(
 
 
 @contextmanager
-def _heartbeat(run: StudyRun, records: Records, driven_s: float) -> Iterator[None]:
+def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
     """Signs of life while the study runs; they also count its hours and see when it is no longer ours."""
     over = threading.Event()
-    limit_s = math.inf if run.spec.budget.hours is None else run.spec.budget.hours * 3600 - driven_s
+    limit_s = math.inf if run.spec.budget.hours is None else run.spec.budget.hours * 3600 - run.driven_s
 
     def beat() -> None:
         while True:
@@ -197,7 +197,7 @@ def _heartbeat(run: StudyRun, records: Records, driven_s: float) -> Iterator[Non
             ours = True
             # A database that is away or full is not another driver; whoever needs it meanwhile waits, or tells.
             with suppress(DatabaseAway, LauncherError):
-                ours = records.beat(run.name, driven_s + run.elapsed_s())
+                ours = records.beat(run.name, run.driven_s + run.elapsed_s())
             if ended:
                 return
             if records.vanished():

@@ -19,6 +19,7 @@ from .records import Records
 from .setups import CostKey, cost_keys, profile_request, training_cost
 
 if TYPE_CHECKING:
+    from .stored import StoredStudy
     from .study_run import Runner
 
 Prices = Mapping[str, list[dict[str, Any]]]
@@ -106,3 +107,24 @@ def repriced_profiles(profiles: Mapping[CostKey, DeviceProfile], prices: Prices)
         key: replace(profile, step_times=tuple(map(StepTime.from_dict, prices.get(json.dumps(key), ()))))
         for key, profile in profiles.items()
     }
+
+
+def kept_profiles(study: StoredStudy, records: Records) -> dict[CostKey, DeviceProfile]:
+    """A stored study's profiles, with the laws that price its trials; none where its database holds none.
+
+    Of several kinds of devices the one whose laws price the trials counts; of several measurements the newest.
+    """
+    prices = records.prices(study.name) or {}
+    task = list(study.identity["task"].values()) if isinstance(study.identity["task"], Mapping) else study.identity["task"]
+    keys = cost_keys(study.spec)
+    found: dict[CostKey, DeviceProfile] = {}
+    for about, profile in records.profiles():
+        cost = about["request"]["setup"]
+        key = next((key for key in keys if all(cost["parameters"].get(name) == value for name, value in key)), None)
+        if key is None or about["task"][1] not in task or cost["training"] != training_cost(study.spec):
+            continue
+        known = DeviceProfile.from_dict(profile)
+        laws = prices.get(json.dumps(key))
+        if key not in found or [law.to_dict() for law in known.step_times] == laws or not laws:
+            found[key] = known
+    return repriced_profiles(found, prices)

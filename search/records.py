@@ -122,6 +122,23 @@ class KeptStudy:
     driver_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The process that holds a study.
+
+    Args:
+        since: when it took the study.
+        silent_s: seconds since its last sign of life, by the database's clock.
+        gone: it will give none any more, so the next `run` takes the study over.
+    """
+
+    host: str
+    process: str
+    since: datetime
+    silent_s: float
+    gone: bool
+
+
 class DatabaseAway(Exception):
     """The database cannot be reached now; what was asked of it was perhaps done, and perhaps not."""
 
@@ -382,6 +399,9 @@ def _check_folder(folder: Path, shown: str) -> None:
         ) from None
 
 
+_SINCE = "%Y-%m-%d %H:%M:%S UTC"
+
+
 class _Holder(NamedTuple):
     """Who drives a study, as text `host:process:since mark-random`."""
 
@@ -399,7 +419,7 @@ class _Holder(NamedTuple):
     @classmethod
     def here(cls) -> str:
         """This process, as text."""
-        since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        since = datetime.now(UTC).strftime(_SINCE)
         return f"{socket.gethostname()}:{os.getpid()}:{since} {_mark(os.getpid())}-{uuid.uuid4().hex[:8]}"
 
     def lives(self) -> bool | None:
@@ -425,6 +445,74 @@ def _mark(process: int) -> str:
         return f"{numbers}.{Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLook:
+    """A database as it is found, before anything is written to it.
+
+    Args:
+        revision: of bsearch's tables there; None where there are none yet.
+        newer: a newer bsearch has written them.
+        network: the type of the network file system that an SQLite file lies on.
+        refusal: why it cannot be written; empty where it can.
+        drivers: who runs which study.
+    """
+
+    revision: str | None
+    newer: bool
+    network: str | None
+    refusal: str
+    drivers: Mapping[str, Driver]
+
+
+def look_at_storage(url: str) -> StorageLook:
+    """Open a database that is there, and try whether it could be written; nothing in it changes.
+
+    Raises:
+        LauncherError: it cannot be opened.
+        StudyFileError: the URL names no database.
+    """
+    engine = storage_engine(url, create=False)
+
+    def look() -> StorageLook:
+        with database_door(url), engine.connect() as connection:
+            revision = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+        known = {script.revision for script in _migrations(Config()).walk_revisions()}
+        newer = revision is not None and revision not in known
+        drivers: dict[str, Driver] = {}
+        if revision is not None and not newer:
+            records = Records(url, create=False)
+            found = {study.name: records.driver(study.name) for study in records.studies()}
+            drivers = {name: driver for name, driver in found.items() if driver is not None}
+            records.close()
+        return StorageLook(revision, newer, network_storage(engine), _refusal(engine), drivers)
+
+    try:
+        return Patience(url)(look)
+    finally:
+        engine.dispose()
+
+
+def _refusal(engine: Engine) -> str:
+    """Why a database cannot be written; empty where it can."""
+    if engine.dialect.name == "postgresql":
+        may_write = "current_setting('transaction_read_only') = 'off' AND NOT pg_is_in_recovery()"
+        with engine.connect() as connection:
+            asked = f"SELECT {may_write}, has_schema_privilege(current_schema(), 'CREATE')"
+            writes, may_create = connection.exec_driver_sql(asked).one()
+        if not writes:
+            return "the server takes no writes (a standby, or default_transaction_read_only)"
+        return "" if may_create else "its user may not create tables in this schema"
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            if engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("PRAGMA busy_timeout=2000")
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                connection.exec_driver_sql("ROLLBACK")
+    except (sa.exc.DBAPIError, DatabaseAway) as error:
+        return _words(getattr(error, "orig", None) or error)
+    return ""
 
 
 class Records:
@@ -518,8 +606,27 @@ class Records:
         return json.loads(kept) if kept else None
 
     @patient
+    def profiles(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Every profile that was kept, with all that it hangs on, oldest first."""
+        query = sa.select(_profiles.c.about, _profiles.c.profile).order_by(_profiles.c.measured_at)
+        with self._transaction() as connection:
+            return [(json.loads(about), json.loads(profile)) for about, profile in connection.execute(query)]
+
+    @patient
     def keep_profile(self, about: str, profile: Mapping[str, Any]) -> None:
         self._put(_profiles, {"key": _digest(about), "about": about, "profile": json.dumps(profile), "measured_at": now()})
+
+    @patient
+    def driver(self, study: str) -> Driver | None:
+        """Who holds a study; None where nobody does, or there is no such study."""
+        query = sa.select(_studies.c.holder, self._clock - _studies.c.heartbeat_at).where(_studies.c.name == study)
+        with self._transaction() as connection:
+            holder, silent_s = connection.execute(query).one_or_none() or (None, None)
+        if holder is None:
+            return None
+        read = _Holder.read(holder)
+        since = datetime.strptime(read.since, _SINCE).replace(tzinfo=UTC)
+        return Driver(read.host, read.process, since, silent_s or 0.0, _is_gone(holder, silent_s))
 
     @patient
     def take(self, study: str) -> None:
@@ -658,6 +765,27 @@ class Records:
         ]
 
     @patient
+    def latest_attempts(self, study: str, most: int) -> list[Mapping[str, Any]]:
+        """Attempts that have not ended, and so many of those that ended last; each with its last `measurement`, or None."""
+        mine = _attempts.c.study == study
+        ended = sa.select(_attempts).where(mine, _attempts.c.ended_at.is_not(None)).order_by(_attempts.c.ended_at.desc())
+        last = (
+            sa.select(_measurements)
+            .where(*(_measurements.c[name] == sa.bindparam(name) for name in ("study", "number", "attempt")))
+            .order_by(_measurements.c.samples_seen.desc())
+            .limit(1)
+        )
+        found: list[Mapping[str, Any]] = []
+        with self._transaction() as connection:
+            for query in (sa.select(_attempts).where(mine, _attempts.c.ended_at.is_(None)), ended.limit(most)):
+                for row in connection.execute(query).mappings().all():
+                    key = {name: row[name] for name in ("study", "number", "attempt")}
+                    measured = connection.execute(last, key).mappings().one_or_none()
+                    measurement = measured and {**measured, "scores": json.loads(measured["scores"])}
+                    found.append({**row, "setup": json.loads(row["setup"]), "measurement": measurement})
+        return found
+
+    @patient
     def any_counted(self, study: str) -> bool:
         """Whether a trial of the study has come to an end that counts."""
         query = sa.select(_attempts.c.number).where(_attempts.c.study == study, _attempts.c.outcome.in_(sorted(COUNTED)))
@@ -715,10 +843,14 @@ def _is_gone(holder: str, silent_s: float | None) -> bool:
     return silent_s is None or abs(silent_s) > LOCK_EXPIRES_S
 
 
+def _migrations(config: Config) -> ScriptDirectory:
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return ScriptDirectory.from_config(config)
+
+
 def _migrate(engine: Engine, *, create: bool) -> None:
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    head = ScriptDirectory.from_config(config).get_current_head()
+    head = _migrations(config).get_current_head()
 
     def revision_of(connection: Connection) -> str | None:
         return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()

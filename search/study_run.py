@@ -23,10 +23,11 @@ from ..spaces.errors import InfeasiblePlanError
 from ..spaces.learning_rate import RULES_FOR_ADAM
 from ..spaces.plan import plan_batch, step_plans
 from ..spaces.study import StudySpec
-from ..spaces.trial import Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
+from ..spaces.trial import COUNTED, Measurement, Outcome, ParetoFront, Suggestion, TrialRecord, TrialSetup
 from .confirm import next_repeat, next_seed
 from .pareto import study_front
 from .records import Records
+from .remaining import Span
 from .setups import (
     CostKey,
     checkpoint_url,
@@ -36,6 +37,7 @@ from .setups import (
 )
 from .stopping import STOPPING, stopped_words
 from .suggest import Suggester, trial_record
+from .view import StudyView, span_of, study_view
 
 # The same error this often in a row is the task's fault, not the trial's.
 SAME_ERRORS = 3
@@ -47,6 +49,9 @@ NODE_DIED = "its node died"
 INFEASIBLE_IN_A_ROW = 100
 # A trial whose own time departs from the known one by more than this share had neighbours, or was timed beside some.
 CONTENDED = 0.15
+
+# The latest attempts, from which the time that is left is told.
+_LATEST_SPANS = 500
 
 Wait = Literal["wait"]
 
@@ -96,6 +101,7 @@ class _Attempt:
     kind: str
     known_s: float | None  # of the whole training, by the law that prices the study
     host: str = ""  # the machine it runs on
+    begun_s: float = field(default_factory=time.monotonic)
     measurements: list[Measurement] = field(default_factory=list)
 
 
@@ -105,6 +111,7 @@ class StudyRun:
     Args:
         profiles: of every kind of device, by parameters that change cost; the first kind's laws price all trials.
         task_hash: the training code's identity.
+        driven_s: seconds of earlier runs, which count towards `budget.hours`.
     """
 
     def __init__(
@@ -117,6 +124,7 @@ class StudyRun:
         device: Literal["cpu", "gpu"],
         task_hash: str = "",
         notify: Callable[[Event], None] = lambda event: None,
+        driven_s: float = 0.0,
     ) -> None:
         self.spec, self.name, self.device, self.task_hash = spec, name, device, task_hash
         self.profiles = {kind: dict(of_kind) for kind, of_kind in profiles.items()}
@@ -141,6 +149,8 @@ class StudyRun:
         self.failure = ""  # why it cannot go on
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
         self.begun_s = time.monotonic()
+        self.driven_s = driven_s
+        self._spans: deque[Span] = deque(maxlen=_LATEST_SPANS)  # of attempts that ended in this run
         self._remember_curves()
 
     # What runners call
@@ -197,7 +207,10 @@ class StudyRun:
             host: the machine it was made on, as people know it.
         """
         attempt = self._running[number]
-        setup, attempt.host = attempt.setup, host
+        setup = attempt.setup
+        if host != attempt.host:
+            attempt.host = host
+            self._suggester.note(number, {"host": host})  # whoever follows the study from elsewhere sees where it runs
         attempt.measurements.append(measurement)
         self._records.measured(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
@@ -209,6 +222,7 @@ class StudyRun:
         """Keep how an attempt ended and act on it as the outcomes table says."""
         attempt = self._running.pop(number)
         setup, measurements = attempt.setup, attempt.measurements
+        self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=outcome.kind in COUNTED))
         if outcome.kind == "interrupted" and self._dies_of_itself(number, measurements, outcome):
             outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
         promised = self._stopping.stopped_facts(number, self._sign) if outcome.kind == "stopped" else {}
@@ -254,9 +268,20 @@ class StudyRun:
             self._front = ended, front
         return front
 
-    def running(self) -> list[tuple[TrialSetup, Measurement | None]]:
-        attempts = list(self._running.values())
-        return [(attempt.setup, attempt.measurements[-1] if attempt.measurements else None) for attempt in attempts]
+    def view(self) -> StudyView:
+        """What a person who watches sees now; another thread may ask."""
+        attempts, done = list(self._running.values()), tuple(self.done)
+        return study_view(
+            self.name,
+            self.spec,
+            self.front(),
+            done,
+            [(one.setup, one.measurements[-1] if one.measurements else None, one.host, self._span(one)) for one in attempts],
+            list(self._spans),
+            now_s=time.monotonic(),
+            elapsed_s=self.elapsed_s(),
+            driven_s=self.driven_s + self.elapsed_s(),
+        )
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self.begun_s
@@ -331,6 +356,10 @@ class StudyRun:
         if train_s is None:
             train_s = measurement.elapsed_s / _fraction(attempt.setup, measurement)
         return train_s * (attempt.setup.plan.devices if self.spec.objectives.speed == "device_s" else 1)
+
+    def _span(self, attempt: _Attempt, ended_s: float | None = None, *, counts: bool = False) -> Span:
+        last = attempt.measurements[-1] if attempt.measurements else None
+        return span_of(attempt.setup, last, self._expected_s(attempt), attempt.begun_s, ended_s, counts=counts)
 
     def _remember_curves(self) -> None:
         """Curves of trials that ended before, from the database."""

@@ -299,21 +299,37 @@ def stored_trials(url: str, name: str) -> list[TrialRecord]:
     Raises:
         LauncherError: the storage cannot be opened or holds no such study.
     """
-    storage = open_storage(url)
+    with StoredTrials(url, name, Patience(url)) as trials:
+        return trials.read()
 
-    def read() -> list[TrialRecord]:
-        with _door(url):
+
+class StoredTrials:
+    """A study's trials as the storage holds them, to be read again and again: one that ended is read once.
+
+    Raises:
+        LauncherError: the storage cannot be opened or holds no such study.
+    """
+
+    def __init__(self, url: str, name: str, patience: Patience) -> None:
+        self._url, self._name, self.patience = url, name, patience
+        self._storage = open_storage(url)
+        self._study: optuna.Study | None = None
+
+    def __enter__(self) -> StoredTrials:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if isinstance(self._storage, RDBStorage):
+            self._storage.engine.dispose()
+
+    @patient
+    def read(self) -> list[TrialRecord]:
+        with _door(self._url):
             try:
-                study = optuna.load_study(study_name=name, storage=storage)
+                self._study = self._study or optuna.load_study(study_name=self._name, storage=self._storage)
             except KeyError:
-                raise LauncherError(f"storage {masked(url)}: holds no study {name!r}") from None
-            return [trial_record(trial) for trial in study.get_trials(deepcopy=False)]
-
-    try:
-        return Patience(url)(read)
-    finally:
-        if isinstance(storage, RDBStorage):
-            storage.engine.dispose()
+                raise LauncherError(f"storage {masked(self._url)}: holds no study {self._name!r}") from None
+            return [trial_record(trial) for trial in self._study.get_trials(deepcopy=False)]
 
 
 def trial_record(trial: FrozenTrial) -> TrialRecord:

@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+_CHANGES_COST = "The parameter changes the time or the memory of a step, so each of its values is measured by itself."
 _TOLD = 20  # values of a long list that a message names
 
 
@@ -62,10 +63,12 @@ Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_finite)]
 class Range(Section):
     """Every number from `low` to `high`, both included."""
 
-    low: Number
-    high: Number
-    log: StrictBool | None = Field(None, description="Search on a logarithmic scale; default: true for batch and rates.")
-    changes_cost: StrictBool = Field(False, description="The parameter changes time or memory of a step.")
+    low: Number = Field(description="The smallest value that may be tried.")
+    high: Number = Field(description="The largest value that may be tried; whole `low` and `high` mean whole numbers.")
+    log: StrictBool | None = Field(
+        None, description="Search on a logarithmic scale; not given: true for the batch and for rates, else false."
+    )
+    changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -91,8 +94,10 @@ class Range(Section):
 class Choices(Section):
     """One of the listed values."""
 
-    choices: Annotated[tuple[Scalar, ...], Field(min_length=1)]
-    changes_cost: StrictBool = Field(False, description="The parameter changes time or memory of a step.")
+    choices: Annotated[tuple[Scalar, ...], Field(min_length=1)] = Field(
+        description="The values that may be tried; a plain list means the same."
+    )
+    changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
 
     def contains(self, value: Any) -> bool:
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
@@ -104,7 +109,7 @@ class Choices(Section):
 class Fixed(Section):
     """One value, the same in every trial."""
 
-    value: Scalar
+    value: Scalar = Field(description="The value that every trial gets; a plain value means the same.")
 
     def contains(self, value: Any) -> bool:
         return bool(value == self.value)

@@ -102,7 +102,7 @@ def _schedule(value: Any) -> Any:
 class ReferenceRate(Range):
     """The learning rate at the reference batch; the rule carries it to every other batch."""
 
-    at_batch: StrictInt = Field(256, ge=1, description="The batch at which the reference rate is meant.")
+    at_batch: StrictInt = Field(256, ge=1, description="The effective batch, in samples, at which the reference rate is meant.")
 
 
 def _reference_rate(value: Any) -> Any:
@@ -120,40 +120,44 @@ def _positive_rate(domain: ReferenceRate) -> ReferenceRate:
 
 
 class Space(Section):
-    """What is searched. Any further key is a parameter of the task, read as `setup.parameters["name"]`."""
+    """What is searched. Any further key is a parameter of the task, which reads it as `setup.parameters["name"]`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     __pydantic_extra__: dict[str, AnyDomain]
 
     effective_batch: Annotated[AnyDomain, AfterValidator(batches)] = Field(
-        description="Samples per optimizer step, any integer, all devices and passes together."
+        description="Samples per optimizer step, all devices and passes together; any integer, on a logarithmic scale."
     )
     reference_rate: Annotated[
         ReferenceRate,
         BeforeValidator(_reference_rate, json_schema_input_type=ReferenceRate | float),
         AfterValidator(_positive_rate),
-    ] = Field(description="Learning rate at `at_batch`; the rule carries it to every other batch.")
+    ] = Field(description="Learning rate at the batch `at_batch`; the rule carries it to every other batch.")
     rule: Annotated[AnyDomain, AfterValidator(_rules)] = Field(
         Fixed(value="sqrt"),
-        description=f"Learning-rate rule, one or several of {', '.join(RATE_RULES)}; "
+        description=f"How the learning rate follows the batch: one or several of {', '.join(RATE_RULES)}; "
         "or auto: power with its exponent searched, from 0 to 1 unless `exponent` says otherwise.",
     )
     exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
-        None, description="Exponent of the rule `power`; 0 is constant, 0.5 sqrt, 1 linear."
+        None, description="Exponent of the rule `power`: 0 is constant, 0.5 is sqrt, 1 is linear."
     )
     noise_batch: (
         Annotated[AnyDomain, AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)] | None
     ) = Field(
-        None, description="Samples at which the gradient's noise is as large as the gradient; for `saturating` and `surge`."
+        None,
+        description="The batch, in samples, at which the gradient's noise is as large as the gradient; "
+        "needed by the rules `saturating` and `surge`.",
     )
     epochs: Annotated[AnyDomain, AfterValidator(epoch_numbers)] = Field(
-        Fixed(value=5), description="Passes over the training set; a range widens the fast end of the front."
+        Fixed(value=5), description="Passes over the training set, not always whole; a range widens the fast end of the front."
     )
     accumulation: Annotated[AnyDomain, AfterValidator(whole_numbers)] | None = Field(
-        None, description="Passes per optimizer step; not given: the fewest that fit."
+        None,
+        description="Passes per optimizer step on each device, 1 for none; not given: the number that fits and takes the "
+        "least known time.",
     )
     weight_decay: Annotated[AnyDomain, AfterValidator(numbers_from_zero), AfterValidator(real)] = Field(
-        Fixed(value=0.0), description="Weight decay the optimizer gets."
+        Fixed(value=0.0), description="Weight decay that the optimizer gets."
     )
 
     @model_validator(mode="before")
@@ -203,25 +207,50 @@ class Space(Section):
 class Training(Section):
     """How every trial trains."""
 
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="Numbers that the forward pass computes with; bf16 and fp16 by torch's autocast, fp16 with loss scaling.",
+    )
     schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
-        "cosine", description=f"Learning rate after warm-up: {', '.join(SCHEDULES)}."
+        "cosine", description=f"How the learning rate goes on after warm-up: {', '.join(SCHEDULES)}."
     )
-    warmup: Share = Field(0.05, description="Share of the budget in which the rate rises from 0.")
-    clip_norm: Number | None = Field(None, gt=0, description="Largest norm of the whole step's gradient.")
-    evaluations: StrictInt = Field(10, ge=1, le=10_000, description="Evaluations at equal fractions of the budget.")
-    seed: StrictInt = Field(0, ge=0, lt=2**63)
-    workers: StrictInt = Field(0, ge=0, description="Processes that load data; 0 loads in the trial's own.")
-    pin_memory: StrictBool = Field(True, description="Loader processes hand batches to a GPU from page-locked memory.")
-    compile: StrictBool = Field(False, description="torch.compile the model.")
-    channels_last: StrictBool = Field(False, description="Images lie channels last in memory; faster for mixed precision.")
-    cudnn_benchmark: StrictBool = Field(False, description="cuDNN tries its kernels out for every new size of a pass.")
+    warmup: Share = Field(0.05, description="Share of the trial's samples during which the learning rate rises from 0.")
+    clip_norm: Number | None = Field(
+        None, gt=0, description="Largest norm of a whole step's gradient; null: it is not clipped."
+    )
+    evaluations: StrictInt = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="How often a trial is evaluated, at equal fractions of its samples; the last one counts.",
+    )
+    seed: StrictInt = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="Of every trial's first weights, shuffling and augmentation; the sampler's dice hang on it too.",
+    )
+    workers: StrictInt = Field(
+        0, ge=0, description="Processes of each device that load data; 0: the training process loads them itself."
+    )
+    pin_memory: StrictBool = Field(True, description="Hand batches to a GPU from page-locked memory.")
+    compile: StrictBool = Field(False, description="Compile the model with torch.compile.")
+    channels_last: StrictBool = Field(
+        False, description="Keep images channels last in memory; convolutions in bf16 and fp16 are often faster so."
+    )
+    cudnn_benchmark: StrictBool = Field(False, description="Let cuDNN try its kernels out for every new size of a pass.")
     sync_batch_norm: StrictBool = Field(
-        False, description="BatchNorm sees the pass of all of a trial's GPUs together instead of each its own."
+        False, description="BatchNorm sees the pass of all of a trial's GPUs together, instead of each GPU its own."
     )
-    betas: tuple[Number, Number] = Field((0.9, 0.999), description="Adam's averages at the reference batch.")
-    eps: Number = Field(1e-8, gt=0, description="Adam's epsilon at the reference batch.")
-    samples: StrictInt | None = Field(None, ge=1, description="Training-set size; only a bare generator needs it.")
+    betas: tuple[Number, Number] = Field(
+        (0.9, 0.999), description="Adam's two averages at the reference batch; the rule `adam_sde` changes them with the batch."
+    )
+    eps: Number = Field(
+        1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` changes it with the batch."
+    )
+    samples: StrictInt | None = Field(
+        None, ge=1, description="Samples in the training set; needed by a bare generator only, for a task tells it itself."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -253,11 +282,12 @@ class Memory(Section):
 
     limit: Annotated[StrictInt | StrictFloat | StrictStr | None, BeforeValidator(_memory_limit)] = Field(
         None,
-        description="Memory one device may use: 10GiB, 90% of the device, or device. Default: all of a GPU; no limit on a CPU.",
+        description="Memory that one device may use: bytes such as 10GiB, a share of the device such as 90%, or device for all "
+        "of it; not given: all of a GPU, no limit on a CPU.",
     )
-    headroom: Share = Field(0.05, description="Share of the limit that plans keep free.")
+    headroom: Share = Field(0.05, description="Share of the limit that every plan keeps free.")
     largest_micro_batch: StrictInt | None = Field(
-        None, ge=1, description="Samples in one pass on one device at most; larger batches take more passes."
+        None, ge=1, description="Samples that one pass on one device has at most; larger batches take more passes."
     )
 
     def limit_bytes(self, device_bytes: int, kind: str) -> int | None:
@@ -284,17 +314,17 @@ class Devices(Section):
     """What one trial runs on."""
 
     per_trial: Annotated[AnyDomain, AfterValidator(whole_numbers), AfterValidator(_no_range)] = Field(
-        Fixed(value=1), description="Devices that share one trial's batch: a number, or several to be searched."
+        Fixed(value=1), description="Devices that share one trial's batch: a number, or a list of numbers to search."
     )
-    kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto: GPUs where there are any.")
-    cpus: StrictInt = Field(1, ge=1, description="CPU cores of one trial; torch gets as many threads.")
+    kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs where there are any.")
+    cpus: StrictInt = Field(1, ge=1, description="CPU cores of each of a trial's devices; torch gets as many threads.")
     accelerator_type: StrictStr | None = Field(
-        None, min_length=1, description="Only devices of this kind, by Ray's name for it, such as A100; default: any."
+        None, min_length=1, description="Only devices of this kind, by Ray's name for it, such as A100; not given: any."
     )
     price_on: StrictStr | None = Field(
         None,
         min_length=1,
-        description="Of several kinds of devices the one whose training times the front shows; default: what there is most of.",
+        description="Of several kinds of devices, the one whose training times the front shows; not given: the commonest.",
     )
 
     @property
@@ -310,18 +340,27 @@ class Devices(Section):
 class Budget(Section):
     """When the study ends: whichever comes first."""
 
-    trials: StrictInt = Field(20, ge=1, description="Finished trials; failed and interrupted ones do not count.")
-    hours: Number | None = Field(None, gt=0, description="Hours of running, summed over restarts.")
+    trials: StrictInt = Field(
+        20, ge=1, description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not."
+    )
+    hours: Number | None = Field(
+        None, gt=0, description="Hours that the study may run, summed over restarts; null: as long as it takes."
+    )
     profile_s: Number = Field(
-        20, ge=0, description="Seconds that timing a step may take before the first trial; 0: trials are timed by the clock."
+        20,
+        ge=0,
+        description="Seconds that timing steps may take before the first trial; 0: times are not known beforehand, and each "
+        "trial is timed by the clock.",
     )
 
 
 class Metric(Section):
     """A metric the training code measures, by name."""
 
-    metric: StrictStr = Field("accuracy", min_length=1)
-    direction: Literal["minimize", "maximize"] = "maximize"
+    metric: StrictStr = Field(
+        "accuracy", min_length=1, description="Name of the metric, as the task's score or loop yields it."
+    )
+    direction: Literal["minimize", "maximize"] = Field("maximize", description="Whether less or more of it is better.")
 
     @property
     def sign(self) -> float:
@@ -342,26 +381,35 @@ class Objectives(Section):
     """What the front is drawn in: seconds of training against a metric."""
 
     speed: Literal["train_s", "device_s"] = Field(
-        "train_s", description="Seconds of training, or those times the trial's devices, so that many are not free."
+        "train_s",
+        description="What fast means: `train_s`, seconds of training; or `device_s`, those seconds times the trial's devices, "
+        "so that many devices are not free.",
     )
-    accuracy: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Metric()
+    accuracy: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
+        Metric(), description="What good means: the name of a metric to maximize, or `{metric, direction}`."
+    )
 
 
 class Cluster(Section):
     """Where trials run."""
 
     address: StrictStr = Field(
-        "local", min_length=1, description="local: start Ray here; auto: join a running one, else local; or host:port."
+        "local",
+        min_length=1,
+        description="The Ray that trials run on; local: start one here; auto: join one that runs, else local; or host:port of "
+        "its head.",
     )
-    trials_at_once: StrictInt | None = Field(None, ge=1, description="Trials that run side by side at most.")
+    trials_at_once: StrictInt | None = Field(
+        None, ge=1, description="Most trials that run side by side; not given: as many as there is room for."
+    )
     checkpoints: StrictStr | None = Field(
         "results",
         min_length=1,
-        description="Where trials keep what they go on from when a machine dies: a folder or URL (s3://...) that all workers "
-        "reach; null: nowhere.",
+        description="Where trials keep the checkpoints they go on from when something dies: a folder, or a URL such as "
+        "s3://bucket/runs, that all workers reach; null: nowhere.",
     )
     checkpoint_every_s: Number = Field(
-        60, ge=0, description="Seconds between two checkpoints of a trial at least; they are written at evaluations."
+        60, ge=0, description="Least seconds between two checkpoints of a trial; they are written at evaluations."
     )
 
 
@@ -373,10 +421,12 @@ class StoppingRule(Section):
 
     kind: Annotated[StrictStr, AfterValidator(lambda value: one_of(value, STOPPINGS))] = Field(
         "front",
-        description="front: what cannot rise above the front at its own time any more; halving: Pareto-rank successive "
-        "halving; none: every trial trains its whole budget.",
+        description="front: stop what can no longer reach the front at its own time; halving: asynchronous successive halving "
+        "by Pareto rank; none: every trial trains its whole budget.",
     )
-    risk: Share = Field(0.05, description="How often a trial that `front` stops may have been one of the front.")
+    risk: Share = Field(
+        0.05, description="Of `front`: the share of trials that would have risen above the front that may be stopped."
+    )
 
 
 def _stopping(value: Any) -> Any:
@@ -386,8 +436,10 @@ def _stopping(value: Any) -> Any:
 class Confirm(Section):
     """Training the front's members again with other seeds, so that the front shows settings rather than luck."""
 
-    repeats: StrictInt = Field(0, ge=0, description="Further runs of each member of the front; they count as trials.")
-    share: Share = Field(0.3, description="Of budget.trials, the last share, kept for them.")
+    repeats: StrictInt = Field(
+        0, ge=0, description="Further runs of each member of the front, with other seeds; they count as trials."
+    )
+    share: Share = Field(0.3, description="The last share of budget.trials, which is kept for these runs.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -432,28 +484,41 @@ def _task(value: str) -> str:
 class StudySpec(Section):
     """One study, as its file says it; paths are absolute once it has been read."""
 
-    study: Annotated[StrictStr, AfterValidator(_study_name)] = Field(description="Name of the study in its storage.")
-    task: Annotated[StrictStr, AfterValidator(_task)] = Field(description="module:name or path/file.py:name.")
+    study: Annotated[StrictStr, AfterValidator(_study_name)] = Field(
+        description="Name of the study in its storage and of its folder of results."
+    )
+    task: Annotated[StrictStr, AfterValidator(_task)] = Field(
+        description="What is trained, a Task or a generator: `path/file.py:name`, from the study file's folder on, or "
+        "`module:name`."
+    )
     space: Space
     training: Training = Training()
     memory: Memory = Memory()
     devices: Devices = Devices()
     budget: Budget = Budget()
     objectives: Objectives = Objectives()
-    start: tuple[dict[str, Scalar], ...] = Field((), description="Settings to try first: what you use today.")
+    start: tuple[dict[str, Scalar], ...] = Field(
+        (), description="Settings to try first, such as those you use today; the end of a run compares the front with them."
+    )
     warm_start: tuple[StrictStr, ...] = Field(
-        (), description="Earlier studies of the same task to learn from: study files, or names in this storage."
+        (), description="Earlier studies of the same task that the sampler learns from: study files, or names in this storage."
     )
     storage: Annotated[StrictStr, Field(min_length=1)] | None = Field(
-        None, description="SQLAlchemy URL of the results; default: SQLite beside the study file."
+        None, description="SQLAlchemy URL of the database with all results; not given: a SQLite file beside the study file."
     )
     sampler: Annotated[StrictStr, AfterValidator(_sampler)] = Field(
         "front",
-        description=f"Who proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler. "
-        "front is ours, the others Optuna's.",
+        description=f"Who proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler; "
+        "front is bsearch's own, the others are Optuna's.",
     )
-    stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = StoppingRule()
-    confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Confirm()
+    stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = Field(
+        StoppingRule(), description="Which trials are stopped before their end: front, halving, none, or `{kind, risk}`."
+    )
+    confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Field(
+        Confirm(),
+        description="Train the front's members again with so many other seeds: a number, or `{repeats, share}`. The front then "
+        "shows means with intervals.",
+    )
     cluster: Cluster = Cluster()
     submit: Submit = Submit()
 

@@ -105,12 +105,12 @@ def _one_at_a_time(value: str) -> str:
 class SlurmJob(Section):
     """A job in a Slurm queue: Ray is started over its nodes and ends with it."""
 
-    partition: Names | None = None
-    account: Name | None = None
-    qos: Name | None = None
+    partition: Names | None = Field(None, description="Partition, or several with commas; not given: the cluster's default.")
+    account: Name | None = Field(None, description="Account that the job is charged to.")
+    qos: Name | None = Field(None, description="Quality of service.")
     # & and | belong to Slurm's own grammar of features; in an #SBATCH line, quoted, no shell reads them.
     constraint: Annotated[StrictStr, _like(r"(?!-)[A-Za-z0-9_.,&|*()\[\]-]+", "features such as a100 or 'intel&ib'")] | None = (
-        None
+        Field(None, description="Features that each node must have, such as a100.")
     )
     gres: (
         Annotated[
@@ -140,8 +140,8 @@ class SlurmJob(Section):
 class SecretReference(Section):
     """One key of a Kubernetes secret."""
 
-    name: Label
-    key: SecretKey = "url"
+    name: Label = Field(description="Name of the secret.")
+    key: SecretKey = Field("url", description="Key in it.")
 
 
 class KubeRayJob(Section):
@@ -150,8 +150,8 @@ class KubeRayJob(Section):
     image: (
         Annotated[StrictStr, _like(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "a container image such as registry/bsearch:0.1.0")] | None
     ) = Field(None, description="Container image that holds Ray, bsearch and what the task imports.")
-    namespace: Label = "default"
-    service_account: Label | None = None
+    namespace: Label = Field("default", description="Kubernetes namespace that the objects are made in.")
+    service_account: Label | None = Field(None, description="Service account of the pods; not given: no API token is mounted.")
     storage_claim: Label | None = Field(None, description="Persistent volume claim mounted on every pod, for storage and data.")
     mount_path: Annotated[StrictStr, _like(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", "an absolute path such as /data")] = Field(
         "/data", description="Where the claim is mounted."
@@ -168,7 +168,7 @@ class KubeRayJob(Section):
     retries: StrictInt = Field(2, ge=0, description="How often a cluster that failed is made anew; the study goes on.")
     keep_s: StrictInt = Field(600, ge=0, description="Seconds the pods stay after the study's end.")
     run_as_user: StrictInt = Field(1000, ge=1, description="User id in the image; 1000 is Ray's own.")
-    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field("IfNotPresent", description="When nodes pull the image.")
 
 
 class Submit(Section):
@@ -176,12 +176,14 @@ class Submit(Section):
 
     launcher: Name | None = Field(None, description="ray, slurm, kuberay, or one that a plug-in brings.")
     nodes: StrictInt = Field(1, ge=1, description="Machines the job gets.")
-    gpus_per_node: StrictInt = Field(0, ge=0)
-    cpus_per_node: StrictInt = Field(4, ge=1)
+    gpus_per_node: StrictInt = Field(0, ge=0, description="GPUs of each machine.")
+    cpus_per_node: StrictInt = Field(4, ge=1, description="CPU cores of each machine.")
     memory_per_node: Annotated[StrictInt | None, BeforeValidator(_bytes, json_schema_input_type=int | str | None)] = Field(
-        None, description="16GiB and the like; default: what the cluster gives."
+        None, description="Memory of each machine, such as 16GiB; not given: what the cluster gives."
     )
-    hours: Number | None = Field(None, gt=0, le=24 * 365, description="Time limit of the job; default: the cluster's.")
+    hours: Number | None = Field(
+        None, gt=0, le=24 * 365, description="Time limit of the job in hours; not given: the cluster's own."
+    )
     environment: tuple[Variable, ...] = Field((), description="Environment variables passed on to the job, by name.")
     ray: RayJob = RayJob()
     slurm: SlurmJob = SlurmJob()

@@ -142,6 +142,17 @@ class ManyFates(AdamPoints):
         return Loss(loss.total * float("inf"), loss.denominator) if lost else loss
 
 
+class EveryFate(ManyFates):
+    """Every seventh batch raises as well, with a message that would like to be markup."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if setup.samples_budget > 1 and setup.effective_batch % 7 == 0:
+            raise ValueError(
+                "a `tick`, [a link](https://evil.example/), <img src=x onerror=alert(1)>, $x^2$, | a pipe\n# Heading"
+            )
+        return super().loss(model, batch, setup)
+
+
 class AdamDigits(Digits):
     def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
         return torch.optim.Adam(parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps)

@@ -53,7 +53,7 @@ def test_suggestions_side_by_side_differ_and_a_database_remembers(tmp_path: Path
     asked = [search.ask() for _ in range(4)]
     assert len({one.parameters["effective_batch"] for one in asked}) == 4
     for one in asked:
-        assert not search.terminal(one.number, 0.5, *pretended(one.parameters, 0.5))
+        assert not search.report(one.number, 0.5, *pretended(one.parameters, 0.5))
         search.tell(one.number, *pretended(one.parameters))
     again = Search(SPACE, rule="sqrt", storage=url)
     assert again.ended == 4
@@ -71,7 +71,7 @@ def test_every_outcome_ends_as_it_should() -> None:
         "stopped": (1.0, 0.7),
     }.items():
         number = search.ask().number
-        search.terminal(number, 0.3, 1.0, 0.7)
+        search.report(number, 0.3, 1.0, 0.7)
         search.tell(number, *values, outcome)  # type: ignore[arg-type]
     assert [record.outcome for record in search.records()] == ["complete", "diverged", "error", "stopped"]
     assert search.ended == 3
@@ -89,13 +89,13 @@ def test_what_is_told_wrongly_changes_nothing() -> None:
             search.tell(number, *values)
     for fraction in (0, -1, 50, math.nan):
         with pytest.raises(ObjectiveError, match="expected a fraction"):
-            search.terminal(number, fraction, 1.0, 0.5)
+            search.report(number, fraction, 1.0, 0.5)
     with pytest.raises(ObjectiveError, match="expected the number of a trial that was asked"):
         search.tell(7, 1.0, 0.5)
-    assert not search.terminal(number, 0.5, 1.0, math.nan)
+    assert not search.report(number, 0.5, 1.0, math.nan)
     search.tell(number, 1.0, 0.5, "stopped")  # never reported
     search.tell(number, 2.0, 0.9)
-    assert not search.terminal(number, 0.7, 1.0, 0.1)
+    assert not search.report(number, 0.7, 1.0, 0.1)
     (record,) = search.records()
     assert (record.outcome, record.accuracy, search.ended) == ("stopped", 0.5, 1)
 

@@ -6,11 +6,8 @@ import csv
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +32,7 @@ class Mine(Task):
     def model(self, setup): return nn.Linear(2, 2)
 """
 COMMANDS = ["run", "check", "profile", "bench", "reprice", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
-COMMANDS += ["submit", "jobs"]
+COMMANDS += ["submit", "jobs", "report"]
 JOBS = ["jobs list", "jobs status", "jobs logs", "jobs stop"]
 
 
@@ -472,31 +469,6 @@ def test_our_own_bugs_show_no_traceback_without_debug(study_file: Callable[..., 
     assert "bsearch failed in a way it should not: RuntimeError: a bug of ours" in result.output
     assert "Traceback" not in result.output
     assert "Traceback" in CliRunner().invoke(main, ["--debug", "run", str(path), "--serial"]).output
-
-
-def test_the_dashboard_serves_the_study_on_this_machine_only(study_file: Callable[..., Path]) -> None:
-    pytest.importorskip("optuna_dashboard")
-    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
-    assert bsearch("run", path, "--serial").exit_code == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with subprocess.Popen([BSEARCH, "dashboard", path, "--port", str(port)], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            assert f"http://127.0.0.1:{port}/dashboard" in server.stdout.readline()
-            for _ in range(100):
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies/1") as answer:
-                        study = json.load(answer)
-                    break
-                except OSError:
-                    time.sleep(0.2)
-            assert [trial["state"] for trial in study["trials"]] == ["Complete", "Complete"]
-            assert study["objective_names"] == ["train_s", "accuracy"], sorted(study)
-        finally:
-            server.terminate()
-            server.wait()
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:

@@ -1,0 +1,200 @@
+"""What MkDocs asks while it builds these pages: the references are made of the code, so they cannot be out of date."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from bsearch.cli import main
+from bsearch.spaces.learning_rate import RATE_RULES, rule_fact
+from bsearch.spaces.study import StudySpec
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parent.parent
+Schema = Mapping[str, Any]
+# Sections that stand for one searched or fixed value; pages call them a domain.
+DOMAINS = ("Range", "Choices", "Fixed")
+
+
+def on_startup(**_: Any) -> None:
+    """A folder that holds the package under its own name, for mkdocstrings, which reads files and imports nothing."""
+    package = ROOT / ".cache" / "docs" / "bsearch"
+    package.mkdir(parents=True, exist_ok=True)
+    for name in ("__init__.py", "cli.py", "spaces", "objectives", "search", "cluster"):
+        link = package / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(ROOT / name)
+
+
+def on_config(config: Any) -> Any:
+    """`decisions/*.md` in the nav stands for every page there, in order."""
+    config.nav = _expanded(config.nav, Path(config.docs_dir))
+    return config
+
+
+def _expanded(item: Any, docs: Path) -> Any:
+    if isinstance(item, list):
+        return [_expanded(one, docs) for one in item]
+    if isinstance(item, dict):
+        return {name: _expanded(one, docs) for name, one in item.items()}
+    return [path.relative_to(docs).as_posix() for path in sorted(docs.glob(item))] if "*" in item else item
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """The changelog lies beside the pages in the repository, and among them here."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, "changelog.md", content=text.replace("](docs/", "](")))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Markers are replaced by what the code says."""
+    makers = {"keys of study.yaml": study_keys, "learning-rate rules": rules, "commands": commands}
+    for marker, made in makers.items():
+        if (line := f"<!-- {marker} -->") in markdown:
+            markdown = markdown.replace(line, "\n".join(made()))
+    return markdown
+
+
+# ---------------------------------------------------------------- commands
+
+
+def commands(command: click.Command = main, parent: click.Context | None = None) -> Iterator[str]:
+    """Each command's help, as the program prints it, the ones under it after it."""
+    settings = {**command.context_settings, "terminal_width": 110, "max_content_width": 110}
+    context = click.Context(command, info_name=command.name, parent=parent, **settings)
+    if parent is not None:
+        name = context.command_path
+        yield f"## {name} {{#{name.replace(' ', '-')}}}\n\n{inspect.cleandoc(command.help or '')}\n"
+        formatter = context.make_formatter()
+        command.format_usage(context, formatter)
+        command.format_options(context, formatter)
+        command.format_epilog(context, formatter)
+        yield f"```text\n{formatter.getvalue().rstrip()}\n```\n"
+    for name in sorted(getattr(command, "commands", {})):
+        yield from commands(command.commands[name], context)  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- learning-rate rules
+
+
+def rules() -> Iterator[str]:
+    """Each rule with its formula and its source."""
+    for name in RATE_RULES:
+        yield f"## `{name}` {{#{name}}}\n\n{rule_fact(name, 'Summary')}\n"
+        yield f"```text\n{rule_fact(name, 'Formula')}\n```\n"
+        source = re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", rule_fact(name, "Source"))
+        yield f"Source: {source}\n"
+
+
+# ---------------------------------------------------------------- study.yaml
+
+
+def study_keys() -> Iterator[str]:
+    """Every key of a study file, section by section: type, default and meaning, as its JSON Schema has them."""
+    schema = StudySpec.model_json_schema()
+    yield from _section("", schema, schema["$defs"], 2)
+    yield "## Domains {#domains}\n"
+    yield "What one parameter may be: a plain value, a list of values, or one of these.\n"
+    for name in DOMAINS:
+        part = schema["$defs"][name]
+        yield f"### {name} {{#domain-{name.lower()}}}\n\n{_sentence(part['description'])}\n"
+        yield from _table(f"domain-{name.lower()}.", part, schema["$defs"])
+
+
+def _section(path: str, part: Schema, parts: Mapping[str, Schema], level: int) -> Iterator[str]:
+    """One section's keys as a table, then the sections under it."""
+    if path:
+        yield f"{'#' * level} {path} {{#{path}}}\n\n{_sentence(part['description'])}\n"
+    yield from _table(f"{path}." if path else "", part, parts)
+    for key, value in part["properties"].items():
+        for name in _referred(value):
+            if name not in DOMAINS:
+                inner = f"{path}.{key}" if path else key
+                yield from _section(inner, parts[name], parts, min(level + bool(path), 4))
+
+
+def _table(prefix: str, part: Schema, parts: Mapping[str, Schema]) -> Iterator[str]:
+    yield "| key | value | default | meaning |\n|---|---|---|---|"
+    for key, value in part["properties"].items():
+        name = f"{prefix}{key}"
+        # A section's own heading has the anchor of its key.
+        inside = [one for one in _referred(value) if one not in DOMAINS]
+        shown = f"[`{key}`](#{name})" + ("" if inside else f"{{#{name}}}")
+        default = "**needed**" if key in part.get("required", ()) else _default(value, bool(inside))
+        meaning = value.get("description") or parts[inside[0]]["description"]
+        yield f"| {shown} | {_kind(value, parts)} | {default} | {_sentence(meaning)} |"
+    yield ""
+
+
+def _referred(value: Schema) -> list[str]:
+    """Names of the sections that a key's value may be, each once."""
+    found = re.findall(r'"#/\$defs/(\w+)"', json.dumps({key: value[key] for key in ("$ref", "anyOf", "items") if key in value}))
+    return list(dict.fromkeys(found))
+
+
+def _default(value: Schema, section: bool) -> str:
+    default = value.get("default")
+    if default is None or default in ([], {}):
+        return ""
+    if isinstance(default, dict):
+        if set(default) != {"value"}:
+            return "" if section else f"`{json.dumps(default)}`"
+        default = default["value"]
+    return f"`{default if isinstance(default, str) else json.dumps(default)}`"
+
+
+def _kind(value: Schema, parts: Mapping[str, Schema]) -> str:
+    """What a key's value may be, in words."""
+    if set(_referred(value)) >= set(DOMAINS):
+        return "[domain](#domains)"
+    words = list(dict.fromkeys(_kinds(value, parts)))
+    words = [word for word in words if word.replace("integer", "number", 1) not in words or not word.startswith("integer")]
+    return " or ".join(word for word in words if word != "nothing").replace("|", "\\|")
+
+
+def _kinds(value: Schema, parts: Mapping[str, Schema]) -> Iterator[str]:
+    if "enum" in value:
+        yield ", ".join(f"`{one}`" for one in value["enum"])
+    elif "$ref" in value:
+        yield "section"
+    elif "anyOf" in value:
+        bound = _bounds(value)
+        for one in value["anyOf"]:
+            yield from (f"{word}{bound if word in ('number', 'integer') else ''}" for word in _kinds(one, parts))
+    else:
+        match value.get("type"):
+            case "array" if "prefixItems" in value:
+                yield f"list of {len(value['prefixItems'])} numbers"
+            case "array":
+                yield f"list of {_many(value.get('items', {}))}"
+            case "object":
+                yield "mapping"
+            case "string":
+                yield "text"
+            case "boolean":
+                yield "true or false"
+            case "null":
+                yield "nothing"
+            case kind:
+                yield f"{kind}{_bounds(value)}"
+
+
+def _many(items: Schema) -> str:
+    return {"string": "texts", "object": "mappings"}.get(items.get("type", ""), "values")
+
+
+def _bounds(value: Schema) -> str:
+    """≥ 1 and the like; 64-bit ends of integers are nobody's concern."""
+    signs = {"minimum": "≥", "ge": "≥", "exclusiveMinimum": ">", "gt": ">", "maximum": "≤", "le": "≤"}
+    return ",".join(f" {sign} {value[key]:,}" for key, sign in signs.items() if key in value)
+
+
+def _sentence(text: str) -> str:
+    """One line that a table can hold."""
+    return " ".join(text.split()).replace("|", "\\|")

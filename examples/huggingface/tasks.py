@@ -1,0 +1,63 @@
+"""A small vision transformer on handwritten digits of 8x8 pixels, trained by Hugging Face's Trainer."""
+
+from functools import cache
+
+import numpy as np
+import torch
+from bsearch.objectives.huggingface import train_with
+from sklearn.datasets import load_digits
+from torch.utils.data import Dataset, Subset
+from transformers import Trainer, ViTConfig, ViTForImageClassification
+
+
+class Digits(Dataset):
+    """1,797 real images of digits, as the dicts that a Trainer takes."""
+
+    def __init__(self):
+        images, labels = load_digits(return_X_y=True)
+        self.pixels = torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)
+        self.labels = torch.tensor(labels)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return {"pixel_values": self.pixels[index], "labels": self.labels[index]}
+
+
+@cache
+def digits():
+    order = np.random.default_rng(0).permutation(1797)
+    return Subset(Digits(), order[:1437]), Subset(Digits(), order[1437:])
+
+
+def model(setup):
+    width = int(setup.parameters.get("width", 32))
+    config = ViTConfig(
+        image_size=8,
+        patch_size=2,
+        num_channels=1,
+        num_labels=10,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
+    return ViTForImageClassification(config)
+
+
+def accuracy(evaluation):
+    return {"accuracy": float((evaluation.predictions.argmax(-1) == evaluation.label_ids).mean())}
+
+
+def train(setup):
+    training, evaluation = digits()
+    yield from train_with(
+        setup,
+        Trainer,  # or your own subclass
+        model=model(setup),
+        train_dataset=training,
+        eval_dataset=evaluation,
+        compute_metrics=accuracy,
+        arguments={"per_device_eval_batch_size": 360},
+    )

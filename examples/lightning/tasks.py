@@ -1,0 +1,57 @@
+"""A LightningModule of a small convolutional net on handwritten digits, trained by Lightning's Trainer."""
+
+import lightning
+import torch
+from bsearch.objectives.lightning import train_with
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
+
+
+class Digits(lightning.LightningDataModule):
+    def setup(self, stage):
+        images, labels = load_digits(return_X_y=True)
+        pixels = torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)
+        digits = TensorDataset(pixels, torch.tensor(labels))
+        self.training, self.validation = random_split(digits, [1437, 360], torch.Generator().manual_seed(0))
+
+    def train_dataloader(self):
+        return DataLoader(self.training, batch_size=64, shuffle=True)  # a study tries others
+
+    def val_dataloader(self):
+        return DataLoader(self.validation, batch_size=360)
+
+
+class Net(lightning.LightningModule):
+    def __init__(self, setup):
+        super().__init__()
+        self.trial = setup
+        width = int(setup.parameters.get("width", 64))
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * 4 * 4, width),
+            nn.ReLU(),
+            nn.Linear(width, 10),
+        )
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        return nn.functional.cross_entropy(self.layers(images), labels)
+
+    def validation_step(self, batch, batch_idx):
+        images, labels = batch
+        right = self.layers(images).argmax(-1) == labels
+        self.log("accuracy", right.float().mean())
+
+    def configure_optimizers(self):
+        trial = self.trial
+        return torch.optim.AdamW(
+            self.parameters(), lr=trial.learning_rate, betas=trial.betas, eps=trial.eps, weight_decay=trial.weight_decay
+        )
+
+
+def train(setup):
+    yield from train_with(setup, Net(setup), data=Digits())

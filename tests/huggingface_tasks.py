@@ -1,0 +1,176 @@
+"""Tasks of the contract, trained by transformers.Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from bsearch.objectives.huggingface import train_with
+from bsearch.spaces.trial import Measurement, TrialSetup
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+from trainer_contract import Net, Points, remember_groups, sgd, troubles
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
+
+
+class Plain(Net):
+    """Takes no number of items: its loss is the mean over the pass."""
+
+    def forward(self, x: Tensor, labels: Tensor, index: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.logits(x, index)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Deaf(Plain):
+    """Takes whatever it is given and uses none of it, as many models of the library do."""
+
+    def forward(self, x: Tensor, labels: Tensor, index: Tensor | None = None, **ignored: Any) -> dict[str, Tensor]:
+        return super().forward(x, labels, index)
+
+
+class Dividing(Net):
+    """Divides its summed loss by the step's number of labels, which the Trainer counts."""
+
+    def forward(
+        self, x: Tensor, labels: Tensor, index: Tensor | None = None, num_items_in_batch: Any = None, **more: Any
+    ) -> dict[str, Tensor]:
+        logits = self.logits(x, index)
+        if num_items_in_batch is None:
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels, reduction="sum") / num_items_in_batch, "logits": logits}
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Points())
+
+
+class OwnLoss(Trainer):
+    """A user's own subclass, whose loss is its own."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        outputs = model(**inputs)
+        loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
+
+
+class Groups(TrainerCallback):
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **more: Any) -> None:
+        remember_groups(optimizer)
+
+
+def trained(setup: TrialSetup, net: Net, trainer: type = Trainer, own: bool = True, **parts: Any) -> Iterator[Measurement]:
+    def accuracy(evaluation: Any) -> dict[str, float]:
+        troubles(setup)
+        return {"accuracy": float((evaluation.predictions.argmax(-1) == evaluation.label_ids).mean())}
+
+    dtype = next(net.parameters()).dtype
+    points = Points(ignores=bool(setup.parameters.get("ignores")), dtype=dtype)
+    yield from train_with(
+        setup,
+        trainer,
+        model=net,
+        train_dataset=Stream() if setup.parameters.get("stream") else points,
+        eval_dataset=Points(100, dtype=dtype),
+        compute_metrics=accuracy,
+        optimizers=(sgd(net, setup) if own else None, None),
+        **parts,
+    )
+
+
+def train(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(drop=float(setup.parameters.get("drop", 0.0))))
+
+
+def deaf(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Deaf())
+
+
+def dividing(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Dividing())
+
+
+def own_loss(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Dividing(), OwnLoss)
+
+
+def loss_function(setup: TrialSetup) -> Iterator[Measurement]:
+    def summed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+    class Labelless(Net):
+        def forward(self, x: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> dict[str, Tensor]:
+            return {"logits": self.logits(x, index)}
+
+    yield from trained(setup, Labelless(), compute_loss_func=summed)
+
+
+def single(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(torch.float32))
+
+
+def adam(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), own=False, callbacks=[Groups()])
+
+
+def arguments(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), arguments={"learning_rate": 1.0, "num_train_epochs": 3, "output_dir": "here"})
+
+
+def pixels(setup: TrialSetup) -> Iterator[Measurement]:
+    """One of the library's own models for images."""
+    config = ViTConfig(image_size=4, patch_size=2, num_channels=1, num_labels=5, hidden_size=16, intermediate_size=16)
+    config.num_hidden_layers, config.num_attention_heads = 1, 2
+    yield from of_the_library(setup, ViTForImageClassification(config), Images())
+
+
+def words(setup: TrialSetup) -> Iterator[Measurement]:
+    """One of its language models: labels are shifted, and texts of different length hold different numbers of them."""
+    config = GPT2Config(vocab_size=11, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = 0
+    yield from of_the_library(setup, GPT2LMHeadModel(config), Texts())
+
+
+def numbers(setup: TrialSetup) -> Iterator[Measurement]:
+    """One that takes the number of items and does not divide by it: a regression's squared error."""
+    config = ViTConfig(image_size=4, patch_size=2, num_channels=1, num_labels=1, hidden_size=16, intermediate_size=16)
+    config.num_hidden_layers, config.num_attention_heads, config.problem_type = 1, 2, "regression"
+    yield from of_the_library(setup, ViTForImageClassification(config), Images(torch.float32))
+
+
+class Images(Dataset[Any]):
+    def __init__(self, kind: torch.dtype = torch.int64) -> None:
+        self.points, self.kind = Points(dtype=torch.float32), kind
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        point = self.points[index]
+        return {"pixel_values": point["x"].repeat(3)[:16].view(1, 4, 4), "labels": point["labels"].to(self.kind)}
+
+
+class Texts(Dataset[Any]):
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(4)
+        self.words = torch.randint(1, 11, (600, 8), generator=generator)
+        self.lengths = torch.randint(2, 9, (600,), generator=generator)
+
+    def __len__(self) -> int:
+        return 600
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        labels = self.words[index].clone()
+        labels[self.lengths[index] :] = -100
+        return {"input_ids": self.words[index], "labels": labels}
+
+
+def of_the_library(setup: TrialSetup, model: Any, data: Any) -> Iterator[Measurement]:
+    yield from train_with(
+        setup,
+        model=model,
+        train_dataset=data,
+        eval_dataset=torch.utils.data.Subset(data, range(50)),
+        optimizers=(sgd(model, setup), None),
+    )

@@ -1,0 +1,126 @@
+"""Tasks of the contract, trained by lightning.Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning
+import torch
+from bsearch.objectives.lightning import train_with
+from bsearch.spaces.trial import Measurement, TrialSetup
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from trainer_contract import Net, Points, remember_groups, sgd, troubles
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Points())
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, setup: TrialSetup, optimizer: Callable[..., Any] = sgd, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.trial, self.made = setup, optimizer
+        self.net = Net(dtype, drop=float(setup.parameters.get("drop", 0.0)))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = nn.functional.cross_entropy(self.net.logits(batch["x"], batch["index"]), batch["labels"])
+        self.log("train_loss", loss)
+        if self.trial.parameters.get("ignores"):
+            return {"loss": loss, "denominator": (batch["labels"] != -100).sum()}
+        return loss
+
+    def validation_step(self, batch: Any) -> None:
+        troubles(self.trial)
+        self.log("accuracy", (self.net.logits(batch["x"]).argmax(-1) == batch["labels"]).double().mean())
+
+    def configure_optimizers(self) -> Any:
+        return self.made(self, self.trial)
+
+
+def trained(setup: TrialSetup, module: Module, **arguments: Any) -> Iterator[Measurement]:
+    dtype = next(module.parameters()).dtype
+    points = Points(ignores=bool(setup.parameters.get("ignores")), dtype=dtype)
+    training: Any = Stream() if setup.parameters.get("stream") else points
+    loaders = DataLoader(training, batch_size=64), DataLoader(Points(100, dtype=dtype), batch_size=100)
+    yield from train_with(setup, module, data=loaders, **arguments)
+
+
+def train(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup))
+
+
+class Points600(lightning.LightningDataModule):
+    def prepare_data(self) -> None:
+        self.prepared = True
+
+    def setup(self, stage: str) -> None:
+        assert self.prepared
+        self.points = Points()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.points, batch_size=7, shuffle=True, drop_last=True, num_workers=0)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Points(100), batch_size=100)
+
+
+def data_module(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from train_with(setup, Module(setup), data=Points600())
+
+
+class Whole(Module):
+    """Brings its loaders, and hooks that see ordinary batches."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Points(), batch_size=7)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Points(100), batch_size=100)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        assert isinstance(batch["x"], Tensor)
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        assert len(batch["x"]) in (12, 13, 20)  # a pass of the plan, or of the last step
+
+
+def whole_module(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from train_with(setup, Whole(setup))
+
+
+def single(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup, dtype=torch.float32))
+
+
+def adam(setup: TrialSetup) -> Iterator[Measurement]:
+    def adamw(module: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        made = torch.optim.AdamW(
+            module.parameters(), lr=setup.learning_rate, betas=setup.betas, eps=setup.eps, weight_decay=setup.weight_decay
+        )
+        return remember_groups(made)
+
+    yield from trained(setup, Module(setup, adamw))
+
+
+def own_schedule(setup: TrialSetup) -> Iterator[Measurement]:
+    def both(module: nn.Module, setup: TrialSetup) -> Any:
+        optimizer = sgd(module, setup)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 3)]
+
+    yield from trained(setup, Module(setup, both))
+
+
+def own_rate(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup, lambda module, setup: torch.optim.SGD(module.parameters(), lr=0.125)))
+
+
+def unvalidated(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from train_with(setup, Module(setup), data=(DataLoader(Points(), batch_size=64), None))
+
+
+def arguments(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup), max_epochs=3, accumulate_grad_batches=2)

@@ -1,0 +1,152 @@
+"""The pages: what they tell people to type runs, what they list is whole, and nothing in them is fetched from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from bsearch.cli import main
+from bsearch.spaces.learning_rate import RATE_RULES
+from bsearch.spaces.study import StudySpec
+from conftest import BSEARCH
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+# A marker and the fenced block after it: `<!-- run -->` is typed into a shell, `<!-- file: NAME -->` is written first.
+MARKED = re.compile(r"<!-- (run|file: (?P<name>[\w./-]+)) -->\n```\w*\n(?P<text>.*?)```\n", re.DOTALL)
+PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if MARKED.search(page.read_text()))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; strict, so broken links, missing anchors and pages outside the navigation are errors."""
+    pytest.importorskip("material", reason="the pages need bsearch[docs]")
+    pytest.importorskip("mkdocstrings", reason="the pages need bsearch[docs]")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    return folder
+
+
+def ids(page: Path) -> set[str]:
+    return set(re.findall(r'id="([^"]+)"', page.read_text()))
+
+
+@pytest.mark.docs
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_says_to_type_runs(page: str, tmp_path: Path) -> None:
+    script = ["set -e"]
+    for found in MARKED.finditer((DOCS / page).read_text()):
+        if found["name"]:
+            (tmp_path / found["name"]).write_text(found["text"])
+        else:
+            # A few trials in one process show that it runs; the pages show what a whole run prints.
+            script.append(re.sub(r"^(bsearch run .*)$", r"\1 --serial --trials 4", found["text"], flags=re.MULTILINE))
+    environment = {**os.environ, "PATH": f"{BSEARCH.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_some_pages_are_tried() -> None:
+    assert {"tutorial.md", "own-model.md", "own-loop.md"} <= set(PAGES)
+
+
+def commands(command: click.Command, path: str = "bsearch") -> Iterator[str]:
+    for name, one in getattr(command, "commands", {}).items():
+        yield f"{path}-{name}"
+        yield from commands(one, f"{path}-{name}")
+
+
+def test_every_command_rule_and_key_is_in_the_reference(site: Path) -> None:
+    assert set(commands(main)) <= ids(site / "reference" / "commands.html")
+    assert set(RATE_RULES) <= ids(site / "reference" / "rules.html")
+    assert set(keys(StudySpec.model_json_schema())) <= ids(site / "reference" / "study.html")
+
+
+def keys(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Every key of a study file by its path; what a searched parameter is made of has a table of its own."""
+    parts = schema["$defs"]
+
+    def within(part: Mapping[str, Any], path: str) -> Iterator[str]:
+        for key, value in part["properties"].items():
+            yield path + key
+            for name in dict.fromkeys(re.findall(r"#/\$defs/(\w+)", str(value))):
+                if name not in ("Range", "Choices", "Fixed"):
+                    yield from within(parts[name], f"{path}{key}.")
+
+    return within(schema, "")
+
+
+def test_every_key_says_what_it_means() -> None:
+    schema = StudySpec.model_json_schema()
+    for name, part in {"study": schema, **schema["$defs"]}.items():
+        for key, value in part["properties"].items():
+            meaning = value.get("description") or schema["$defs"][value["$ref"].rpartition("/")[2]]["description"]
+            assert meaning.endswith("."), f"{name}.{key}: {meaning!r} is no sentence"
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    fetched = re.compile(
+        r'<(?:script|img|iframe|source)[^>]+src="(?:https?:)?//|<link[^>]+(?:stylesheet|preconnect|icon)[^>]+"(?:https?:)?//'
+    )
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert not fetched.search(text), f"{page.name}: {fetched.search(text)}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), style.name
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for name in ("README.md", "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
+            if "://" in target:
+                continue
+            path, _, anchor = target.partition("#")
+            assert not path or (ROOT / path).exists(), f"{name}: {target}"
+            if anchor:
+                text = (ROOT / (path or name)).read_text()
+                slugs = {
+                    re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-")
+                    for head in re.findall(r"^#+ (.+)$", text, re.M)
+                }
+                assert anchor in slugs or f"{{#{anchor}}}" in text, f"{name}: {target}"
+
+
+@pytest.mark.browser
+def test_the_site_opens_from_a_disk_and_searches(site: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium here")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        asked: list[str] = []
+        faults: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto((site / "index.html").as_uri())
+        page.locator("input.md-search__input").click()
+        page.keyboard.type("headroom")
+        page.locator(".md-search-result__item a[href*='study.html']").first.wait_for(state="attached", timeout=20_000)
+        browser.close()
+    assert not faults
+    assert all(url.startswith(("file:", "data:", "about:", "blob:")) for url in asked), asked

@@ -1,0 +1,54 @@
+"""The contract of trainers over the real transformers.Trainer, and what is its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="bsearch[huggingface] is not installed")
+
+from test_training import setup
+from trainer_contract import LOG, TrainerContract, ends_with_a_front
+
+pytestmark = pytest.mark.frameworks
+
+
+class TestHuggingFace(TrainerContract):
+    tasks = "huggingface_tasks"
+
+    def tasks_of_gradients(self, ignores: bool) -> list[str]:
+        return ["train", "deaf", "dividing", "own_loss", *([] if ignores else ["loss_function"])]
+
+    def test_arguments_that_the_study_says_are_refused_all_at_once(self) -> None:
+        message = self.ending("arguments", setup(50, budget=100)).message
+        assert message.splitlines() == [
+            "arguments: learning_rate: the study says it; write space.reference_rate in study.yaml",
+            "arguments: num_train_epochs: the study says it; write space.epochs in study.yaml",
+            "arguments: output_dir: a trial has no use for it; leave it out",
+        ]
+
+    def test_memory_that_runs_out_in_evaluation_shrinks_evaluation(self) -> None:
+        outcome = self.ending("train", setup(50, budget=100, parameters={"trouble": "memory"}))
+        assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", None)
+        assert len(LOG.steps) == 1
+
+    @pytest.mark.parametrize("task", ["pixels", "words", "numbers"])
+    def test_the_librarys_own_models_see_the_one_large_batch(self, task: str) -> None:
+        def gradient(passes: int) -> torch.Tensor:
+            made = setup(500, passes, budget=500, metric="loss", training={"evaluations": 1})
+            self.trained(task, made)
+            assert len(LOG.gradients) == 1
+            return LOG.gradients[0].double()
+
+        whole = gradient(1)
+        assert float((gradient(3) - whole).norm() / whole.norm()) < 1e-6
+
+    def test_half_precision_trains_under_a_scaler(self) -> None:
+        self.trained("single", setup(64, 2, budget=640, training={"precision": "fp16"}))
+        assert LOG.autocast == {True}
+
+
+def test_the_example_runs_from_the_command_line_to_a_front(tmp_path: Path) -> None:
+    ends_with_a_front("huggingface", tmp_path)

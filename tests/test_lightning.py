@@ -1,0 +1,64 @@
+"""The contract of trainers over the real lightning.Trainer, and what is its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
+
+from test_training import setup
+from trainer_contract import LOG, TrainerContract, ends_with_a_front
+
+pytestmark = pytest.mark.frameworks
+
+
+class TestLightning(TrainerContract):
+    tasks = "lightning_tasks"
+
+    def tasks_of_gradients(self, ignores: bool) -> list[str]:
+        return ["train"]
+
+    @pytest.mark.parametrize("task", ["data_module", "whole_module"])
+    def test_data_come_from_wherever_lightning_takes_them(self, task: str) -> None:
+        self.trained("train", setup(50, 4, budget=620))
+        expected = LOG.steps
+        self.trained(task, setup(50, 4, budget=620))
+        assert LOG.steps == expected
+        assert [len(one) for one in LOG.steps[0]] == [13, 13, 12, 12]
+
+    def test_arguments_that_the_study_says_are_refused_all_at_once(self) -> None:
+        made = setup(50, budget=100, training={"compile": True})
+        assert self.ending("arguments", made).message.splitlines() == [
+            "train_with: max_epochs: the study says it; write space.epochs in study.yaml",
+            "train_with: accumulate_grad_batches: the study says it; write space.accumulation in study.yaml",
+            "training.compile: expected false, for lightning.Trainer does not do it; got true. Compile in the module.",
+        ]
+
+    @pytest.mark.parametrize(
+        ("task", "message"),
+        [
+            ("own_schedule", "Module.configure_optimizers: expected one optimizer and no scheduler"),
+            ("own_rate", "expected a group at setup.learning_rate = 0.1, got 0.125"),
+            ("unvalidated", "Module: expected a validation_step that logs 'accuracy', and data to validate with"),
+        ],
+    )
+    def test_a_module_that_goes_its_own_way_is_told_what_to_change(self, task: str, message: str) -> None:
+        outcome = self.ending(task, setup(50, budget=100))
+        assert outcome.kind == "error"
+        assert message in outcome.message
+
+    def test_memory_that_runs_out_in_validation_is_the_loaders_to_mend(self) -> None:
+        outcome = self.ending("train", setup(50, budget=100, parameters={"trouble": "memory"}))
+        assert outcome.kind == "error"
+        assert "make the validation loader's batches smaller" in outcome.message
+
+    def test_half_precision_without_a_gpu_is_refused_in_words(self) -> None:
+        outcome = self.ending("single", setup(64, budget=128, training={"precision": "fp16"}))
+        assert outcome.kind == "error"
+        assert "fp16" in outcome.message
+
+
+def test_the_example_runs_from_the_command_line_to_a_front(tmp_path: Path) -> None:
+    ends_with_a_front("lightning", tmp_path)

@@ -1,0 +1,323 @@
+"""What holds of a trial whoever's loop trains it: the laws, over Hugging Face's Trainer and over Lightning's.
+
+A subclass names the module of its tasks; all of them train the same net on the same points, and remember every step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from bsearch.objectives.batches import SampleStream
+from bsearch.objectives.trial import start_attempt
+from bsearch.spaces.learning_rate import OptimizerSettings
+from bsearch.spaces.plan import plan_batch
+from bsearch.spaces.schedule import evaluation_points, rate_factor
+from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
+from test_training import setup
+from torch import nn
+from torch.utils.data import Dataset
+
+SAMPLES = 600
+PATIENCE_S = 0.25
+
+
+@dataclass
+class Log:
+    """Every step that was taken: the samples of its passes, the optimizer's rate, the gradient it moved by."""
+
+    passes: list[list[int]] = field(default_factory=list)
+    steps: list[list[list[int]]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    autocast: set[bool] = field(default_factory=set)
+
+    @property
+    def sizes(self) -> list[list[int]]:
+        return [[len(one) for one in step] for step in self.steps]
+
+
+LOG = Log()
+
+
+class Points(Dataset[dict[str, torch.Tensor]]):
+    """Points in five classes, some of their labels ignored, each telling its place."""
+
+    def __init__(self, samples: int = SAMPLES, ignores: bool = False, dtype: torch.dtype = torch.float64) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.x = torch.randn(samples, 6, generator=generator, dtype=dtype)
+        self.labels = (self.x[:, :5].argmax(1) + (torch.rand(samples, generator=generator) < 0.1)) % 5
+        if ignores:
+            self.labels[torch.rand(samples, generator=generator) < 0.3] = -100
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": self.x[index], "labels": self.labels[index], "index": torch.tensor(index)}
+
+
+class Net(nn.Module):
+    """A small net that remembers what it was trained on; `drop` makes its result hang on the dice."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, drop: float = 0.0) -> None:
+        super().__init__()
+        layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(drop), nn.Linear(16, 5))
+        self.layers = layers.to(dtype)
+
+    def logits(self, x: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
+        if self.training and index is not None:
+            LOG.passes.append(index.tolist())
+            LOG.autocast.add(torch.is_autocast_enabled("cpu"))
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+class Remembering(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        found = closure() if closure is not None else None  # Lightning's, which takes the gradient's norm down
+        LOG.steps.append(LOG.passes)
+        LOG.passes = []
+        LOG.rates.append(self.param_groups[0]["lr"])
+        LOG.gradients.append(torch.cat([one.grad.flatten() for group in self.param_groups for one in group["params"]]).clone())
+        super().step()
+        return found
+
+
+def sgd(net: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+    return Remembering(net.parameters(), lr=setup.learning_rate, momentum=0.9, weight_decay=setup.weight_decay)
+
+
+def remember_groups(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    LOG.groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return optimizer
+
+
+def troubles(setup: TrialSetup) -> None:
+    """In the user's own score: whatever the trial's parameters ask for."""
+    trouble = setup.parameters.get("trouble")
+    if trouble == "memory":
+        raise torch.OutOfMemoryError("too large")
+    if trouble == "error":
+        raise ValueError("my own mistake")
+    if trouble == "slow":
+        time.sleep(PATIENCE_S)
+
+
+class TrainerContract:
+    """Tests of an adapter; `tasks` is the module with its tasks."""
+
+    tasks: ClassVar[str]
+
+    @pytest.fixture(autouse=True)
+    def clean(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """A user's folder stays as it was, and no thread is left."""
+        before = set(threading.enumerate())
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "temporary").mkdir()
+        monkeypatch.chdir(tmp_path / "mine")
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+        yield
+        assert os.listdir(tmp_path / "mine") == []
+        assert not list((tmp_path / "temporary").glob("bsearch-*"))
+        assert set(threading.enumerate()) <= before
+
+    def reports(self, task: str, made: TrialSetup) -> list[Any]:
+        LOG.__init__()  # type: ignore[misc]
+        return list(start_attempt(f"{self.tasks}:{task}", made))
+
+    def trained(self, task: str, made: TrialSetup) -> list[Measurement]:
+        *measurements, outcome = self.reports(task, made)
+        assert outcome == Outcome("complete"), outcome
+        return measurements
+
+    def ending(self, task: str, made: TrialSetup) -> Outcome:
+        outcome = self.reports(task, made)[-1]
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    @pytest.mark.parametrize(
+        ("batch", "cap", "passes"),
+        [
+            (96, 32, [32, 32, 32]),
+            (50, 16, [13, 13, 12, 12]),
+            (500, 167, [167, 167, 166]),
+            (257, None, [257]),
+            (1, None, [1]),
+        ],
+    )
+    def test_every_step_holds_exactly_its_batch_and_the_budget_is_met_to_the_sample(
+        self, batch: int, cap: int | None, passes: list[int]
+    ) -> None:
+        budget = 1100 if batch > 1 else 40
+        made = replace(setup(batch, budget=budget), plan=plan_batch(batch, largest_micro_batch=cap), largest_micro_batch=cap)
+        measurements = self.trained("train", made)
+        full, rest = divmod(budget, batch)
+        assert LOG.sizes[:full] == [passes] * full
+        assert sum(sum(step) for step in LOG.sizes) == budget == measurements[-1].samples_seen
+        assert len(LOG.sizes) == full + bool(rest)
+        # The stream of shuffled epochs: the same samples in the same order, whatever the passes.
+        seen = [index for step in LOG.steps for one in step for index in one]
+        assert seen == SampleStream(SAMPLES, made.seed).take(0, budget).index.tolist()
+
+    def test_a_last_step_that_has_no_plan_of_its_own_joins_the_one_before(self) -> None:
+        made = replace(setup(100, budget=301, largest_micro_batch=40), plan=plan_batch(100, largest_micro_batch=40))
+        self.trained("train", replace(made, smallest_micro_batch=2))
+        assert LOG.sizes == [[34, 33, 33], [34, 33, 33], [34, 34, 33]]
+
+    @pytest.mark.parametrize("ignores", [False, True])
+    def test_a_steps_gradient_is_that_of_the_one_large_batch(self, ignores: bool) -> None:
+        made = setup(500, 3, budget=500, parameters={"ignores": ignores}, training={"schedule": "constant", "warmup": 0})
+        for task in self.tasks_of_gradients(ignores):
+            self.trained(task, made)
+            # The obvious twin: the same first weights, the whole batch at once.
+            torch.manual_seed(made.seed)
+            net, points = Net(), Points(ignores=ignores)
+            index = torch.from_numpy(SampleStream(SAMPLES, made.seed).take(0, 500).index)
+            nn.functional.cross_entropy(net.logits(points.x[index]), points.labels[index]).backward()
+            expected = torch.cat([one.grad.flatten() for one in net.parameters() if one.grad is not None])
+            assert LOG.sizes == [[167, 167, 166]]
+            assert float((LOG.gradients[0] - expected).norm() / expected.norm()) < 1e-12, task
+
+    def tasks_of_gradients(self, ignores: bool) -> list[str]:
+        raise NotImplementedError
+
+    def test_the_rate_follows_the_samples_seen(self) -> None:
+        training = {"schedule": "cosine", "warmup": 0.2, "evaluations": 3}
+        self.trained("train", setup(70, 2, budget=1000, rate=0.3, training=training))
+        ends = np.cumsum([sum(step) for step in LOG.sizes])
+        middles = [(end - sum(step) / 2) / 1000 for end, step in zip(ends, LOG.sizes, strict=True)]
+        assert LOG.rates == pytest.approx([0.3 * rate_factor("cosine", 0.2, middle) for middle in middles], rel=1e-12)
+
+    def test_the_optimizer_gets_the_studys_settings(self) -> None:
+        made = replace(setup(64, budget=128), optimizer=OptimizerSettings(3e-3, (0.8, 0.97), 1e-7, 0.02))
+        self.trained("adam", made)
+        decays = {group["weight_decay"] for group in LOG.groups}
+        assert {(group["betas"], group["eps"]) for group in LOG.groups} == {((0.8, 0.97), 1e-7)}
+        assert 0.02 in decays and decays <= {0.0, 0.02}
+
+    def test_the_whole_steps_gradient_is_clipped(self) -> None:
+        free = setup(100, 3, budget=100, training={"clip_norm": None})
+        self.trained("train", free)
+        norm = float(LOG.gradients[0].norm())
+        self.trained("train", setup(100, 3, budget=100, training={"clip_norm": norm / 2}))
+        assert float(LOG.gradients[0].norm()) == pytest.approx(norm / 2, rel=1e-5)
+        self.trained("train", setup(100, 3, budget=100, training={"clip_norm": norm * 2}))
+        assert float(LOG.gradients[0].norm()) == pytest.approx(norm, rel=1e-12)
+
+    def test_precision_is_the_studys(self) -> None:
+        self.trained("single", setup(64, budget=128))
+        assert LOG.autocast == {False}
+        self.trained("single", setup(64, budget=128, training={"precision": "bf16"}))
+        assert LOG.autocast == {True}
+
+    def test_it_measures_at_fractions_of_its_budget_and_evaluation_takes_no_time(self) -> None:
+        made = setup(50, budget=1000, training={"evaluations": 4}, parameters={"trouble": "slow"})
+        begun = time.perf_counter()
+        measurements = self.trained("train", made)
+        assert tuple(one.samples_seen for one in measurements) == evaluation_points(1000, 4)
+        seconds = [one.elapsed_s for one in measurements]
+        assert seconds == sorted(seconds) and 0 < seconds[-1] <= time.perf_counter() - begun - 4 * PATIENCE_S
+        for one in measurements:
+            assert one.train_loss is not None and math.isfinite(one.train_loss)
+            assert 0 <= one.score("accuracy") <= 1 and set(one.scores) >= {"accuracy"}
+        assert measurements[-1].facts["steps"] == 20
+
+    def test_a_seed_repeats_and_another_differs(self) -> None:
+        def losses(seed: int) -> list[float | None]:
+            made = setup(64, 2, budget=900, training={"seed": seed}, parameters={"drop": 0.3})
+            return [one.train_loss for one in self.trained("train", made)]
+
+        torch.rand(7)  # whatever was drawn before
+        first = losses(5)
+        torch.rand(3)
+        assert losses(5) == first != losses(6)
+
+    def test_a_trial_that_is_stopped_ends_there(self) -> None:
+        LOG.__init__()  # type: ignore[misc]
+        made = setup(50, budget=1000, training={"evaluations": 4})
+        with closing(start_attempt(f"{self.tasks}:train", made)) as attempt:  # type: ignore[type-var]
+            next(attempt)
+        assert len(LOG.steps) == 5
+
+    def test_an_attempt_goes_on_from_its_checkpoint_to_the_same_end(self, tmp_path: Path) -> None:
+        made = setup(50, 2, budget=1010, training={"evaluations": 4}, parameters={"drop": 0.3})
+        whole = self.trained("train", made)
+        kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
+        with closing(start_attempt(f"{self.tasks}:train", kept)) as attempt:  # type: ignore[type-var]
+            first = [next(attempt), next(attempt)]
+        again = self.trained("train", replace(kept, attempt=1))
+        assert len(LOG.steps) == 10  # of 21; the second measurement came after eleven
+        assert again[:2] == first
+        for one, other in zip(again, whole, strict=True):
+            assert (one.samples_seen, one.train_loss, one.scores["accuracy"]) == (
+                other.samples_seen,
+                other.train_loss,
+                other.scores["accuracy"],
+            )
+        assert again[-1].facts["resumed_at"] == 550
+
+    def test_memory_that_runs_out_in_a_pass_names_the_micro_batch(self) -> None:
+        outcome = self.ending("train", setup(300, 2, budget=1200, memory_limit_bytes=20_000))
+        assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", 150)
+        assert self.ending("train", setup(300, 2, budget=1200, memory_limit_bytes=10_000_000)).kind == "complete"
+
+    def test_a_users_mistake_is_told_with_its_line(self) -> None:
+        outcome = self.ending("train", setup(50, budget=100, parameters={"trouble": "error"}))
+        assert outcome.kind == "error"
+        assert "ValueError: my own mistake" in outcome.message and ".py:" in outcome.message
+        assert "Traceback" in outcome.traceback and "troubles" in outcome.traceback
+
+    def test_a_loss_that_overflows_is_a_diverged_trial(self) -> None:
+        outcome = self.ending("train", setup(32, budget=6000, rate=1e308, training={"evaluations": 1}))
+        assert outcome.kind == "diverged", outcome
+        assert len(LOG.steps) < 6000 // 32
+
+    def test_a_metric_that_nobody_measures_is_refused_with_those_there_are(self) -> None:
+        outcome = self.ending("train", setup(50, budget=100, metric="recall"))
+        assert "expected the training code to measure 'recall', but it measures accuracy" in outcome.message
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"plan": plan_batch(50, devices=2)}, "expected one device for each trial, got 2"),
+            ({"training": {"channels_last": True}}, "training.channels_last: expected false"),
+            ({"training": {"samples": 599}}, "training.samples: expected the length of the training set, 600, got 599"),
+            ({"parameters": {"stream": True}}, "expected training data with a length"),
+        ],
+    )
+    def test_what_it_cannot_do_is_refused_in_words(self, changes: dict[str, Any], message: str) -> None:
+        outcome = self.ending("train", setup(50, budget=100, **changes))
+        assert outcome.kind == "error"
+        assert message in outcome.message
+
+
+def ends_with_a_front(example: str, folder: Path) -> None:
+    """Run an example as a user does, and see that it leaves a front and nothing that was not asked for."""
+    study = folder / "study"
+    shutil.copytree(Path(__file__).parent.parent / "examples" / example, study, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "bsearch", "run", "study.yaml", "--serial", "--trials", "4", "--json"]
+    done = subprocess.run(command, cwd=study, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    front = json.loads(done.stdout)["front"]
+    assert front and max(one["accuracy"] for one in front) > 0.5
+    assert {path.name for path in study.iterdir()} - {"__pycache__"} == {
+        "study.yaml",
+        "tasks.py",
+        "results",
+        f"{example}-digits.db",
+    }
