@@ -154,7 +154,6 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
     """The same of a setup that is known already."""
     optimizer, momentum = record.facts.get("optimizer"), record.facts.get("momentum")
-    known = isinstance(momentum, int | float)
     even = nearest_even_plan(setup.plan, setup.largest_micro_batch, setup.smallest_micro_batch)
     even_settings, notes = _at_even_batch(study.spec, record, setup, even)
     return ChosenSettings(
@@ -166,8 +165,8 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         train_s=record.train_s,
         setup=setup,
         optimizer=None if optimizer is None else str(optimizer),
-        momentum=float(momentum) if known and momentum is not None else None,
-        nesterov=bool(record.facts.get("nesterov", False)) if known else None,
+        momentum=float(momentum) if isinstance(momentum, int | float) else None,
+        nesterov=None if momentum is None else bool(record.facts.get("nesterov", False)),
         batch_norm="ghost_batch" in record.facts,
         even=even,
         even_settings=even_settings,
