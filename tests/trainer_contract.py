@@ -179,6 +179,12 @@ class TrainerContract:
         self.trained("train", replace(made, smallest_micro_batch=2))
         assert LOG.sizes == [[34, 33, 33], [34, 33, 33], [34, 34, 33]]
 
+    def test_loader_processes_fetch_the_same_samples(self) -> None:
+        self.trained("train", setup(50, 4, budget=620, training={"workers": 0}))
+        expected = LOG.steps
+        self.trained("train", setup(50, 4, budget=620, training={"workers": 1}))
+        assert LOG.steps == expected
+
     @pytest.mark.parametrize("ignores", [False, True])
     def test_a_steps_gradient_is_that_of_the_one_large_batch(self, ignores: bool) -> None:
         made = setup(500, 3, budget=500, parameters={"ignores": ignores}, training={"schedule": "constant", "warmup": 0})
@@ -295,6 +301,7 @@ class TrainerContract:
         ("changes", "message"),
         [
             ({"plan": plan_batch(50, devices=2)}, "expected one device for each trial, got 2"),
+            ({"training": {"precision": "fp16"}}, "training.precision: expected fp32 or bf16"),
             ({"training": {"channels_last": True}}, "training.channels_last: expected false"),
             ({"training": {"samples": 599}}, "training.samples: expected the length of the training set, 600, got 599"),
             ({"parameters": {"stream": True}}, "expected training data with a length"),
