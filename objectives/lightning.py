@@ -93,7 +93,7 @@ def train_with(
         faults.append("train_with: expected a module whose optimizer Lightning steps, got automatic_optimization = False")
     # Lightning calls these where it steps the optimizer itself; left out in silence, they would make another training.
     faults += [
-        f"{type(module).__name__}.{name}: expected Lightning's own, for it is not called where steps are planned; got an override"
+        f"{type(module).__name__}.{name}: expected Lightning's own, as a planned step does not call it; got an override"
         for name in ("optimizer_step", "configure_gradient_clipping", "lr_scheduler_step")
         if getattr(type(module), name) is not getattr(LightningModule, name)
     ]

@@ -5,6 +5,7 @@ A subclass names the module of its tasks; all of them train the same net on the 
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -253,12 +254,14 @@ class TrainerContract:
         torch.rand(3)
         assert losses(5) == first != losses(6)
 
-    def test_a_trial_that_is_stopped_ends_there(self) -> None:
+    def test_a_trial_that_is_stopped_ends_there_and_gives_its_memory_back(self) -> None:
         LOG.__init__()  # type: ignore[misc]
         made = setup(50, budget=1000, training={"evaluations": 4})
         with closing(start_attempt(f"{self.tasks}:train", made)) as attempt:  # type: ignore[type-var]
             next(attempt)
         assert len(LOG.steps) == 5
+        del attempt
+        assert not [one for one in gc.get_objects() if type(one) is Remembering]
 
     def test_an_attempt_goes_on_from_its_checkpoint_to_the_same_end(self, tmp_path: Path) -> None:
         made = setup(50, 2, budget=1010, training={"evaluations": 4}, parameters={"drop": 0.3})
