@@ -70,6 +70,8 @@ _WITHOUT_USE = (
     "resume_from_checkpoint",
     "push_to_hub",
     "dataloader_drop_last",
+    "group_by_length",
+    "train_sampling_strategy",
 )
 # What the Trainer adds to a user's metrics.
 _SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "jit_compilation_time", "model_preparation_time")

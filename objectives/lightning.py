@@ -91,6 +91,12 @@ def train_with(
         )
     if not module.automatic_optimization:
         faults.append("train_with: expected a module whose optimizer Lightning steps, got automatic_optimization = False")
+    # Lightning calls these where it steps the optimizer itself; left out in silence, they would make another training.
+    faults += [
+        f"{type(module).__name__}.{name}: expected Lightning's own, as a planned step does not call it; got an override"
+        for name in ("optimizer_step", "configure_gradient_clipping", "lr_scheduler_step")
+        if getattr(type(module), name) is not getattr(LightningModule, name)
+    ]
     if faults:
         raise ObjectiveError("\n".join(faults))
     yield from pace.told

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any
@@ -69,8 +69,8 @@ class Pace:
         self.told = tuple(told)
         self.lost = False  # the loss is not finite any more: measure and end
         self._facts: dict[str, Parameter] = {"steps": len(self.plans), **({"resumed_at": self.seen} if self.seen else {})}
-        self._fetched, self._passes = self.number, iter(())
-        self._begun = False
+        self._fetched = self.number
+        self._passes: Generator[Any] | None = None
         self._timed: AbstractContextManager[None] | None = None
         self.measuring = False  # between the step that says so and `go_on`
 
@@ -80,6 +80,10 @@ class Pace:
             raise ObjectiveError(
                 f"{self.where}: expected one device for each trial, got {self.setup.plan.devices}. "
                 "Write devices: {per_trial: 1}, or train on several with a Task."
+            )
+        if training.precision == "fp16" and self.setup.device == "cpu":
+            raise ObjectiveError(
+                f"training.precision: expected fp32 or bf16, for {self.where} knows fp16 on GPUs alone; got fp16"
             )
         for key in ("channels_last", "sync_batch_norm"):
             if getattr(training, key):
@@ -103,8 +107,8 @@ class Pace:
         Raises:
             ObjectiveError: data that has no places, or more or less of it than the study says.
         """
-        if not self._begun or self._fetched != self.number:
-            self._passes, self._fetched, self._begun = self._batches(loader), self.number, True
+        if self._passes is None or self._fetched != self.number:
+            self._passes, self._fetched = self._batches(loader), self.number
         while self._fetched < len(self.plans) and not self.lost:
             plan = self.plans[self._fetched]
             self._fetched += 1
@@ -113,7 +117,7 @@ class Pace:
             if self._fetched in self._measured_after:
                 return
 
-    def _batches(self, loader: Any) -> Iterator[Any]:
+    def _batches(self, loader: Any) -> Generator[Any]:
         setup = self.setup
         dataset: Any = getattr(loader, "dataset", None)
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -136,7 +140,7 @@ class Pace:
 
         workers = setup.training.workers or loader.num_workers
         pinned = setup.training.pin_memory and setup.device == "gpu"
-        return batches(Fetcher(dataset, loader.collate_fn), keys(self.seen), workers, pinned)
+        yield from batches(Fetcher(dataset, loader.collate_fn), keys(self.seen), workers, pinned)
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """Before the first step, when model and optimizer lie on their device.
@@ -188,13 +192,16 @@ class Pace:
 
     @contextmanager
     def walked(self) -> Iterator[None]:
-        """Around the whole of the loop: a step that raises is left as it was entered."""
+        """Around the whole of the loop: a step that raises is left as it was entered, and loaders end."""
         try:
             yield
         except BaseException as error:
             if self._timed is not None:
                 self._timed.__exit__(type(error), error, error.__traceback__)
             raise
+        finally:
+            if self._passes is not None:
+                self._passes.close()  # loader processes end with the training, not with a collection
 
     def after_step(self, loss: Tensor) -> bool:
         """Count a step whose mean loss this was.

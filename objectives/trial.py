@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import traceback
 from collections.abc import Iterator, Mapping
@@ -88,6 +89,8 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
         # Generators hold models and data: a closed one gives its memory back before the next trial begins.
         if hasattr(measurements, "close"):
             measurements.close()
+        if not isinstance(objective, Task):
+            gc.collect()  # others' trainers and their callbacks hold each other, and with them the model
         release_memory(setup.device)
 
 

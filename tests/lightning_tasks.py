@@ -124,3 +124,14 @@ def unvalidated(setup: TrialSetup) -> Iterator[Measurement]:
 
 def arguments(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Module(setup), max_epochs=3, accumulate_grad_batches=2)
+
+
+class OwnClipping(Module):
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        raise AssertionError("never called")
+
+
+def own_clipping(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, OwnClipping(setup))

@@ -336,6 +336,11 @@ class DiesOnceInTheMiddle(Noisy):
         return super().score(model, batch, setup)
 
 
+def drawing_loop(setup: TrialSetup) -> Iterator[Measurement]:
+    """A loop of one's own whose first weights are drawn as it begins."""
+    yield Measurement(samples_seen=setup.samples_budget, elapsed_s=1.0, accuracy=float(torch.rand(())))
+
+
 def own_loop_with_checkpoints(setup: TrialSetup) -> Iterator[Measurement]:
     """A loop of one's own that goes on where an earlier attempt stopped: it counts, and dies once at 60 of 100."""
     checkpoint = Checkpoint.of(setup)

@@ -104,6 +104,12 @@ def test_data_is_read_in_order_once_for_evaluation() -> None:
     assert fetched == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
+def test_a_collate_function_of_ones_own_gets_its_samples_one_by_one() -> None:
+    data = TensorDataset(torch.arange(10.0))
+    fetched = Fetcher(data, collate=lambda samples: {"x": torch.stack([x for (x,) in samples])}).fetch(in_order(10, 4, 0)[1])
+    assert fetched["x"].tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
 def test_batches_of_any_shape_move_to_the_device() -> None:
     batch = {"a": torch.ones(2), "b": [torch.zeros(1), ("text", None, 3)]}
     moved = to_device(batch, torch.device("meta"))

@@ -45,10 +45,6 @@ class TestHuggingFace(TrainerContract):
         whole = gradient(1)
         assert float((gradient(3) - whole).norm() / whole.norm()) < 1e-6
 
-    def test_half_precision_trains_under_a_scaler(self) -> None:
-        self.trained("single", setup(64, 2, budget=640, training={"precision": "fp16"}))
-        assert LOG.autocast == {True}
-
 
 def test_the_example_runs_from_the_command_line_to_a_front(tmp_path: Path) -> None:
     ends_with_a_front("huggingface", tmp_path)

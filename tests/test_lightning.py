@@ -40,6 +40,7 @@ class TestLightning(TrainerContract):
         ("task", "message"),
         [
             ("own_schedule", "Module.configure_optimizers: expected one optimizer and no scheduler"),
+            ("own_clipping", "OwnClipping.configure_gradient_clipping: expected Lightning's own"),
             ("own_rate", "expected a group at setup.learning_rate = 0.1, got 0.125"),
             ("unvalidated", "Module: expected a validation_step that logs 'accuracy', and data to validate with"),
         ],
@@ -53,11 +54,6 @@ class TestLightning(TrainerContract):
         outcome = self.ending("train", setup(50, budget=100, parameters={"trouble": "memory"}))
         assert outcome.kind == "error"
         assert "make the validation loader's batches smaller" in outcome.message
-
-    def test_half_precision_without_a_gpu_is_refused_in_words(self) -> None:
-        outcome = self.ending("single", setup(64, budget=128, training={"precision": "fp16"}))
-        assert outcome.kind == "error"
-        assert "fp16" in outcome.message
 
 
 def test_the_example_runs_from_the_command_line_to_a_front(tmp_path: Path) -> None:

@@ -138,3 +138,12 @@ def test_a_setup_travels_as_a_dict() -> None:
     made = setup(37, 2, parameters={"width": 3, "name": "a"}, training={"betas": [0.8, 0.9]})
     assert TrialSetup.from_dict(made.to_dict()) == made
     assert os.getpid()
+
+
+def test_a_loop_of_ones_own_begins_with_the_trials_seed() -> None:
+    def accuracy(seed: int) -> float | None:
+        first = next(iter(start_attempt(f"{TASKS}:drawing_loop", setup(training={"seed": seed}))))
+        assert isinstance(first, Measurement)
+        return first.accuracy
+
+    assert accuracy(3) == accuracy(3) != accuracy(4)

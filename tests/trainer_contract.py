@@ -5,6 +5,7 @@ A subclass names the module of its tasks; all of them train the same net on the 
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -179,6 +180,12 @@ class TrainerContract:
         self.trained("train", replace(made, smallest_micro_batch=2))
         assert LOG.sizes == [[34, 33, 33], [34, 33, 33], [34, 34, 33]]
 
+    def test_loader_processes_fetch_the_same_samples(self) -> None:
+        self.trained("train", setup(50, 4, budget=620, training={"workers": 0}))
+        expected = LOG.steps
+        self.trained("train", setup(50, 4, budget=620, training={"workers": 1}))
+        assert LOG.steps == expected
+
     @pytest.mark.parametrize("ignores", [False, True])
     def test_a_steps_gradient_is_that_of_the_one_large_batch(self, ignores: bool) -> None:
         made = setup(500, 3, budget=500, parameters={"ignores": ignores}, training={"schedule": "constant", "warmup": 0})
@@ -247,12 +254,14 @@ class TrainerContract:
         torch.rand(3)
         assert losses(5) == first != losses(6)
 
-    def test_a_trial_that_is_stopped_ends_there(self) -> None:
+    def test_a_trial_that_is_stopped_ends_there_and_gives_its_memory_back(self) -> None:
         LOG.__init__()  # type: ignore[misc]
         made = setup(50, budget=1000, training={"evaluations": 4})
         with closing(start_attempt(f"{self.tasks}:train", made)) as attempt:  # type: ignore[type-var]
             next(attempt)
         assert len(LOG.steps) == 5
+        del attempt
+        assert not [one for one in gc.get_objects() if type(one) is Remembering]
 
     def test_an_attempt_goes_on_from_its_checkpoint_to_the_same_end(self, tmp_path: Path) -> None:
         made = setup(50, 2, budget=1010, training={"evaluations": 4}, parameters={"drop": 0.3})
@@ -295,6 +304,7 @@ class TrainerContract:
         ("changes", "message"),
         [
             ({"plan": plan_batch(50, devices=2)}, "expected one device for each trial, got 2"),
+            ({"training": {"precision": "fp16"}}, "training.precision: expected fp32 or bf16"),
             ({"training": {"channels_last": True}}, "training.channels_last: expected false"),
             ({"training": {"samples": 599}}, "training.samples: expected the length of the training set, 600, got 599"),
             ({"parameters": {"stream": True}}, "expected training data with a length"),
