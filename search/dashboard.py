@@ -53,7 +53,7 @@ class _Known:
     """What is remembered of a study between two answers."""
 
     kept: StoredStudy
-    read_again_at: float
+    read_again_at: float = 0.0
     words: tuple[str, ...] | None = None  # None until they are found
     words_of: int = -1  # ended trials that they are of, or will be
     words_again_at: float = 0.0
@@ -82,19 +82,22 @@ class Pages:
         self._known: dict[str, _Known] = {}
         self._reading = threading.Lock()
         self.page = f"{_PAGES}/{self._storage.get_study_id_from_name(kept.name)}"
-        self._read(kept.name)
+        self._remember(kept, 0.0)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request."""
         path, method = environ.get("PATH_INFO", ""), environ.get("REQUEST_METHOD", "GET")
-        if refusal := _refused(environ, path, method):
-            answer = _told(http.HTTPStatus.FORBIDDEN, refusal)
-        elif found := _REPORT.fullmatch(path):
-            answer = self._report(int(found[1]))
-        elif method == "GET" and _STUDY.fullmatch(path):
-            answer = self._study_answer(environ)
-        else:
-            return self._server(environ, start_response)
+        try:
+            if refusal := _refused(environ, path, method):
+                answer = _told(http.HTTPStatus.FORBIDDEN, refusal)
+            elif report := _REPORT.fullmatch(path):
+                answer = self._report(int(report[1]))
+            elif method == "GET" and _STUDY.fullmatch(path):
+                answer = self._study_answer(environ)
+            else:
+                return self._server(environ, start_response)
+        except BsearchError as error:  # such as a database that went away
+            answer = _told(http.HTTPStatus.SERVICE_UNAVAILABLE, masked(str(error)))
         status, headers, body = answer
         start_response(status, [*headers, ("Content-Length", str(len(body)))])
         return [body if method != "HEAD" else b""]
@@ -105,13 +108,10 @@ class Pages:
         if not status.startswith("200"):
             return status, headers, body
         document = json.loads(body)
-        try:
-            with self._reading:
-                known = self._read(document["name"])
-                if known is not None:
-                    self._add(document, known, environ)
-        except BsearchError as error:
-            return _told(http.HTTPStatus.SERVICE_UNAVAILABLE, masked(str(error)))
+        with self._reading:
+            known = self._read(document["name"])
+            if known is not None:
+                self._add(document, known, environ)
         return status, headers, json.dumps(document).encode()
 
     def _asked(self, environ: Mapping[str, Any]) -> _Answer:
@@ -130,15 +130,17 @@ class Pages:
                 return None
             if kept.name != name:
                 return None
-            rests_until = time.monotonic() + max(_READ_REST * (time.monotonic() - begun), _LEAST_REST_S)
-            if known is None:
-                known = self._known[name] = _Known(kept, rests_until)
-            else:
-                known.kept, known.read_again_at = kept, rests_until
-        ended = sum(record.outcome not in ("running", "waiting") for record in known.kept.records)
-        if ended != known.words_of and begun >= known.words_again_at:
+            return self._remember(kept, time.monotonic() - begun)
+        return known
+
+    def _remember(self, kept: StoredStudy, took_s: float) -> _Known:
+        known = self._known.setdefault(kept.name, _Known(kept))
+        now = time.monotonic()
+        known.kept, known.read_again_at = kept, now + max(_READ_REST * took_s, _LEAST_REST_S)
+        ended = sum(record.outcome not in ("running", "waiting") for record in kept.records)
+        if ended != known.words_of and now >= known.words_again_at:
             known.words_of, known.words_again_at = ended, math.inf
-            threading.Thread(target=_find_words, args=(known, known.kept), daemon=True).start()
+            threading.Thread(target=_find_words, args=(known, kept), daemon=True).start()
         return known
 
     def _add(self, document: MutableMapping[str, Any], known: _Known, environ: Mapping[str, Any]) -> None:
@@ -203,8 +205,10 @@ class Pages:
 
 def _find_words(known: _Known, kept: StoredStudy) -> None:
     begun = time.monotonic()
-    known.words = tuple(front_words(kept.name, kept.spec, kept.front, kept.records))
-    known.words_again_at = time.monotonic() + max(_WORDS_REST * (time.monotonic() - begun), _LEAST_REST_S)
+    try:
+        known.words = tuple(front_words(kept.name, kept.spec, kept.front, kept.records))
+    finally:
+        known.words_again_at = time.monotonic() + max(_WORDS_REST * (time.monotonic() - begun), _LEAST_REST_S)
 
 
 _SAFE = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-store")]

@@ -99,6 +99,8 @@ def _study_parts(
 ) -> Iterator[str]:
     counted = sum(record.counts for record in records)
     yield f"## {escaped(name)}: {counted} of {spec.budget.trials} trials, {len(front.trials)} on the front"
+    if report:
+        yield f"[The report]({report}) has everything on one page."
     if not front.trials:
         yield "No trial has finished yet, so there is no front. Reload the page later."
     else:
@@ -114,8 +116,6 @@ def _study_parts(
     told = ["the settings of a point, for a trainer"] if front.trials else []
     told += ["a trial with its curve and traceback", "a page with everything, linked here once it is written"]
     yield "**Next**"
-    if report:
-        yield f"- [The report]({report}): a page with everything"
     yield "\n".join(f"- {code(command)}: {what}" for command, what in zip(commands, told, strict=False))
     yield "**How to read these pages**"
     yield "\n".join(
