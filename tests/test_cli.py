@@ -544,7 +544,7 @@ def test_shells_complete_commands_files_studies_and_launchers(study_file: Callab
     assert completed(tmp_path, "bsearch show sub/") == ["dir,sub/", "plain,sub/other.yml"]
     assert completed(tmp_path, "bsearch show study.yaml --name ") == ["plain,small", "plain,small-2"]
     assert completed(tmp_path, f"bsearch export {url} --name small-") == ["plain,small-2"]
-    assert completed(tmp_path, "bsearch show no-such.yaml --name ") == []
+    assert completed(tmp_path, "bsearch show no-such.yaml --name ") == [""]
     assert completed(tmp_path, "bsearch jobs list --launcher k") == ["plain,kuberay"]
     assert path.exists()
 

@@ -206,7 +206,7 @@ def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: C
         assert driver.wait(60) == 0
     assert piped.returncode == 0
     assert "\x1b" not in told
-    assert re.search(r"\[25/25\] trial \d+ complete: accuracy", told)
+    assert re.search(r"\[25/25\] trial \d+ (complete|stopped): accuracy", told)
     assert told.rstrip().endswith("small is done: 25 of 25 trials are done.")
 
 
