@@ -15,6 +15,7 @@ import optuna
 import pytest
 import yaml
 from bsearch.cli import main
+from bsearch.search.records import Records
 from bsearch.spaces.study_file import parse_study
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
@@ -33,6 +34,7 @@ class Mine(Task):
 """
 COMMANDS = ["run", "check", "profile", "bench", "reprice", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
 COMMANDS += ["submit", "jobs", "report"]
+COMMANDS += ["doctor", "completion"]
 JOBS = ["jobs list", "jobs status", "jobs logs", "jobs stop"]
 
 
@@ -478,3 +480,63 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     assert done.stdout == "{\n"
     assert "Traceback" not in done.stderr
     assert sys.version_info >= (3, 11)
+
+
+def test_what_is_typed_before_a_study_loads_nothing_heavy(study_file: Callable[..., Path]) -> None:
+    code = (
+        "import sys\nfrom bsearch.cli import main\n"
+        "main(standalone_mode=False, prog_name='bsearch', args=sys.argv[1:])\n"
+        "print([name for name in ('torch', 'ray', 'optuna', 'pandas', 'sklearn') if name in sys.modules], file=sys.stderr)"
+    )
+    for arguments in (["--help"], ["run", "--help"], ["completion", "zsh"], ["schema"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+        assert done.stderr.splitlines()[-1] == "[]"
+
+
+def completed(folder: Path, words: str, shell: str = "bash") -> list[str]:
+    """What a shell is given to complete the last of the words."""
+    environment = {**os.environ, "_BSEARCH_COMPLETE": f"{shell}_complete", "COMP_WORDS": words}
+    environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+    done = subprocess.run([BSEARCH], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()
+
+
+def test_shells_complete_commands_files_studies_and_launchers(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = study_file()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "other.yml").touch()
+    (tmp_path / "study.txt").touch()
+    url = f"sqlite:///{tmp_path}/small.db"
+    records = Records(url)
+    for name in ("small", "small-2"):
+        records.keep_study(name, "small", {}, {})
+    records.close()
+    assert completed(tmp_path, "bsearch comp") == ["plain,completion"]
+    assert completed(tmp_path, "bsearch run s") == ["dir,s", "plain,study.yaml"]
+    assert completed(tmp_path, "bsearch show sub/") == ["dir,sub/", "plain,sub/other.yml"]
+    assert completed(tmp_path, "bsearch show study.yaml --name ") == ["plain,small", "plain,small-2"]
+    assert completed(tmp_path, f"bsearch export {url} --name small-") == ["plain,small-2"]
+    assert completed(tmp_path, "bsearch show no-such.yaml --name ") == [""]
+    assert completed(tmp_path, "bsearch jobs list --launcher k") == ["plain,kuberay"]
+    assert path.exists()
+
+
+def test_the_shells_take_the_scripts(tmp_path: Path) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        script = bsearch("completion", shell)
+        assert script.exit_code == 0
+        assert "_BSEARCH_COMPLETE" in script.output
+    (tmp_path / "study.yaml").touch()
+    (tmp_path / "bsearch.bash").write_text(bsearch("completion", "bash").output)
+    asked = (
+        "source ./bsearch.bash; compopt() { :; }; COMP_WORDS=(bsearch run st); COMP_CWORD=2; "
+        f"_bsearch_completion {BSEARCH}; echo ${{COMPREPLY[@]}}"
+    )
+    done = subprocess.run(["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["study.yaml"]
+
+
+def test_watching_is_for_people(study_file: Callable[..., Path]) -> None:
+    for option in ("--json", "--all"):
+        refused = bsearch("show", study_file(), "--watch", option)
+        assert (refused.exit_code, "`show --json` again and again" in refused.output) == (2, True)

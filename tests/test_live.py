@@ -8,12 +8,13 @@ import pty
 import re
 import select
 import signal
+import sqlite3
 import struct
 import subprocess
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pyte
@@ -132,19 +133,20 @@ def test_ctrl_c_gives_the_terminal_back_as_it_was(slow: Path) -> None:
         assert b"\x1b[?1049h" not in seen.written  # nor was another screen in between
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(60, 16), (40, 12), (20, 5), (10, 2)])
-def test_a_terminal_may_shrink_and_grow(slow: Path, columns: int, rows: int) -> None:
-    with terminal(BSEARCH, "run", slow, "--serial", columns=120, rows=40) as seen:
-        seen.until("1/3 trials")
-        seen.resize(columns, rows)
-        seen.read(1.0)
-        mark = len(seen.written)
-        seen.read(1.0)
-        # Frames that were drawn since keep to the new size.
-        frames = seen.written[mark:].decode(errors="replace").split("\r\x1b[2K")
-        for line in "".join(frames).splitlines():
-            shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
-            assert len(shown.strip("\r")) <= columns
+def test_a_terminal_may_shrink_and_grow(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 10})
+    with terminal(BSEARCH, "run", path, "--serial", columns=120, rows=40) as seen:
+        seen.until("1/10 trials")
+        for columns, rows in [(60, 16), (40, 12), (10, 2)]:
+            seen.resize(columns, rows)
+            seen.read(0.7)
+            mark = len(seen.written)
+            seen.read(0.7)
+            # What was drawn since keeps to the new size.
+            drawn = seen.written[mark:].decode(errors="replace")
+            pieces = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", piece) for piece in re.split(r"[\r\n]|\x1b\[[0-9]*[AK]", drawn)]
+            assert max(map(len, pieces)) <= columns
+            assert seen.process.poll() is None
         seen.resize(120, 40)
         assert seen.end() == 0
         assert not seen.screen.cursor.hidden
@@ -190,56 +192,63 @@ def test_a_trial_that_fails_leaves_a_line_above_the_picture(study_file: Callable
         assert seen.end() == 0
 
 
-def test_another_terminal_follows_a_driver_until_the_study_is_done(slow: Path) -> None:
-    with subprocess.Popen([BSEARCH, "run", slow, "--serial"], stdout=subprocess.DEVNULL) as driver:
-        await_study(slow, driver)
-        piped = subprocess.Popen([BSEARCH, "show", slow, "--watch", "--every", "0.2"], stdout=subprocess.PIPE, text=True)
-        with piped, terminal(BSEARCH, "show", slow, "--watch", "--every", "0.2", columns=120, rows=40) as seen:
+def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 25})
+    with driven(path) as driver:
+        piped = subprocess.Popen([BSEARCH, "show", path, "--watch", "--every", "0.2"], stdout=subprocess.PIPE, text=True)
+        with piped, terminal(BSEARCH, "show", path, "--watch", "--every", "0.2", columns=120, rows=50) as seen:
             seen.until(rf"run by process {driver.pid} on \S+ since .*, seen \d+ s ago")
-            seen.until(r"trial \d +\S+ +B \d+ +rate \S+")
+            seen.until(r"trial \d+ +\S+ +B \d+ +rate \S+")
             assert seen.end() == 0
-            assert "small is done: 3 of 3 trials are done." in seen.text()
+            assert "small is done: 25 of 25 trials are done." in seen.text()
             assert not seen.screen.cursor.hidden
             told = piped.communicate(timeout=60)[0]
         assert driver.wait(60) == 0
     assert piped.returncode == 0
     assert "\x1b" not in told
-    assert "[3/3] trial 2 complete: accuracy" in told
-    assert told.rstrip().endswith("small is done: 3 of 3 trials are done.")
+    assert re.search(r"\[25/25\] trial \d+ (complete|stopped): accuracy", told)
+    assert told.rstrip().endswith("small is done: 25 of 25 trials are done.")
 
 
-def test_a_watcher_says_that_the_driver_is_gone(slow: Path) -> None:
-    with subprocess.Popen([BSEARCH, "run", slow, "--serial"], stdout=subprocess.DEVNULL) as driver:
-        await_study(slow, driver)
-        with terminal(BSEARCH, "show", slow, "--watch", "--every", "0.2", columns=200, rows=40) as seen:
-            seen.until("run by process")
-            driver.kill()
-            driver.wait()
-            assert seen.end() == 1
-            assert re.search(
-                rf"The driver of small is gone: process {driver.pid} on \S+ .*`bsearch run` goes on", seen.text(), re.S
-            )
-    shown = subprocess.run([BSEARCH, "show", slow, "--watch"], capture_output=True, text=True, check=False)
-    assert (shown.returncode, "is gone" in shown.stdout) == (1, True)
-
-
-def test_who_stops_watching_stops_nothing_else(slow: Path) -> None:
-    with subprocess.Popen([BSEARCH, "run", slow, "--serial"], stdout=subprocess.DEVNULL) as driver:
-        await_study(slow, driver)
-        with terminal(BSEARCH, "show", slow, "--watch") as seen:
+def test_a_watcher_goes_when_it_is_told_to_or_when_the_driver_is_gone(study_file: Callable[..., Path]) -> None:
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 400})
+    with driven(path) as driver:
+        with terminal(BSEARCH, "show", path, "--watch") as seen:
             seen.until("run by process")
             seen.process.send_signal(signal.SIGINT)
             assert seen.end() == 130
             assert "no longer watching; the study goes on" in seen.text()
             assert not seen.screen.cursor.hidden
-        assert driver.wait(120) == 0
-
-
-def await_study(path: Path, driver: subprocess.Popen[bytes]) -> None:
-    """Until the driver has begun its study, so that there is something to watch."""
-    while subprocess.run([BSEARCH, "show", path], capture_output=True, check=False).returncode:
         assert driver.poll() is None
-        time.sleep(0.2)
+        with terminal(BSEARCH, "show", path, "--watch", "--every", "0.2", columns=200, rows=50) as seen:
+            seen.until("run by process")
+            driver.kill()
+            driver.wait()
+            assert seen.end() == 1
+            gone = rf"The driver of small is gone: process {driver.pid} on .*`bsearch run` goes on"
+            assert re.search(gone, seen.text(), re.DOTALL)
+    again = subprocess.run([BSEARCH, "show", path, "--watch"], capture_output=True, text=True, check=False)
+    assert (again.returncode, "is gone" in again.stdout) == (1, True)
+
+
+@contextmanager
+def driven(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A real driver of a study, from when it has begun."""
+    with subprocess.Popen([BSEARCH, "run", path, "--serial"], stdout=subprocess.DEVNULL) as driver:
+        try:
+            while not held(path.with_name("small.db")):
+                assert driver.poll() is None
+                time.sleep(0.1)
+            yield driver
+        finally:
+            if driver.poll() is None:
+                driver.kill()
+
+
+def held(database: Path) -> bool:
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        return connection.execute("SELECT 1 FROM bsearch_study WHERE holder IS NOT NULL").fetchone() is not None
+    return False
 
 
 def many_trials(count: int) -> StudyView:
