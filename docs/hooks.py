@@ -66,7 +66,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def commands(command: click.Command = main, parent: click.Context | None = None) -> Iterator[str]:
     """Each command's help, as the program prints it, the ones under it after it."""
-    settings = {**command.context_settings, "terminal_width": 110, "max_content_width": 110}
+    settings = {**command.context_settings, "terminal_width": 92, "max_content_width": 92}
     context = click.Context(command, info_name=command.name, parent=parent, **settings)
     if parent is not None:
         name = context.command_path

@@ -36,8 +36,18 @@ class Suggestion:
 class TrialSetup:
     """Everything one attempt at a trial needs to know; what every method of a task is given.
 
-    `parameters` holds the study's further parameters by name. `learning_rate`, `betas`, `eps` and
-    `weight_decay` are what the optimizer is to get: the rule has been applied.
+    `learning_rate`, `betas`, `eps` and `weight_decay` are what the optimizer is to get: the rule has been applied.
+
+    Args:
+        number: of the trial in its study.
+        attempt: 0, and one more each time the trial is tried again.
+        plan: how a step of `effective_batch` samples is made: passes and devices.
+        samples_budget: samples to train on, epochs times the training set.
+        training: the study's section `training`: schedule, warm-up, precision, seed, ...
+        largest_micro_batch: samples that one pass on one device may have; None where nothing limits them.
+        metric: name of the metric that trials are compared by.
+        folder: of the study file; a task's own relative paths start here.
+        parameters: the study's further parameters by name.
     """
 
     study: str
@@ -65,6 +75,7 @@ class TrialSetup:
 
     @property
     def effective_batch(self) -> int:
+        """Samples per optimizer step."""
         return self.plan.effective_batch
 
     @property
@@ -78,22 +89,27 @@ class TrialSetup:
 
     @property
     def learning_rate(self) -> float:
+        """Peak learning rate, after the rule and before the schedule."""
         return self.optimizer.learning_rate
 
     @property
     def betas(self) -> tuple[float, float]:
+        """Adam's two averages."""
         return self.optimizer.betas
 
     @property
     def eps(self) -> float:
+        """Adam's epsilon."""
         return self.optimizer.eps
 
     @property
     def weight_decay(self) -> float:
+        """Weight decay."""
         return self.optimizer.weight_decay
 
     @property
     def seed(self) -> int:
+        """Of this training."""
         return self.training.seed
 
     def to_dict(self) -> dict[str, Any]:
