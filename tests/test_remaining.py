@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
+from itertools import pairwise
 
 import pytest
 from bsearch.search.remaining import Pace, Span, at_once, remaining_s
@@ -55,7 +55,7 @@ def test_equal_trials_are_told_to_the_second_at_every_moment(slots: int, trials:
     moments = [0.25 * step for step in range(int(end_s * 4) + 1)]
     lefts = [told(now_s, planned) for now_s in moments]
     assert lefts == pytest.approx([end_s - now_s for now_s in moments], abs=1e-6)
-    assert all(later <= earlier for earlier, later in itertools.pairwise(lefts))
+    assert all(later <= earlier for earlier, later in pairwise(lefts))
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=30), st.integers(1, 6), st.floats(0, 1))
