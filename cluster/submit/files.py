@@ -104,12 +104,16 @@ def copy_package(target: Path) -> list[Path]:
     root = Path(__file__).parents[2]
     packages = [one.name for one in pkgutil.walk_packages([str(root)], "bsearch.") if one.ispkg]
     folders = [root, *(root.joinpath(*name.split(".")[1:]) for name in packages)]
+    templates = [folder / "templates" for folder in folders[1:] if (folder / "templates").is_dir()]
     package = target / "bsearch"
-    for folder in folders:
+    for folder in [*folders, *templates]:
         for path in folder.iterdir():
             # Of a checkout's root only what the wheel holds of it.
             if path.is_file() and (
-                path.suffix == ".py" or path.name == "py.typed" or (path.suffix == ".yaml" and folder != root)
+                path.suffix == ".py"
+                or path.name == "py.typed"
+                or (path.suffix == ".yaml" and folder != root)
+                or folder in templates
             ):
                 copy = package / path.relative_to(root)
                 copy.parent.mkdir(parents=True, exist_ok=True)
