@@ -13,18 +13,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
-from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import get_completion_class
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from . import __version__
+from .search.completion import launchers, study_files, study_names
 from .spaces.errors import BsearchError, LauncherError, StudyFileError, cut, plain
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
@@ -84,40 +84,6 @@ def main(debug: bool) -> None:
 
 def _epilog(example: str) -> str:
     return f"\b\nExample:\n  {example}"
-
-
-def study_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Study files that begin so, for the shell; it adds the folders."""
-    folder, _, begun = incomplete.rpartition("/")
-    found = [CompletionItem(incomplete, type="dir")]
-    with suppress(OSError):
-        for file in sorted(Path(folder or ("/" if incomplete.startswith("/") else ".")).iterdir()):
-            if file.name.startswith(begun) and file.suffix in (".yaml", ".yml"):
-                found.append(CompletionItem(incomplete.removesuffix(begun) + file.name))
-    return found
-
-
-def study_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Studies in the storage of the STUDY that was typed before, for the shell; only of a file, for a server may not answer."""
-    # While the option still lacks its value, Click leaves what came before it among the arguments.
-    given, storage = ctx.params.get("study") or next(iter(ctx.args), None), ctx.params.get("storage")
-    with suppress(BsearchError):
-        url = given if given and "://" in str(given) else storage or (given and read_study(Path(given)).storage)
-        if url and str(url).startswith("sqlite"):
-            from .search.records import Records
-
-            return [
-                CompletionItem(kept.name)
-                for kept in Records(str(url), create=False).studies()
-                if kept.name.startswith(incomplete)
-            ]
-    return []
-
-
-def launchers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Launchers that are installed, for the shell."""
-    names = {point.name for point in entry_points(group="bsearch.submitters")}
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
@@ -206,7 +172,7 @@ def run(
     with _located(file):
         with _documents_only(as_json):
             result = _run(spec, out or _results(spec, spec.study), console, fresh=fresh, serial=serial)
-        _tell(result, spec, file or Path(study), out or _results(spec, result.name), console, as_json)
+        _tell(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
 
 
@@ -308,53 +274,48 @@ def _near(path: Path) -> str:
 
 def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
     """The end of a run: the front, its files, and what comes next."""
+    from .search.draw import picture
     from .search.export import json_text, study_document, write_front
-    from .search.terminal import front_plot, front_table, front_words, seconds
+    from .search.figures import StudyFigures
+    from .search.terminal import seconds
 
-    document = study_document(result.name, masked(spec.storage or ""), result.front, result.records)
+    kept = result.study
+    document = study_document(kept.name, masked(kept.url), kept.front, kept.records)
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s}
-    counted = sum(record.counts for record in result.records)
+    counted = sum(record.counts for record in kept.records)
     console.print()
-    if result.front.trials:
-        console.print(f"Front of {result.name}: {len(result.front.trials)} of {counted} trials", style="bold")
-        console.print(front_table(result.front))
-        plot = front_plot(result.front, result.records, console.width)
-        console.print(f"\n{plot}" if plot else "", markup=False)
-        for words in front_words(result.name, spec, result.front, result.records):
-            console.print(words, markup=False)
-        for path in write_front(out, document, result.records, result.front):
+    if kept.front.trials:
+        _print_front(kept, counted, console)
+        for path in write_front(out, document, picture(StudyFigures(kept).front_figure(), "png")):
             console.print(f"wrote {_near(path)}", style="dim")
     else:
-        console.print(f"{result.name} has no finished trial yet, so there is no front.")
+        console.print(f"{kept.name} has no finished trial yet, so there is no front.")
     others = {kind: count for kind, count in document["trials"].items() if kind not in ("complete", "waiting")}
     if others:
         console.print("Other trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in others.items()))
     again = f"bsearch run {study}" if study.suffix in (".yaml", ".yml") else "the same command again"
     if result.failure:
-        console.print(f"The study stopped: {result.failure}", markup=False)
-        failed = [record for record in result.records if record.outcome == "error"]
+        console.print(f"The study stopped: {result.failure}")
+        failed = [record for record in kept.records if record.outcome == "error"]
         if failed:
-            console.print(
-                f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.", markup=False
-            )
+            console.print(f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.")
     elif result.stopped:
         more = "raise it, then " if "budget.hours" in result.stopped else ""
-        console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To go on: {more}{again}", markup=False)
+        console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To go on: {more}{again}")
     elif counted < spec.budget.trials:
-        console.print(f"{counted} of {spec.budget.trials} trials are done. To go on: {again}", markup=False)
+        console.print(f"{counted} of {spec.budget.trials} trials are done. To go on: {again}")
     shown = _shown(study, spec)
     console.print(
         f"Next:\n  bsearch report {shown}              a page to look at and choose from\n"
         f"  bsearch show {shown} --all          every trial\n  bsearch export {shown}              CSV or JSON\n"
         f"  bsearch dashboard {shown}           in the browser",
-        markup=False,
     )
     if as_json:
         click.echo(json_text(document), nl=False)
 
 
 def _shown(study: Path, spec: StudySpec) -> str:
-
+    """The study as other commands take it."""
     return str(study) if study.suffix in (".yaml", ".yml") else masked(spec.storage or "")
 
 
@@ -374,8 +335,8 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     spec = read_study(study, storage=storage)
     from .objectives.loading import load_objective, objective_hash
     from .objectives.task import Task
+    from .search.database import storage_engine
     from .search.forecast import as_document, forecast, forecast_parts
-    from .search.records import storage_engine
     from .search.serial import SerialRunner
     from .search.setups import legal_batches, profile_faults, profile_request
 
@@ -391,7 +352,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
         if faults := profile_faults(spec, profile, legal):
             raise StudyFileError(faults)
     if not isinstance(load_objective(spec.task), Task):
-        console.print(f"{study}: valid. {spec.task} is a generator: its steps cannot be timed beforehand.", markup=False)
+        console.print(f"{study}: valid. {spec.task} is a generator: its steps cannot be timed beforehand.")
         if as_json:
             click.echo(json.dumps(as_document(spec.study, profile, None), indent=2))
         return
@@ -404,7 +365,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     console.print(f"{study}: valid", style="bold")
     for part in forecast_parts(str(study), spec, profile, legal, told, slots):
         console.print(part)
-    console.print(f"Next: bsearch run {study}", markup=False)
+    console.print(f"Next: bsearch run {study}")
 
 
 # ---------------------------------------------------------------- profile
@@ -429,7 +390,6 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     spec = read_study(study, storage=storage)
     from .objectives.loading import objective_hash
     from .objectives.probe import memory_rows
-    from .search.driver import study_identity
     from .search.export import json_text, write_file
     from .search.profile_report import (
         memory_plot,
@@ -441,6 +401,7 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     )
     from .search.serial import SerialRunner
     from .search.setups import cost_keys, profile_request
+    from .search.stored import study_identity
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -463,12 +424,12 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     console.print(f"{spec.study} on {document['device']}, {spec.training.precision}", style="bold")
     for part in memory_tables(document["memory"]):
         console.print(part)
-    console.print(memory_plot(document["memory"], console.width), markup=False)
+    console.print(memory_plot(document["memory"], console.width))
     for law in document["speed"]:
         console.print()
         for part in speed_tables(law):
             console.print(part)
-        console.print(speed_plot(law, console.width), markup=False)
+        console.print(speed_plot(law, console.width))
     for path in (png, out):
         if path is not None:
             console.print(f"wrote {path}", style="dim")
@@ -510,12 +471,11 @@ def reprice(study: str, profile_file: Path, name: str | None, storage: str | Non
     console.print(
         f"Front of {kept.name} on {device.name}: {len(after.front.trials)} of {trials} trials",
         style="bold",
-        markup=False,
     )
     console.print(front_table(after.front))
-    console.print(front_plot(after.front, after.records, console.width), markup=False)
+    console.print(front_plot(after.front, after.records, console.width))
     for words in (knee_words(after.front), repriced_words(kept.front, after), *after.notes, *after.left_out):
-        console.print(words or "", markup=False)
+        console.print(words or "")
 
 
 # ---------------------------------------------------------------- bench
@@ -579,7 +539,7 @@ def bench(
         click.echo(json_text(document), nl=False)
         return
     for part in bench_tables(document):
-        console.print(part, markup=False) if isinstance(part, str) else console.print(part)
+        console.print(part)
 
 
 def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> StudySpec:
@@ -729,8 +689,8 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
         return
     console = _terminal()
     left_out = f"; {found.left_out} that failed to learn are left out" if found.left_out else ""
-    console.print(f"Best rate against batch in {kept.name}: {found.trials} trials{left_out}", style="bold", markup=False)
-    console.print(rule_verdict(found), markup=False)
+    console.print(f"Best rate against batch in {kept.name}: {found.trials} trials{left_out}", style="bold")
+    console.print(rule_verdict(found))
     console.print(rates_table(found))
     console.print(
         "Intervals are of 90 %. They rest on the batches and rates tried, and on training as long as these trials.", style="dim"
@@ -802,7 +762,7 @@ def show(
     if every or outcome:
         console.print(trials_table(chosen, front))
         return
-    _print_front(kept, console)
+    _print_study(kept, console)
 
 
 def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
@@ -817,23 +777,30 @@ def _watch(study: str, name: str | None, storage: str | None, every_s: float) ->
     except KeyboardInterrupt:
         console.print("no longer watching; the study goes on", style="dim")
         return INTERRUPTED
-    _print_front(StoredStudy.open(study, name, storage), console)
-    console.print(end.why, markup=False)
+    _print_study(StoredStudy.open(study, name, storage), console)
+    console.print(end.why)
     return 0 if end.done else FAILED
 
 
-def _print_front(kept: StoredStudy, console: Console) -> None:
-    """The front as table, plot and sentences, and how many trials ended in which way."""
-    from .search.export import study_document
+def _print_front(kept: StoredStudy, trials: int, console: Console) -> None:
+    """The front of so many trials as table, plot and sentences."""
     from .search.terminal import front_plot, front_table, front_words
 
     front, records = kept.front, kept.records
-    console.print(f"Front of {kept.name}: {len(front.trials)} of {len(records)} trials", style="bold")
+    console.print(f"Front of {kept.name}: {len(front.trials)} of {trials} trials", style="bold")
     console.print(front_table(front))
-    console.print(front_plot(front, records, console.width), markup=False)
+    plot = front_plot(front, records, console.width)
+    console.print(f"\n{plot}" if plot else "")
     for words in front_words(kept.name, kept.spec, front, records):
-        console.print(words, markup=False)
-    outcomes = study_document(kept.name, masked(kept.url), front, records)["trials"]
+        console.print(words)
+
+
+def _print_study(kept: StoredStudy, console: Console) -> None:
+    """The front, and how many trials ended in which way."""
+    from .search.export import study_document
+
+    _print_front(kept, len(kept.records), console)
+    outcomes = study_document(kept.name, masked(kept.url), kept.front, kept.records)["trials"]
     console.print("Trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in outcomes.items()))
 
 
@@ -860,7 +827,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     console = _terminal()
     for key, value in document.items():
         if key not in ("curve", "attempts"):
-            console.print(f"{key:<18} {value}", markup=False)
+            console.print(f"{key:<18} {value}")
     for point in curve:
         console.print(
             f"  attempt {point['attempt']}  {point['samples_seen']:>9} samples  {point['elapsed_s']:.4g} s  "
@@ -868,7 +835,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
         )
     for attempt in attempts:
         if attempt["traceback"]:
-            console.print(attempt["traceback"], markup=False)
+            console.print(attempt["traceback"])
 
 
 @main.command(
@@ -972,14 +939,16 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
     would cost to be faster.
     """
     from .search.export import write_file
+    from .search.figures import StudyFigures
     from .search.report import report_page, write_figures
     from .search.stored import StoredStudy
 
     kept = StoredStudy.open(study, name, storage)
+    drawn = StudyFigures.of(kept).all()
     folder = Path() if "://" in study else Path(study).parent
-    path = write_file(out or folder / "results" / kept.name / "report.html", report_page(kept))
+    path = write_file(out or folder / "results" / kept.name / "report.html", report_page(kept, drawn))
     click.echo(f"wrote {plain(_near(path.absolute()))}")
-    for figure in write_figures(kept, figures) if figures else ():
+    for figure in write_figures(drawn, figures) if figures else ():
         click.echo(f"wrote {plain(_near(figure.absolute()))}")
     if opened:
         click.launch(str(path.absolute()))

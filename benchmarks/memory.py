@@ -93,7 +93,7 @@ def ours(folder: Path, trials: int) -> tuple[int, int, int]:
     result = run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))
     assert spec.storage is not None
     attempts = Records(spec.storage).attempts("limited")
-    lost = sum(record.outcome == "error" for record in result.records)
+    lost = sum(record.outcome == "error" for record in result.study.records)
     return sum(row["outcome"] == "out_of_memory" for row in attempts), lost, 0
 
 

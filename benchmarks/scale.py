@@ -440,9 +440,9 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     used.append(usage())
     if result.failure:
         return f"{devices} devices: {result.failure}"
-    spans = sorted((record.facts["began"], record.facts["now"]) for record in result.records if record.counts)
+    spans = sorted((record.facts["began"], record.facts["now"]) for record in result.study.records if record.counts)
     of_process: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for record in result.records:
+    for record in result.study.records:
         of_process[record.facts["device"]].append((record.facts["began"], record.facts["now"]))
     # From when all had begun their first until there was no more to begin.
     start, end = spans[devices - 1][0], spans[-1][0]

@@ -21,7 +21,7 @@ from ..spaces.plan import BatchPlan
 from ..spaces.trial import Measurement, TrialSetup
 from .batches import to_device
 from .checkpoint import random_state, set_random_state
-from .pace import Pace
+from .pace import Pace, study_faults
 from .pulled import Tell, pulled
 from .training import EvaluationMemoryError, is_out_of_memory
 
@@ -112,11 +112,7 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
     Raises:
         ObjectiveError: some that the study says, all of them told at once.
     """
-    faults = [
-        f"arguments: {name}: the study says it; write {key} in study.yaml"
-        for name, key in _OF_THE_STUDY.items()
-        if name in given
-    ]
+    faults = study_faults("arguments", given, _OF_THE_STUDY)
     faults += [f"arguments: {name}: a trial has no use for it; leave it out" for name in _WITHOUT_USE if name in given]
     if faults:
         raise ObjectiveError("\n".join(faults))

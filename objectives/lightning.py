@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..spaces.errors import ObjectiveError
 from ..spaces.trial import Measurement, TrialSetup
-from .pace import Pace
+from .pace import Pace, study_faults
 from .pulled import Tell, pulled
 from .training import bring_to, is_out_of_memory
 
@@ -80,11 +80,7 @@ def train_with(
         ObjectiveError: arguments that belong to the study, data without a length, several devices.
     """
     pace = Pace(setup, "lightning.Trainer")
-    faults = [
-        f"train_with: {name}: the study says it; write {key} in study.yaml"
-        for name, key in _OF_THE_STUDY.items()
-        if name in arguments
-    ]
+    faults = study_faults("train_with", arguments, _OF_THE_STUDY)
     if setup.training.compile:
         faults.append(
             "training.compile: expected false, for lightning.Trainer does not do it; got true. Compile in the module."

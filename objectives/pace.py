@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any
@@ -22,7 +22,13 @@ from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import Fetcher, SampleStream, batches
 from .checkpoint import Checkpoint, random_state, set_random_state
-from .training import StepClock, batch_norms, check_optimizer, correct_batch_norm, keep_heap, seed_everything
+from .step_clock import StepClock
+from .training import batch_norms, check_optimizer, correct_batch_norm, keep_heap, seed_everything
+
+
+def study_faults(where: str, given: Container[str], says: Mapping[str, str]) -> list[str]:
+    """A fault for each of a trainer's arguments that the study says itself, with the key of study.yaml that says it."""
+    return [f"{where}: {name}: the study says it; write {key} in study.yaml" for name, key in says.items() if name in given]
 
 
 class Pace:

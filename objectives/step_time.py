@@ -25,8 +25,9 @@ from ..spaces.trial import TrialSetup
 from .batches import in_order
 from .data_parallel import RankDiedError, rank_processes
 from .loading import load_objective
+from .step_clock import StepClock
 from .task import Task
-from .training import StepClock, TrainingRun
+from .training import TrainingRun
 
 # Steps in a row whose mean counts, by the seconds that one takes at most; the first after a change of shape is up to 1.45
 # times slower and is dropped. Three short steps in a row came out slower than a training's, ten do not (docs/log.md).

@@ -168,10 +168,7 @@ class Pages:
             identity = _STUDY.fullmatch(environ["PATH_INFO"])
             assert identity is not None
             document["note"]["body"] = study_note(
-                kept.name,
-                kept.spec,
-                kept.front,
-                kept.records,
+                kept,
                 known.words,
                 study=study,
                 page=f"{_PAGES}/{identity[1]}",

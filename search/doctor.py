@@ -22,7 +22,8 @@ from ..spaces.errors import BsearchError, plain
 from ..spaces.memory import readable_bytes
 from ..spaces.storage import masked
 from ..spaces.study import StudySpec
-from .records import look_at_storage, storage_engine
+from .database import storage_engine
+from .records import look_at_storage
 
 State = Literal["ok", "warning", "problem"]
 

@@ -161,16 +161,18 @@ def _draw(axes: Axes, layer: Layer, figure: Figure) -> None:
         if layer.low:
             below = [max(y - low, 0.0) for low, y in zip(layer.low, layer.y, strict=True)]
             above = [max(high - y, 0.0) for high, y in zip(layer.high, layer.y, strict=True)]
-            axes.errorbar(layer.x, layer.y, yerr=[below, above], fmt="none", ecolor=look.light, alpha=0.5, lw=1)
+            axes.errorbar(layer.x, layer.y, yerr=[below, above], fmt="none", ecolor=look.light, elinewidth=1, capsize=4)
         hollow = "open" in look.plotly and look.matplotlib not in "x+"
         colour: dict[str, Any] = {"facecolors": "none", "edgecolors": look.light} if hollow else {"color": look.light}
         style_of: dict[str, Any] = {
-            "s": look.size**2 * 0.7,
+            "s": look.size**2 * 0.5,
             "marker": look.matplotlib,
             "alpha": look.opacity,
-            "label": layer.name,
+            "label": layer.name + " (numbers: effective batch)" * bool(layer.batches),
         }
         axes.scatter(layer.x, layer.y, **style_of, **colour)
+        for x, y, batch in zip(layer.x, layer.y, layer.batches, strict=False):
+            axes.annotate(batch, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8)
     elif layer.kind == "bars":
         wide = [high - low for low, high in zip(layer.low, layer.high, strict=True)]
         axes.barh(layer.y, wide, left=layer.low, height=0.8, color=look.light, edgecolor="white", label=layer.name)

@@ -12,13 +12,15 @@ from types import FrameType
 from typing import Any
 
 from ..spaces.errors import Fault, LauncherError, StudyFileError
+from ..spaces.storage import masked
 from ..spaces.study import StudySpec
-from ..spaces.trial import ParetoFront, TrialRecord
+from .database import AWAY_LIMIT_S, DatabaseAway, Patience, network_storage
 from .pareto import study_front
 from .past import past_trials
 from .profiles import prices_of, repriced_profiles, study_profiles
-from .records import AWAY_LIMIT_S, HEARTBEAT_S, DatabaseAway, Patience, Records, masked, network_storage
+from .records import HEARTBEAT_S, Records
 from .setups import common_batches, known_seconds, legal_words, price_words, profile_faults
+from .stored import StoredStudy, study_identity
 from .study_run import Event, Runner, StudyRun
 from .suggest import Suggester, trial_record
 
@@ -27,18 +29,11 @@ from .suggest import Suggester, trial_record
 class StudyResult:
     """What a run of a study came to."""
 
-    name: str
-    front: ParetoFront
-    records: tuple[TrialRecord, ...]
+    study: StoredStudy
     stopped: str  # why it ended before its budget; empty where it met it
     failure: str  # why it cannot go on; empty where it can
     interrupted: bool
     elapsed_s: float
-
-
-def study_identity(spec: StudySpec, task_hash: str) -> dict[str, Any]:
-    """What must stay as it was for old and new trials to be one experiment."""
-    return {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
 
 
 def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *, fresh: bool) -> str:
@@ -169,10 +164,9 @@ def run_study(
                 run.sweep()
         met = run.counted >= spec.budget.trials  # a stop that came with the last trial's end stopped nothing
         ended = tuple(map(trial_record, suggester.kept_trials()))
+        front = study_front(ended, spec.objectives)
         result = StudyResult(
-            name=name,
-            front=study_front(ended, spec.objectives),
-            records=ended,
+            study=StoredStudy(records.url, name, spec, identity, driven_s + run.elapsed_s(), ended, front),
             stopped="" if met and not run.failure else run.stopping,
             failure=run.failure,
             interrupted=interrupted.is_set() and not met,

@@ -9,30 +9,16 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..spaces.errors import LauncherError, plain
 from ..spaces.trial import ParetoFront, TrialRecord
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+PLAN_COLUMNS = ("effective_batch", "micro_batch", "accumulation", "devices", "learning_rate", "rule")
 FIRST_COLUMNS = (
-    "trial",
-    "outcome",
-    "on_front",
-    "knee",
-    "train_s",
-    "device_s",
-    "accuracy",
-    "effective_batch",
-    "micro_batch",
-    "accumulation",
-    "devices",
-    "learning_rate",
-    "rule",
-    "reference_rate",
-    "epochs",
+    *("trial", "outcome", "on_front", "knee", "train_s", "device_s", "accuracy"),
+    *PLAN_COLUMNS,
+    *("reference_rate", "epochs"),
 )
 
 
@@ -119,62 +105,10 @@ def write_file(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def write_front(folder: Path, document: Mapping[str, Any], records: Iterable[TrialRecord], front: ParetoFront) -> list[Path]:
+def write_front(folder: Path, document: Mapping[str, Any], picture: bytes) -> list[Path]:
     """Write front.csv, front.json and front.png into a folder."""
     return [
         write_file(folder / "front.csv", csv_text(document["front"])),
         write_file(folder / "front.json", json_text(document)),
-        write_file(folder / "front.png", front_picture(list(records), front, str(document["study"]))),
+        write_file(folder / "front.png", picture),
     ]
-
-
-def front_picture(records: Sequence[TrialRecord], front: ParetoFront, title: str) -> bytes:
-    """The front as PNG: accuracy over seconds, other trials faint, the user's own setting and the knee marked."""
-    from matplotlib.figure import Figure  # 0.5 s, and only pictures need it
-
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-
-    def points(chosen: Iterable[TrialRecord]) -> tuple[list[float], list[float]]:
-        pairs = [(front.seconds(record), record.accuracy) for record in chosen]
-        known = [(x, y) for x, y in pairs if x is not None and y is not None]
-        return [x for x, _ in known], [y for _, y in known]
-
-    others = [record for record in records if record.outcome == "complete" and record not in front.trials]
-    axes.scatter(*points(others), s=18, color="0.75", label="other trials")
-    axes.plot(
-        *points(front.trials),
-        marker="o",
-        drawstyle="steps-post",
-        color="C0",
-        label="front",
-    )
-    for record in front.trials:
-        batch = record.parameters.get("effective_batch", record.facts.get("effective_batch"))
-        axes.annotate(
-            f"{batch}",
-            (front.seconds(record) or 0.0, record.accuracy or 0.0),
-            textcoords="offset points",
-            xytext=(4, -11),
-            fontsize=8,
-        )
-        if record.number == front.knee:
-            axes.scatter(*points([record]), s=140, facecolors="none", edgecolors="C3", label="knee", zorder=3)
-    started = [record for record in records if "start" in record.facts and record.outcome == "complete"]
-    if started:
-        axes.scatter(*points(started), marker="*", s=130, color="C1", label="yours")
-    axes.set_xscale("log")
-    axes.set(
-        xlabel=f"{front.speed} (seconds of training{' x devices' * (front.speed == 'device_s')})",
-        ylabel=front.metric,
-        title=f"{title} (numbers: effective_batch)",
-    )
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return png_of(figure)
-
-
-def png_of(figure: Figure) -> bytes:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Literal
@@ -47,6 +47,7 @@ class Layer:
         trials: the trial that each point is.
         shown: whether it is to be seen at once, or only when asked for.
         values: what colours each point, on the figure's own scale.
+        batches: each point's effective batch, printed beside it where nobody can point at it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Layer:
     trials: tuple[int, ...] = ()
     shown: bool = True
     values: tuple[float, ...] = ()
+    batches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class StudyFigures:
-    """All that a study's figures are made of, read once.
+    """All that a study's figures are made of, read once; its front needs the study alone.
 
     Args:
         curves: (samples seen, accuracy) by trial.
@@ -120,9 +122,9 @@ class StudyFigures:
     """
 
     study: StoredStudy
-    curves: Mapping[int, list[tuple[int, float]]]
-    attempts: Sequence[Mapping[str, Any]]
-    profiles: Mapping[Any, DeviceProfile]
+    curves: Mapping[int, list[tuple[int, float]]] = field(default_factory=dict)
+    attempts: Sequence[Mapping[str, Any]] = ()
+    profiles: Mapping[Any, DeviceProfile] = field(default_factory=dict)
 
     @classmethod
     def of(cls, study: StoredStudy) -> StudyFigures:
@@ -179,7 +181,7 @@ class StudyFigures:
                 for outcome, tone in _FAILED_TONES.items()
             ),
             self._line("front", front.trials),
-            *self._marked("points"),
+            *self._marked(),
         ]
         how = "the device's known step times" if self._source == "known" else "the clock"
         words = (
@@ -252,10 +254,12 @@ class StudyFigures:
         times = tuple(float(self.front.seconds(trial) or 0.0) for trial in trials)
         return Layer(name, "steps", tone, times, tuple(float(trial.accuracy or 0.0) for trial in trials))
 
-    def _marked(self, kind: Literal["points"]) -> Iterator[Layer]:
+    def _marked(self) -> Iterator[Layer]:
         """The front's members as points, then the knee and the user's own settings."""
         front = self.front
-        yield self._points("trials on the front", "front", front.trials)
+        members = self._points("trials on the front", "front", front.trials)
+        batch_of = {trial.number: str(trial.settings.get("effective_batch", "")) for trial in front.trials}
+        yield replace(members, batches=tuple(batch_of[number] for number in members.trials))
         yield self._points("knee", "knee", [trial for trial in front.trials if trial.number == front.knee])
         yield self._points("your setting today", "yours", self.yours)
 

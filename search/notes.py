@@ -17,6 +17,7 @@ from ..spaces.plan import BatchPlan
 from ..spaces.study import StudySpec
 from ..spaces.trial import ParetoFront, TrialRecord
 from .choice import fastest_within
+from .stored import StoredStudy
 from .terminal import number, seconds
 
 # Of a traceback the end tells most, and every page of the study carries it.
@@ -65,17 +66,7 @@ def _fence(text: str, least: int) -> int:
     return max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
-def study_note(
-    name: str,
-    spec: StudySpec,
-    front: ParetoFront,
-    records: Sequence[TrialRecord],
-    words: Sequence[str] | None,
-    *,
-    study: str,
-    page: str,
-    report: str | None,
-) -> str:
+def study_note(kept: StoredStudy, words: Sequence[str] | None, *, study: str, page: str, report: str | None) -> str:
     """What a study has found so far, in words and a table.
 
     Args:
@@ -84,21 +75,13 @@ def study_note(
         page: path of the study's page; a trial's is below it.
         report: path of its report; None where none has been written.
     """
-    return "\n\n".join(_study_parts(name, spec, front, records, words, study, page, report)) + "\n"
+    return "\n\n".join(_study_parts(kept, words, study, page, report)) + "\n"
 
 
-def _study_parts(
-    name: str,
-    spec: StudySpec,
-    front: ParetoFront,
-    records: Sequence[TrialRecord],
-    words: Sequence[str] | None,
-    study: str,
-    page: str,
-    report: str | None,
-) -> Iterator[str]:
-    counted = sum(record.counts for record in records)
-    yield f"## {escaped(name)}: {counted} of {spec.budget.trials} trials, {len(front.trials)} on the front"
+def _study_parts(kept: StoredStudy, words: Sequence[str] | None, study: str, page: str, report: str | None) -> Iterator[str]:
+    front = kept.front
+    counted = sum(record.counts for record in kept.records)
+    yield f"## {escaped(kept.name)}: {counted} of {kept.spec.budget.trials} trials, {len(front.trials)} on the front"
     if report:
         yield f"[The report]({report}) has everything on one page."
     if not front.trials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,6 @@ from ..spaces.device import DeviceProfile
 from ..spaces.memory import readable_bytes
 from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
-from .export import png_of
 from .forecast import planned_batches
 from .setups import CostKey, training_cost
 from .terminal import blank_plot, column, number, plot_text, seconds
@@ -244,4 +244,6 @@ def profile_picture(document: Mapping[str, Any]) -> bytes:
         axes.set(xlabel="micro_batch (samples)", ylabel="samples/s", title="Speed of a training step", xscale="log")
         axes.legend()
         axes.grid(alpha=0.3)
-    return png_of(figure)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,14 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from .. import __version__
-from ..spaces.errors import BsearchError, plain
+from ..spaces.errors import BsearchError, StudyFileError, plain
 from ..spaces.storage import masked
 from ..spaces.trial import ParetoFront, TrialRecord
 from .choice import fastest_within
 from .confirm import averaged
 from .draw import LOOKS, picture, plotly_document
-from .export import csv_text, study_document, trial_document, write_file
-from .figures import StudyFigures
+from .export import PLAN_COLUMNS, csv_text, study_document, trial_document, write_file
+from .figures import Figure
 from .frameworks import FRAMEWORKS, chosen_settings
 from .stored import StoredStudy
 from .terminal import front_words, number, seconds
@@ -99,51 +99,38 @@ def batch_norm_words(front: ParetoFront) -> str | None:
     )
 
 
-def settings_of(record: TrialRecord) -> list[tuple[str, str]]:
+def _settings(record: TrialRecord) -> list[tuple[str, str]]:
     """What somebody types into a trainer, by the study's own names."""
     values = record.settings
-    names = [name for name in _SETTINGS if name in values]
-    names += sorted(name for name in record.parameters if name not in {*_SETTINGS, "reference_rate", "exponent", "noise_batch"})
+    names = [name for name in _TYPED if name in values]
+    names += sorted(name for name in record.parameters if name not in {*_TYPED, "reference_rate", "exponent", "noise_batch"})
     return [(name, _exact(values[name])) for name in names]
 
 
-_SETTINGS = (
-    "effective_batch",
-    "micro_batch",
-    "accumulation",
-    "devices",
-    "learning_rate",
-    "rule",
-    "weight_decay",
-    "optimizer",
-    "epochs",
-    "samples_budget",
-    "steps",
-    "seed",
-)
+_TYPED = (*PLAN_COLUMNS, "weight_decay", "optimizer", "epochs", "samples_budget", "steps", "seed")
 
 
 def _exact(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def report_page(study: StoredStudy) -> str:
+def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
     """The page as HTML, everything in it: scripts, styles and data."""
-    made = StudyFigures.of(study)
-    figures = made.all()
     front = study.front
     settings = {record.number: record for record in study.records}
     settings |= {record.number: record for record in averaged(study.records, study.spec.objectives)}
     settings |= {trial.number: trial for trial in front.trials}
     document = study_document(study.name, masked(study.url), front, study.records)
     rows = [trial_document(trial, front) for trial in front.trials]
+    figure_rows = {figure.name: figure.rows() for figure in figures}
+    chosen = picks(front)
     data = {
         "figures": [plotly_document(figure) for figure in figures],
-        "csv": {figure.name: csv_text(figure.rows()) for figure in figures} | {"trials": _trials_csv(study)},
+        "csv": {name: csv_text(held) for name, held in figure_rows.items()} | {"trials": _trials_csv(study)},
         "tones": {tone: {"light": look.light, "dark": look.dark} for tone, look in LOOKS.items()},
         "trials": {trial: _picked(record, front) for trial, record in settings.items()},
         "exports": {trial.number: _exports(study, trial) for trial in front.trials},
-        "first": next((pick.trial.number for pick in picks(front)), None),
+        "first": next((pick.trial.number for pick in chosen), None),
     }
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("bsearch.search", "templates"),
@@ -169,12 +156,17 @@ def report_page(study: StoredStudy) -> str:
                 "accuracy": number(pick.trial.accuracy),
                 "batch": pick.trial.settings.get("effective_batch"),
             }
-            for pick in picks(front)
+            for pick in chosen
         ],
-        words=[plain(words) for words in _words(study, made)],
+        words=[plain(words) for words in _words(study)],
         faster=list(faster_words(front)),
         figures=[
-            {"figure": figure, "rows": figure.rows()[:_MOST_ROWS], "cut": len(figure.rows()) > _MOST_ROWS} for figure in figures
+            {
+                "figure": figure,
+                "rows": figure_rows[figure.name][:_MOST_ROWS],
+                "cut": len(figure_rows[figure.name]) > _MOST_ROWS,
+            }
+            for figure in figures
         ],
         number=number,
         seconds=seconds,
@@ -189,7 +181,7 @@ def report_page(study: StoredStudy) -> str:
 _MOST_ROWS = 200
 
 
-def _words(study: StoredStudy, made: StudyFigures) -> Iterator[str]:
+def _words(study: StoredStudy) -> Iterator[str]:
     yield from front_words(study.name, study.spec, study.front, study.records)
     said = batch_norm_words(study.front)
     if said:
@@ -198,7 +190,7 @@ def _words(study: StoredStudy, made: StudyFigures) -> Iterator[str]:
 
 def _picked(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
     """What the picker shows of a trial."""
-    settings = settings_of(record)
+    settings = _settings(record)
     return {
         "number": record.number,
         "outcome": record.outcome,
@@ -212,11 +204,13 @@ def _picked(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
 
 def _exports(study: StoredStudy, record: TrialRecord) -> dict[str, dict[str, Any]]:
     """A member's settings for every framework that has words for them."""
-    made = {}
-    for name, write in FRAMEWORKS.items():
-        with suppress(BsearchError):
-            pasted = write(chosen_settings(study, record, "chosen in the report"))
-            made[name] = {"text": pasted.text, "notes": list(pasted.notes)}
+    made: dict[str, dict[str, Any]] = {}
+    with suppress(StudyFileError):  # it was trained outside `bsearch run`
+        settings = chosen_settings(study, record, "chosen in the report")
+        for name, write in FRAMEWORKS.items():
+            with suppress(BsearchError):
+                pasted = write(settings)
+                made[name] = {"text": pasted.text, "notes": list(pasted.notes)}
     return made
 
 
@@ -246,15 +240,13 @@ def _finite(value: Any) -> Any:
     return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def write_figures(study: StoredStudy, folder: Path) -> list[Path]:
-    """Write every figure into a folder as NAME.png, NAME.svg and NAME.csv.
+def write_figures(figures: Iterable[Figure], folder: Path) -> Iterator[Path]:
+    """Write figures into a folder as NAME.png, NAME.svg and NAME.csv, and tell each file that is there.
 
     Raises:
         LauncherError: the folder cannot be written.
     """
-    written = []
-    for figure in StudyFigures.of(study).all():
-        written.append(write_file(folder / f"{figure.name}.png", picture(figure, "png")))
-        written.append(write_file(folder / f"{figure.name}.svg", picture(figure, "svg")))
-        written.append(write_file(folder / f"{figure.name}.csv", csv_text(figure.rows())))
-    return written
+    for figure in figures:
+        yield write_file(folder / f"{figure.name}.png", picture(figure, "png"))
+        yield write_file(folder / f"{figure.name}.svg", picture(figure, "svg"))
+        yield write_file(folder / f"{figure.name}.csv", csv_text(figure.rows()))

@@ -14,10 +14,14 @@ from ..spaces.storage import masked
 from ..spaces.study import StudySpec
 from ..spaces.study_file import read_study
 from ..spaces.trial import ParetoFront, TrialRecord
-from .driver import study_identity
 from .pareto import study_front
 from .records import KeptStudy, Records
 from .suggest import stored_trials
+
+
+def study_identity(spec: StudySpec, task_hash: str) -> dict[str, Any]:
+    """What must stay as it was for old and new trials to be one experiment."""
+    return {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ..spaces.domain import Choices, Domain, Range, searched_of, values_of
 from ..spaces.errors import Fault, LauncherError, StudyFileError
+from ..spaces.storage import masked
 from ..spaces.study import Objectives
 from ..spaces.trial import Suggestion, TrialRecord
+from .database import Patience, database_door, engine_options, made_once, patient, refused, set_up, storage_engine
 from .one_writer import OneWriterStorage
-from .records import Patience, database_door, engine_options, made_once, masked, patient, refused, set_up, storage_engine
 from .sampler import FrontSampler, PastTrial
 
 _STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ..spaces.storage import masked
 from ..spaces.study import StudySpec
 from ..spaces.trial import COUNTED, Measurement, TrialRecord, TrialSetup
+from .database import AWAY_LIMIT_S, Patience
 from .live import LiveView
 from .pareto import study_front
-from .records import AWAY_LIMIT_S, Driver, KeptStudy, Patience, Records, masked
+from .records import Driver, KeptStudy, Records
 from .remaining import Span
 from .stored import StoredStudy
 from .suggest import StoredTrials

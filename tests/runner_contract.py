@@ -95,7 +95,7 @@ class RunnerContract:
     def test_the_storage_holds_the_same_front_as_ours(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         result = go(budget={"trials": 8})
         optunas = {trial.number for trial in kept().best_trials}
-        assert optunas == {trial.number for trial in result.front.trials}
+        assert optunas == {trial.number for trial in result.study.front.trials}
 
     def test_a_diverged_trial_counts_and_is_not_on_the_front(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": 40, "reference_rate": {"low": 1e5, "high": 1e6}, "epochs": 5}
@@ -105,7 +105,7 @@ class RunnerContract:
         assert [trial.user_attrs["outcome"] for trial in trials] == ["diverged", "diverged"]
         assert all(0 <= trial.values[1] <= 1 for trial in trials)
         assert all(constraint <= 0 for trial in trials for constraint in trial.system_attrs["constraints"])
-        assert result.front.trials == ()
+        assert result.study.front.trials == ()
 
     def test_the_same_error_three_times_stops_the_study_and_says_so(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         result = go("Raises", budget={"trials": 20})
@@ -154,7 +154,7 @@ class RunnerContract:
         assert all(len(curves[trial.number]) == round(10 * trial.user_attrs["stopped_fraction"]) for trial in stopped)
         # The next run of the study knows the curves of this one.
         more = go("known_by_its_rate", space=space, training=training, budget={"trials": 30}, sampler="qmc")
-        assert sum(record.counts for record in more.records) == 30
+        assert sum(record.counts for record in more.study.records) == 30
 
     def test_members_of_the_front_are_trained_again_with_other_seeds(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
@@ -163,7 +163,7 @@ class RunnerContract:
         result = go("known_by_its_rate", space=space, training=training, budget={"trials": 12}, confirm=confirm)
         repeats = [trial for trial in kept().trials if "repeats" in trial.user_attrs]
         assert 1 <= len(repeats) <= 6
-        assert sum(record.counts for record in result.records) == 12
+        assert sum(record.counts for record in result.study.records) == 12
         for trial in repeats:
             first = kept().trials[trial.user_attrs["repeats"]]
             assert trial.params == first.params
@@ -171,7 +171,7 @@ class RunnerContract:
         seeds = [(trial.user_attrs["repeats"], trial.user_attrs["seed"]) for trial in repeats]
         assert len(set(seeds)) == len(seeds)
         assert max(Counter(trial.user_attrs["repeats"] for trial in repeats).values()) <= 2
-        means = averaged(result.records, Objectives())
+        means = averaged(result.study.records, Objectives())
         for setting in (mean for mean in means if mean.facts["runs"] > 1):
             assert setting.facts["mean_low"] < (setting.accuracy or 0) < setting.facts["mean_high"]
 
@@ -231,8 +231,8 @@ class RunnerContract:
         result = go("Points", objectives=objectives, budget={"trials": 4})
         assert kept().metric_names == ["train_s", "val_loss"]
         assert kept().directions[1] == optuna.study.StudyDirection.MINIMIZE
-        assert {t.number for t in kept().best_trials} == {t.number for t in result.front.trials}
-        losses = [trial.accuracy for trial in result.front.trials]
+        assert {t.number for t in kept().best_trials} == {t.number for t in result.study.front.trials}
+        losses = [trial.accuracy for trial in result.study.front.trials]
         assert losses == sorted(losses, reverse=True)
 
     def test_an_interrupt_leaves_nothing_running_and_loses_nothing(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import optuna
 import pytest
 import yaml
 from bsearch.cli import main
+from bsearch.search.frameworks import FRAMEWORKS
 from bsearch.search.records import Records
 from bsearch.spaces.study_file import parse_study
 from click.testing import CliRunner, Result
@@ -491,6 +493,12 @@ def test_what_is_typed_before_a_study_loads_nothing_heavy(study_file: Callable[.
     for arguments in (["--help"], ["run", "--help"], ["completion", "zsh"], ["schema"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
         assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_every_framework_can_be_named() -> None:
+    option = next(option for option in main.commands["export"].params if option.name == "framework")
+    assert isinstance(option.type, click.Choice)
+    assert list(option.type.choices) == list(FRAMEWORKS)  # written twice: the table of them takes a second to import
 
 
 def completed(folder: Path, words: str, shell: str = "bash") -> list[str]:

@@ -203,10 +203,10 @@ def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, R
 
 def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file: Callable[..., Path]) -> None:
     result, records = run(study_file, task=f"{TASKS}:KillsARank", budget={"trials": 4})
-    assert [record.outcome for record in result.records] == ["complete"] * 4
-    assert [record.facts["attempts"] for record in result.records] == [1, 2, 1, 1]
+    assert [record.outcome for record in result.study.records] == ["complete"] * 4
+    assert [record.facts["attempts"] for record in result.study.records] == [1, 2, 1, 1]
     assert [row["outcome"] for row in records.attempts("small", 1)] == ["interrupted", "complete"]
-    assert all(record.facts["devices"] == 2 and record.facts["samples_budget"] == 800 for record in result.records)
+    assert all(record.facts["devices"] == 2 and record.facts["samples_budget"] == 800 for record in result.study.records)
 
 
 def test_the_number_of_devices_is_searched_and_many_are_not_free(study_file: Callable[..., Path]) -> None:
@@ -218,10 +218,10 @@ def test_the_number_of_devices_is_searched_and_many_are_not_free(study_file: Cal
         start=[{"effective_batch": 50, "reference_rate": 0.1, "devices": d} for d in (1, 2)],
         budget={"trials": 4, "profile_s": 0.5},
     )
-    one, two = result.records[:2]
+    one, two = result.study.records[:2]
     assert (one.facts["devices"], two.facts["devices"]) == (1, 2)
     assert one.parameters["devices"] == 1
-    for record in result.records:
+    for record in result.study.records:
         assert record.facts["device_s"] == pytest.approx(record.facts["train_s"] * record.facts["devices"])
         assert record.facts["train_s_source"] == "known"
-    assert result.front.speed == "device_s"
+    assert result.study.front.speed == "device_s"

@@ -255,6 +255,16 @@ class Net(Task):
         return Loss(total, (labels >= 0).sum())
 
 
+def script_of(settings: ChosenSettings, task: Net) -> dict[str, Any]:
+    """The pasted script with the task's data and model, in the trial's order."""
+    script = program(settings, "pytorch")
+    data = task.data(settings.setup)
+    script["data"] = lambda: (data.train, data.evaluation)
+    script["model"] = lambda: task.model(settings.setup)
+    script["order"] = lambda samples, epoch: epoch_order(samples, settings.setup.seed, epoch).tolist()
+    return script
+
+
 @pytest.mark.parametrize("kind", ["samples", "ignored", "weights"])
 @pytest.mark.parametrize(("batch", "passes", "clip_norm"), [(32, 1, None), (33, 2, 0.5), (47, 3, None), (100, 4, 1.0)])
 def test_the_script_trains_to_the_parameters_that_bsearch_trained_to(
@@ -266,11 +276,7 @@ def test_the_script_trains_to_the_parameters_that_bsearch_trained_to(
     run = TrainingRun(task, settings.setup)
     list(run.measurements())
 
-    script = program(settings, "pytorch")
-    data = task.data(settings.setup)
-    script["data"] = lambda: (data.train, data.evaluation)
-    script["model"] = lambda: task.model(settings.setup)
-    script["order"] = lambda samples, epoch: epoch_order(samples, settings.setup.seed, epoch).tolist()
+    script = script_of(settings, task)
 
     def loss(net: nn.Module, batch: Any) -> tuple[Any, Any]:
         made = task.loss(net, batch, settings.setup)
@@ -298,11 +304,7 @@ def test_the_script_trains_alike_in_low_precision(precision: str) -> None:
     task = Single()
     run = TrainingRun(task, settings.setup)
     list(run.measurements())
-    script = program(settings, "pytorch")
-    data = task.data(settings.setup)
-    script["data"] = lambda: (data.train, data.evaluation)
-    script["model"] = lambda: task.model(settings.setup)
-    script["order"] = lambda samples, epoch: epoch_order(samples, settings.setup.seed, epoch).tolist()
+    script = script_of(settings, task)
     trained = script["train"]()
     for ours, theirs in zip(run.model.state_dict().values(), trained.state_dict().values(), strict=True):
         torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
@@ -591,8 +593,9 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_frameworks import Counts, Rows, register_optimizer_step_post_hook
 found, model = [], Counts()
 {TWO_DEVICES[framework]}
-import os, pathlib
+import os, pathlib, torch
 pathlib.Path(os.environ["RANK"] + ".txt").write_text(repr(found))
+torch.distributed.destroy_process_group()  # gloo's threads may abort a process that ends before them
 """
     (tmp_path / "train.py").write_text(FRAMEWORKS[framework](settings).text + watched)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]

@@ -224,5 +224,5 @@ def test_a_study_keeps_it_and_says_it(tmp_path: Path) -> None:
     )
     spec = read_study(tmp_path / "study.yaml")
     result = run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))
-    assert result.records[0].facts["noise_scale"] > 0
-    assert "Gradient noise scale" in (noise_words(result.records) or "")
+    assert result.study.records[0].facts["noise_scale"] > 0
+    assert "Gradient noise scale" in (noise_words(result.study.records) or "")

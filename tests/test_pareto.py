@@ -7,10 +7,15 @@ from collections.abc import Iterable
 
 import optuna
 import pytest
-from bsearch.search.export import csv_text, front_picture, json_text, study_document, trial_document
+from bsearch.search.draw import picture
+from bsearch.search.export import csv_text, json_text, study_document, trial_document
+from bsearch.search.figures import StudyFigures
 from bsearch.search.pareto import front_members, front_of, knee, no_slower, no_worse
+from bsearch.search.stored import StoredStudy
 from bsearch.search.terminal import comparison, front_plot, knee_words, seconds
+from bsearch.spaces.study_file import study_from_dict
 from bsearch.spaces.trial import ParetoFront, TrialRecord
+from conftest import small_study
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +29,11 @@ def beats(a: tuple[float, float], b: tuple[float, float]) -> bool:
 
 def record(number: int, train_s: float, accuracy: float, outcome: str = "complete", **facts: object) -> TrialRecord:
     return TrialRecord(number, outcome, {"effective_batch": 10 + number}, facts, train_s, accuracy)  # type: ignore[arg-type]
+
+
+def front_picture(records: list[TrialRecord], front: ParetoFront) -> bytes:
+    study = StoredStudy("sqlite:///s.db", "s", study_from_dict(small_study()), {}, 0.0, tuple(records), front)
+    return picture(StudyFigures(study).front_figure(), "png")
 
 
 @given(points)
@@ -115,7 +125,7 @@ def test_exports_hold_the_front_and_say_which_is_the_knee() -> None:
     assert lines[1].startswith("1,complete,True,False,1.0,0.5,11")
     assert csv_text([trial_document(record, front) for record in records]).count("\n") == 7
     assert '"knee": 2' in json_text(document)
-    assert front_picture(records, front, "s").startswith(b"\x89PNG")
+    assert front_picture(records, front).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("records", [[], [record(0, 1.0, 0.5)], [record(0, 1.0, 0.5), record(1, 1.0, 0.5)]])
@@ -123,7 +133,7 @@ def test_small_fronts_are_drawn_without_fuss(records: Iterable[TrialRecord]) -> 
     records = list(records)
     front = front_of(records)
     front_plot(front, records, 80)
-    assert front_picture(records, front, "s").startswith(b"\x89PNG")
+    assert front_picture(records, front).startswith(b"\x89PNG")
 
 
 def test_seconds_are_said_as_people_say_them() -> None:

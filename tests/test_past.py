@@ -42,10 +42,10 @@ def test_an_earlier_study_spares_the_first_points(earlier: Callable[..., Path]) 
     result, said = ran(earlier(budget={"trials": 3, "profile_s": 0.3}))
     assert "warm start: 10 trials of first lie in this space" in said
     # Its own front is drawn from its own trials alone.
-    assert len(result.records) == 3
-    assert {trial.number for trial in result.front.trials} <= {0, 1, 2}
+    assert len(result.study.records) == 3
+    assert {trial.number for trial in result.study.front.trials} <= {0, 1, 2}
     cold, _ = ran(earlier(study="third", warm_start=None, budget={"trials": 3, "profile_s": 0.3}))
-    assert [one.parameters for one in cold.records] != [one.parameters for one in result.records]
+    assert [one.parameters for one in cold.study.records] != [one.parameters for one in result.study.records]
 
 
 def test_trials_outside_the_space_are_left_out(earlier: Callable[..., Path]) -> None:

@@ -17,8 +17,9 @@ import psycopg
 import pytest
 from bsearch.cli import main
 from bsearch.objectives.loading import objective_hash
+from bsearch.search.database import DatabaseAway, Patience
 from bsearch.search.driver import run_study
-from bsearch.search.records import DatabaseAway, Patience, Records
+from bsearch.search.records import Records
 from bsearch.search.serial import SerialRunner
 from bsearch.search.study_run import Event
 from bsearch.search.suggest import Suggester, stored_trials
@@ -165,8 +166,8 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
     losing = False
     assert lost[0] > 3
     assert postgres.states(url) == {"COMPLETE": 8}
-    assert Counter(record.facts.get("start") for record in result.records) == {0: 1, 1: 1, None: 6}
-    repeats = [(record.facts["repeats"], record.facts["seed"]) for record in result.records if "repeats" in record.facts]
+    assert Counter(record.facts.get("start") for record in result.study.records) == {0: 1, 1: 1, None: 6}
+    repeats = [(record.facts["repeats"], record.facts["seed"]) for record in result.study.records if "repeats" in record.facts]
     assert len(repeats) == len(set(repeats)) > 0
     records = Records(url)
     assert [row["outcome"] for row in records.attempts("small")] == ["complete"] * 8

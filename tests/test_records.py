@@ -19,12 +19,14 @@ import optuna
 import pytest
 import sqlalchemy as sa
 from bsearch.objectives.loading import objective_hash
+from bsearch.search.database import Patience
 from bsearch.search.driver import differences, run_study
-from bsearch.search.records import LOCK_EXPIRES_S, Patience, Records, masked
+from bsearch.search.records import LOCK_EXPIRES_S, Records
 from bsearch.search.serial import SerialRunner
 from bsearch.search.study_run import Event, StudyRun
 from bsearch.search.suggest import open_storage
 from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.storage import masked
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
@@ -172,7 +174,7 @@ def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) ->
 
 
 def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bsearch.search.records.BUSY_S", 0.05)
+    monkeypatch.setattr("bsearch.search.database.BUSY_S", 0.05)
     told: list[str] = []
     url = f"sqlite:///{tmp_path}/small.db"
     records = Records(url, patience=Patience(url, told.append, 60.0))
@@ -276,10 +278,10 @@ def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., 
     assert "task.name: was Points, now NeedsTwo" in told
     assert "training.evaluations: was 2, now 3" in told
     assert "begin afresh with --new" in told[-1]
-    assert run(changed, fresh=True).name == "small-2"
+    assert run(changed, fresh=True).study.name == "small-2"
     # Each file goes on with its own study.
-    assert run(changed).name == "small-2"
-    assert run(study_file(task=f"{TASKS}:Points", budget={"trials": 1})).name == "small"
+    assert run(changed).study.name == "small-2"
+    assert run(study_file(task=f"{TASKS}:Points", budget={"trials": 1})).study.name == "small"
 
 
 def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -293,8 +295,8 @@ def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[...
         del sys.modules[name]
     (tmp_path / "tasks.py").write_text(good + "class Mine(Points): pass\n")
     result = run(path)
-    assert (result.name, result.failure) == ("small", "")
-    complete = [record for record in result.records if record.outcome == "complete"]
+    assert (result.study.name, result.failure) == ("small", "")
+    complete = [record for record in result.study.records if record.outcome == "complete"]
     assert [record.facts.get("start") for record in complete] == [0, None]
     (tmp_path / "tasks.py").write_text(good + "class Mine(Points): depth = 2\n")
     with pytest.raises(StudyFileError, match=r"task\.code: was "):

@@ -73,7 +73,8 @@ def page(study: StoredStudy) -> str:
     front = replace(
         study.front, trials=tuple(replace(t, parameters={**t.parameters, STRANGE: STRANGE}) for t in study.front.trials)
     )
-    return report_page(replace(study, records=strange, front=front))
+    strangers = replace(study, records=strange, front=front)
+    return report_page(strangers, StudyFigures.of(strangers).all())
 
 
 def test_the_page_holds_all_it_shows_and_asks_nothing_of_a_network(page: str) -> None:

@@ -222,8 +222,8 @@ def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str
     path = study_file(task=f"{TASKS}:Points", sampler=sampler, budget={"trials": 7, "profile_s": 0.3})
     spec = read_study(path)
     result = run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))
-    assert [record.outcome for record in result.records] == ["complete"] * 7
-    assert len({record.parameters["effective_batch"] for record in result.records}) > 3
+    assert [record.outcome for record in result.study.records] == ["complete"] * 7
+    assert len({record.parameters["effective_batch"] for record in result.study.records}) > 3
 
 
 def test_a_sampler_that_is_none_is_told(study_file: Callable[..., Path]) -> None:

@@ -238,7 +238,7 @@ def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Call
     prices = Records(spec.storage).prices("small") or {}
     laws = {json.loads(key)[0][1]: StepTime.from_dict(kept[0]) for key, kept in prices.items()}
     assert set(laws) == {16, 64}
-    for record in result.records:
+    for record in result.study.records:
         plan = BatchPlan(record.facts["effective_batch"], record.facts["accumulation"])
         assert record.train_s == pytest.approx(laws[record.parameters["width"]].train_s(plan, 1197))
 
@@ -253,14 +253,14 @@ KNOWN = {"trials": 3, "profile_s": 0.4}
 
 def test_one_study_has_one_kind_of_seconds(study_file: Callable[..., Path]) -> None:
     begun = run(study_file(task=f"{TASKS}:Points", budget=KNOWN))
-    assert {record.facts["train_s_source"] for record in begun.records} == {"known"}
+    assert {record.facts["train_s_source"] for record in begun.study.records} == {"known"}
     later = run(study_file(task=f"{TASKS}:Points", budget={"trials": 5, "profile_s": 0}))
-    assert {record.facts["train_s_source"] for record in later.records} == {"known"}
+    assert {record.facts["train_s_source"] for record in later.study.records} == {"known"}
     spec = read_study(study_file(task=f"{TASKS}:Points"))
     assert spec.storage is not None
     (laws,) = (Records(spec.storage).prices("small") or {}).values()
     law = StepTime.from_dict(laws[0])
-    for record in later.records:
+    for record in later.study.records:
         plan = BatchPlan(record.facts["effective_batch"], record.facts["accumulation"])
         assert record.train_s == pytest.approx(law.train_s(plan, 800))
 
@@ -271,8 +271,8 @@ def test_a_study_that_was_timed_by_the_clock_stays_so(study_file: Callable[..., 
     assert "the study was begun with the clock's times and stays with them" in told.output
     assert "timing its steps" not in told.output
     later = run(study_file(task=f"{TASKS}:Points", budget=KNOWN))
-    assert {record.facts["train_s_source"] for record in later.records} == {"measured"}
-    assert all(record.train_s == record.facts["measured_train_s"] for record in later.records)
+    assert {record.facts["train_s_source"] for record in later.study.records} == {"measured"}
+    assert all(record.train_s == record.facts["measured_train_s"] for record in later.study.records)
 
 
 def test_a_rough_law_is_timed_anew_where_there_is_more_time(study_file: Callable[..., Path]) -> None:
@@ -331,8 +331,8 @@ def test_out_of_memory_on_two_devices_is_planned_anew_and_priced_so(study_file: 
         budget={"trials": 2, "profile_s": 0},
     )
     result = run(path)
-    assert [record.outcome for record in result.records] == ["complete"] * 2
-    assert all(record.facts["micro_batch"] <= 50 for record in result.records)
+    assert [record.outcome for record in result.study.records] == ["complete"] * 2
+    assert all(record.facts["micro_batch"] <= 50 for record in result.study.records)
 
 
 def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callable[..., Path]) -> None:
@@ -368,7 +368,7 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     assert shown.exit_code == 0, shown.output
     repriced = json.loads(shown.output)
     assert repriced["device"] == "Steady"
-    by_number = {record.number: record for record in result.records}
+    by_number = {record.number: record for record in result.study.records}
     assert len(repriced["was"]) == 6
     for trial in repriced["front"]:
         record = by_number[trial["trial"]]

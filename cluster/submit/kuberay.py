@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from ...search.records import masked
 from ...spaces.errors import Fault, LauncherError, StudyFileError
+from ...spaces.storage import masked
 from ...spaces.submit import Submit
 from .files import StudyFiles, study_files
 from .submitter import Job, Plan, State, Submission, checked_id, output
