@@ -213,11 +213,25 @@ def _tune_sqlite(engine: Engine, network: bool) -> None:
     def _pragmas(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={BUSY_S * 1000:.0f}")
-        cursor.execute(f"PRAGMA journal_mode={'DELETE' if network else 'WAL'}")
+        _wait_busy(lambda: cursor.execute(f"PRAGMA journal_mode={'DELETE' if network else 'WAL'}"))
         cursor.execute(f"PRAGMA synchronous={'FULL' if network else 'NORMAL'}")
         cursor.close()
 
     sa.event.listen(engine, "connect", _pragmas)
+
+
+def _wait_busy(write: Callable[[], object]) -> None:
+    """A change of the journal asks for a lock that SQLite does not wait for, where others open a new file at the same time."""
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            write()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _away(context: ExceptionContext) -> DatabaseAway | None:
