@@ -261,13 +261,14 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
     yield from chosen.even_notes
     even, samples = chosen.even, chosen.training_set
     whole = even.effective_batch if flushes else even.micro_batch * even.devices
-    if left := samples % whole:
-        ours = sum(count for count, _, _ in chosen.steps)
+    left, budget = samples % whole, chosen.setup.samples_budget
+    ours = sum(count for count, _, _ in chosen.steps)
+    if left and (budget > samples or even.effective_batch != chosen.plan.effective_batch or even.devices > 1):
         what, count = ("step", chosen.even_steps) if flushes else ("pass", chosen.running_steps)
         filled = ", filled up with samples of its beginning where devices' shares would differ" if even.devices > 1 else ""
         yield (
             f"each epoch of {samples} samples ends with a {what} of {left} instead of {whole}{filled}: {count} steps for the "
-            f"trial's {chosen.setup.samples_budget} samples, where the trial's steps ran on over epochs and were {ours}"
+            f"trial's {budget} samples, where the trial's steps ran on over epochs{f' and were {ours}' * (ours != count)}"
         )
     if chosen.batch_norm and chosen.even.accumulation > 1:
         yield (
