@@ -125,7 +125,7 @@ def _terminal(as_json: bool = False) -> Console:
     """Where people read: stdout, or stderr where stdout is a document."""
     console = _Terminal(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = max(console.width, 120)  # a file or a pipe has no right edge that a table must keep
+        console.width = max(console.width, 1000)  # a file or a pipe has no right edge that a table must keep
     return console
 
 
@@ -277,7 +277,7 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
     from .search.draw import picture
     from .search.export import json_text, study_document, write_front
     from .search.figures import StudyFigures
-    from .search.terminal import seconds
+    from .search.terminal import outcome_words, seconds
 
     kept = result.study
     document = study_document(kept.name, masked(kept.url), kept.front, kept.records)
@@ -290,9 +290,9 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
             console.print(f"wrote {_near(path)}", style="dim")
     else:
         console.print(f"{kept.name} has no finished trial yet, so there is no front.")
-    others = {kind: count for kind, count in document["trials"].items() if kind not in ("complete", "waiting")}
+    others = outcome_words(record for record in kept.records if record.outcome not in ("complete", "waiting"))
     if others:
-        console.print("Other trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in others.items()))
+        console.print(f"Other trials: {others}")
     again = f"bsearch run {study}" if study.suffix in (".yaml", ".yml") else "the same command again"
     if result.failure:
         console.print(f"The study stopped: {result.failure}")
@@ -305,11 +305,15 @@ def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console:
     elif counted < spec.budget.trials:
         console.print(f"{counted} of {spec.budget.trials} trials are done. To go on: {again}")
     shown = _shown(study, spec)
-    console.print(
-        f"Next:\n  bsearch report {shown}              a page to look at and choose from\n"
-        f"  bsearch show {shown} --all          every trial\n  bsearch export {shown}              CSV or JSON\n"
-        f"  bsearch dashboard {shown}           in the browser",
-    )
+    following = {
+        f"bsearch report {shown}": "a page to look at and choose from",
+        f"bsearch show {shown} --all": "every trial",
+        f"bsearch export {shown} --to hf": "the knee's settings for a trainer",
+        f"bsearch dashboard {shown}": "in the browser",
+    }
+    console.print("Next:")
+    for command, what in following.items():
+        console.print(f"  {command:<{max(map(len, following))}}  {what}")
     if as_json:
         click.echo(json_text(document), nl=False)
 
@@ -338,7 +342,7 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     from .search.database import storage_engine
     from .search.forecast import as_document, forecast, forecast_parts
     from .search.serial import SerialRunner
-    from .search.setups import legal_batches, profile_faults, profile_request
+    from .search.setups import cost_keys, legal_batches, profile_faults, profile_request
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -346,11 +350,14 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
         assert spec.storage is not None
         objective_hash(spec.task)
         storage_engine(spec.storage).dispose()
-        request = replace(profile_request(spec, runner.device), timing_s=min(float(spec.budget.profile_s) or 5.0, 5.0))
-        profile = runner.profile(spec.task, request)
-        legal = legal_batches(spec, [profile])
-        if faults := profile_faults(spec, profile, legal):
-            raise StudyFileError(faults)
+        keys = cost_keys(spec)
+        timing_s = max(min(float(spec.budget.profile_s) or 5.0, 5.0) / len(keys), 1.0)
+        requests = [replace(profile_request(spec, runner.device, key), timing_s=timing_s) for key in keys]
+        profiles = dict(zip(keys, (runner.profile(spec.task, request) for request in requests), strict=True))
+        profile = next(iter(profiles.values()))
+        legal = legal_batches(spec, profiles.values())
+        if faults := [fault for one in profiles.values() for fault in profile_faults(spec, one, legal)]:
+            raise StudyFileError(dict.fromkeys(faults))
     if not isinstance(load_objective(spec.task), Task):
         console.print(f"{study}: valid. {spec.task} is a generator: its steps cannot be timed beforehand.")
         if as_json:
@@ -358,12 +365,12 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
         return
     cores = spec.devices.cpus * min(spec.devices.counts)
     slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
-    told = forecast(spec, profile, slots if runner.device == "cpu" else 1)
+    told = forecast(spec, profiles, slots if runner.device == "cpu" else 1)
     if as_json:
         click.echo(json.dumps(as_document(spec.study, profile, told), indent=2))
         return
     console.print(f"{study}: valid", style="bold")
-    for part in forecast_parts(str(study), spec, profile, legal, told, slots):
+    for part in forecast_parts(str(study), spec, profiles, legal, told, slots):
         console.print(part)
     console.print(f"Next: bsearch run {study}")
 
@@ -797,11 +804,10 @@ def _print_front(kept: StoredStudy, trials: int, console: Console) -> None:
 
 def _print_study(kept: StoredStudy, console: Console) -> None:
     """The front, and how many trials ended in which way."""
-    from .search.export import study_document
+    from .search.terminal import outcome_words
 
     _print_front(kept, len(kept.records), console)
-    outcomes = study_document(kept.name, masked(kept.url), kept.front, kept.records)["trials"]
-    console.print("Trials: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in outcomes.items()))
+    console.print(f"Trials: {outcome_words(kept.records)}")
 
 
 def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
@@ -883,7 +889,7 @@ def export(
     kept = StoredStudy.open(study, name, storage)
     front, records = kept.front, kept.records
     if framework is not None:
-        text = _pasted(kept, framework, number, at_knee, within)
+        text = _pasted(kept, framework, number, at_knee, within, to_terminal=out is None and sys.stdout.isatty())
     else:
         rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
         if kind == "csv":
@@ -905,12 +911,14 @@ def _check_export(ctx: click.Context, framework: str | None) -> None:
         raise click.UsageError("--trial, --knee and --within choose a trial for --to; name a framework with it")
 
 
-def _pasted(kept: StoredStudy, framework: str, number: int | None, at_knee: bool, within: float | None) -> str:
-    """One trial's settings for a framework; which trial, what it promises and every note go to stderr."""
+def _pasted(
+    kept: StoredStudy, framework: str, number: int | None, at_knee: bool, within: float | None, *, to_terminal: bool
+) -> str:
+    """One trial's settings for a framework; which trial, what it promises, and notes that are not seen anyway, go to stderr."""
     from .search.choice import chosen_trial
     from .search.frameworks import FRAMEWORKS, chosen_settings
 
-    record = chosen_trial(kept.name, kept.front, number=number, at_knee=at_knee, within=within)
+    record = chosen_trial(kept.name, kept.front, kept.records, number=number, at_knee=at_knee, within=within)
     if number is not None:
         why = "as asked"
     elif within is not None:
@@ -920,7 +928,8 @@ def _pasted(kept: StoredStudy, framework: str, number: int | None, at_knee: bool
     chosen = chosen_settings(kept, record, why)
     pasted = FRAMEWORKS[framework](chosen)
     click.echo(plain(f"study {kept.name}, trial {chosen.trial} ({why}): {chosen.promise}"), err=True)
-    for note in pasted.notes:
+    seen = to_terminal and "# note: " in pasted.text
+    for note in () if seen else pasted.notes:
         click.echo(plain(f"note: {note}"), err=True)
     return pasted.text
 

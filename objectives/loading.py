@@ -72,9 +72,15 @@ def _module(place: str, reference: str) -> ModuleType:
         ) from error
 
 
+def _check_file(path: Path) -> None:
+    if os.path.isfile(path):  # noqa: PTH113  # a name too long is no file, and no error
+        return
+    beside = [one.name for one in path.parent.glob("*.py")] if len(path.name) <= 100 else []
+    raise ObjectiveError(f"task file {path}: no such file.{near_miss(path.name, beside)}")
+
+
 def _module_of_file(path: Path) -> ModuleType:
-    if not os.path.isfile(path):  # noqa: PTH113  # a name too long is no file, and no error
-        raise ObjectiveError(f"task file {path}: no such file")
+    _check_file(path)
     path = path.resolve()
     name = f"bsearch_task_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:
@@ -121,8 +127,7 @@ def _with_neighbours(path: Path, seen: set[Path]) -> Iterator[Path]:
     """The file and every file beside it that it imports, and those they import."""
     if path in seen:
         return
-    if not os.path.isfile(path):  # noqa: PTH113  # a name too long is no file, and no error
-        raise ObjectiveError(f"task file {path}: no such file")
+    _check_file(path)
     seen.add(path)
     yield path
     try:

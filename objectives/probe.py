@@ -6,11 +6,12 @@ import copy
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,16 +21,28 @@ from ..spaces.memory import MemoryLaw
 from ..spaces.plan import BatchPlan
 from ..spaces.step_time import StepTime, timing_plans
 from ..spaces.trial import Parameter, TrialSetup
-from .batches import in_order
+from .batches import SampleKeys, in_order, to_device
 from .data_parallel import close_ranks
 from .loading import load_objective, users_line
 from .memory import MemoryProbe, calibrated, does_not_fit, evaluation_batch, memory_law
 from .step_time import measured_step_time, timed_rounds
-from .task import Task
-from .training import TrainingRun, batch_norms, is_out_of_memory, release_memory
+from .task import Loss, Score, Task
+from .training import TrainingRun, batch_norms, is_out_of_memory, named_scores, release_memory
 
 # A factor in a step's bytes or operations from which on one law cannot speak for both.
 _ANOTHER_COST = 1.1
+
+
+class ParameterNotFound(KeyError):
+    """A task asks for a parameter that its study does not have."""
+
+    def __init__(self, name: str, known: Collection[str]) -> None:
+        super().__init__(name)
+        self.known = sorted(known)
+
+    def __str__(self) -> str:
+        there = f"has {', '.join(self.known)}" if self.known else "has none"
+        return f"setup.parameters {there}, and no {self.args[0]!r}. Write it under space: in study.yaml."
 
 
 class _ReadParameters(dict[str, Parameter]):
@@ -38,6 +51,9 @@ class _ReadParameters(dict[str, Parameter]):
     def __init__(self, values: Mapping[str, Parameter]) -> None:
         super().__init__(values)
         self.read: set[str] = set()
+
+    def __missing__(self, name: str) -> Parameter:
+        raise ParameterNotFound(name, self.keys())
 
     def __getitem__(self, name: str) -> Parameter:
         self.read.add(name)
@@ -72,6 +88,7 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
     with told(reference, "trying it"):
         smallest, run = _smallest_workable(objective, setup)
         scores = run.evaluate(in_order(min(4, len(run.data.evaluation)), 4, setup.seed))  # type: ignore[arg-type]
+        _check_sums(run)
     if setup.metric not in scores:
         raise ObjectiveError(
             f"objectives.accuracy: expected a metric that {type(objective).__name__}.score gives "
@@ -338,6 +355,67 @@ def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]
         return samples, run
     assert first is not None
     raise first
+
+
+def _check_sums(run: TrainingRun) -> None:
+    """Eight samples' loss and scores beside those of their halves: a mean for a sum trains another batch, and nothing shows.
+
+    Raises:
+        ObjectiveError: totals that are means, or that grow with the square of the batch.
+    """
+    task, setup = run.task, run.setup
+
+    def loss(batch: Any) -> dict[str, Loss | Score]:
+        return {"loss": task.loss(run.model, batch, setup)}
+
+    def score(batch: Any) -> dict[str, Loss | Score]:
+        scores = named_scores(task, task.score(run.model, batch, setup))
+        return {f"score{f' {name!r}' * (len(scores) > 1)}": one for name, one in scores.items()}
+
+    faults = []
+    run.model.eval()
+    for fetcher, of in ((run.train_fetcher, loss), (run.evaluation_fetcher, score)):
+        half = min(4, len(fetcher.dataset) // 2)  # type: ignore[arg-type]
+        if not half:
+            continue
+        place = np.arange(2 * half)
+        keys = [SampleKeys(part, np.zeros_like(part), setup.seed) for part in (place, place[:half], place[half:])]
+        try:
+            with torch.no_grad():
+                found = [of(to_device(fetcher.fetch(part), run.device)) for part in keys]
+        except Exception as error:
+            if is_out_of_memory(error):  # so many together are not asked of a device that holds fewer
+                continue
+            raise
+        for name in found[0]:
+            sums = [(float(one[name].total), float(one[name].denominator)) for one in found if name in one]
+            faults += [f"{type(task).__name__}.{name}: {words}" for words in _no_sum(2 * half, sums)]
+    run.model.train()
+    if faults:
+        raise ObjectiveError("\n".join(faults))
+
+
+def _no_sum(samples: int, sums: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """What is wrong with (total, denominator) of samples beside those of their halves, where that is plain.
+
+    >>> list(_no_sum(8, [(9.2, 8), (4.7, 4), (4.5, 4)])), len(list(_no_sum(8, [(1.15, 8), (1.2, 4), (1.1, 4)])))
+    ([], 1)
+    """
+    if len(sums) != 3 or not all(math.isfinite(value) for pair in sums for value in pair):
+        return
+    (whole, many), *halves = sums
+    parts, counted = sum(total for total, _ in halves), sum(denominator for _, denominator in halves)
+    # Another denominator, or a count in which one answer flipped, says nothing.
+    if not parts or abs(many - counted) > 1e-3 * abs(counted) or (whole.is_integer() and abs(whole - parts) < 1.5):
+        return
+    told = f"{samples} samples together give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
+    if abs(whole / parts - 0.5) < 1e-3:
+        yield f"expected the sum over the batch's samples, got what looks like their mean ({told}). Use reduction='sum'."
+    elif 1.6 < whole / parts < 2.4:
+        yield (
+            f"expected the sum over the batch's samples, got a total that grows with the square of the batch ({told}): "
+            "shapes are broadcast, such as (N, 1) against (N,). Look at the shapes of outputs and labels."
+        )
 
 
 def _device_bytes(kind: str) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Generic, TypeVar
 
@@ -77,7 +78,7 @@ def pulled(train: Callable[[Tell[T]], object]) -> Iterator[T]:
     )
     try:
         thread.start()
-        while not isinstance(told := tell._told.get(), _Ended):
+        while not isinstance(told := _next(tell._told), _Ended):
             yield told
             tell._asked.put(None)
         if told.error is not None:
@@ -88,6 +89,13 @@ def pulled(train: Callable[[Tell[T]], object]) -> Iterator[T]:
         tell._stopped = True
         tell._asked.put(None)
         thread.join()
+
+
+def _next(told: SimpleQueue[T]) -> T:
+    """What is told next; looked for again and again, since a Ctrl-C just before a wait begins is heard when it ends."""
+    while True:
+        with suppress(Empty):
+            return told.get(timeout=0.2)
 
 
 def _run(train: Callable[[Tell[T]], object], tell: Tell[T], settings: Callable[[], None]) -> None:

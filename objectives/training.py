@@ -198,7 +198,7 @@ class TrainingRun:
                 for batch in batches(self.evaluation_fetcher, keys[self.ranks.rank :: self.ranks.count], 0):
                     with self.autocast():
                         scores = self.task.score(self.model, self._on_device(batch), self.setup)
-                    for name, score in _named(self.task, scores).items():
+                    for name, score in named_scores(self.task, scores).items():
                         found.setdefault(name, []).append((score.total, score.denominator))
         except Exception as error:
             if is_out_of_memory(error):
@@ -207,10 +207,16 @@ class TrainingRun:
         self.model.train()
         # Read at the end: each reading waits for a GPU.
         sums = {name: [(float(total), float(many)) for total, many in pairs] for name, pairs in found.items()}
-        return {
+        ratios = {
             name: _fsum(total for total, _ in pairs) / _fsum(many for _, many in pairs)
             for name, pairs in self.ranks.gathered(sums).items()
         }
+        if ratios.get("accuracy", 0.0) > 1 + 1e-6:
+            raise ObjectiveError(
+                f"{_name(self.task)}.score: expected an accuracy of right answers over all, so at most 1, got "
+                f"{ratios['accuracy']:.4g}. Look at the shapes: (N, 1) == (N,) compares each with each."
+            )
+        return ratios
 
     def measurements(self) -> Iterator[Measurement]:
         """Train the whole budget; measure at equal fractions of it and at its end.
@@ -479,7 +485,12 @@ def _check_loss(task: Task, loss: Any, samples: int) -> None:
         raise ObjectiveError(f"{where}: expected a total that hangs on the model's parameters, got one without a graph")
 
 
-def _named(task: Task, scores: Any) -> Mapping[str, Score]:
+def named_scores(task: Task, scores: Any) -> Mapping[str, Score]:
+    """What a task's `score` gave, by name.
+
+    Raises:
+        ObjectiveError: no scores.
+    """
     if isinstance(scores, Score):
         return {"accuracy": scores}
     if isinstance(scores, Mapping) and all(isinstance(score, Score) for score in scores.values()):

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..spaces.errors import StudyFileError
 from ..spaces.trial import ParetoFront, TrialRecord
 
 
 def chosen_trial(
-    name: str, front: ParetoFront, *, number: int | None = None, at_knee: bool = False, within: float | None = None
+    name: str,
+    front: ParetoFront,
+    records: Iterable[TrialRecord] = (),
+    *,
+    number: int | None = None,
+    at_knee: bool = False,
+    within: float | None = None,
 ) -> TrialRecord:
     """The one point of a front that is asked for; not asked, its knee, or the best where it has none.
 
     Args:
         name: the study's, for messages.
+        records: all its trials, for messages.
         number: of a trial on the front.
         within: the fastest whose metric is at most this share of the best one's value away from it.
 
@@ -29,7 +38,9 @@ def chosen_trial(
         chosen = next((trial for trial in front.trials if trial.number == number), None)
         if chosen is None:
             members = ", ".join(str(trial.number) for trial in front.trials)
-            raise StudyFileError(f"study {name}: trial {number} is not on its front; expected one of {members}")
+            repeats = next((one.facts.get("repeats") for one in records if one.number == number), None)
+            why = "" if repeats is None else f" (it trains trial {repeats} again, whose mean it counts in)"
+            raise StudyFileError(f"study {name}: trial {number} is not on its front{why}; expected one of {members}")
         return chosen
     if front.knee is None:
         if at_knee:

@@ -56,14 +56,20 @@ def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *
     changes = list(differences(kept[-1].identity, identity))
     raise StudyFileError(
         [
-            *(Fault(key, f"was {old}, now {new}") for key, old, new in changes),
+            *(Fault(key, _changed(key, old, new)) for key, old, new in changes),
             Fault(
                 "",
                 f"study {kept[-1].name} was begun with other settings, and its trials would not compare with new ones. "
-                "Put them back, begin afresh with --new, or give the study another name.",
+                "Put them back, begin afresh with --new, or give the study another name (warm_start: lets it learn from "
+                "this one).",
             ),
         ]
     )
+
+
+def _changed(key: str, old: Any, new: Any) -> str:
+    changed = ": the task's file has changed since" if key == "task.code" else ""
+    return f"was {old}, now {new}{changed}"
 
 
 def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

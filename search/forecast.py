@@ -14,7 +14,7 @@ from ..spaces.domain import Choices, Fixed, bounds, values_of
 from ..spaces.errors import InfeasiblePlanError
 from ..spaces.step_time import StepTime
 from ..spaces.study import StudySpec
-from .setups import legal_words, micro_batch_cap, plan_limits, planned
+from .setups import CostKey, legal_words, micro_batch_cap, plan_limits, planned
 from .terminal import number, seconds
 
 
@@ -78,11 +78,14 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, law: StepTime, coun
     return batches
 
 
-def forecast(spec: StudySpec, profile: DeviceProfile, slots: int) -> Forecast:
-    """Price the corners of the space and the study's length, by the step-time laws of the profile."""
-    plans = [plan for law in profile.step_times for plan in planned_batches(spec, profile, law)]
+def forecast(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: int) -> Forecast:
+    """Price the corners of the space and the study's length, by the step-time laws of its profiles; plans are of the first."""
+    each = [
+        [plan for law in profile.step_times for plan in planned_batches(spec, profile, law)] for profile in profiles.values()
+    ]
+    plans, profile = each[0], next(iter(profiles.values()))
     epochs = bounds(spec.space.epochs)
-    epoch_s = [plan.epoch_s for plan in plans]
+    epoch_s = [plan.epoch_s for some in each for plan in some]
     fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]
     evaluation_s = spec.training.evaluations * (profile.evaluation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
     # Searched on log scales, so the geometric mean is the middle one.
@@ -131,18 +134,26 @@ def as_document(study: str, profile: DeviceProfile, told: Forecast | None) -> Ma
 
 
 def forecast_parts(
-    study: str, spec: StudySpec, profile: DeviceProfile, legal: tuple[int, int], told: Forecast, slots: int
+    study: str,
+    spec: StudySpec,
+    profiles: Mapping[CostKey, DeviceProfile],
+    legal: tuple[int, int],
+    told: Forecast,
+    slots: int,
 ) -> Iterator[str | Table]:
     """What `bsearch check` prints of a study that is valid, for people.
 
     Args:
         study: as the user named it.
+        profiles: for every combination of parameters that change cost; the table is of the first.
         legal: the effective batches that can be planned.
         slots: trials that run side by side.
     """
+    key, profile = next(iter(profiles.items()))
+    at = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
     yield (
         f"{profile.training_set:,} training samples, {profile.evaluation_set:,} to evaluate, "
-        f"{profile.model_parameters:,} parameters, {profile.optimizer}, on {profile.device}"
+        f"{profile.model_parameters:,} parameters{at}, {profile.optimizer}, on {profile.device}"
     )
     smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
     yield f"searched: {', '.join(spec.searched())}" + (smallest if profile.smallest_micro_batch > 1 else "")
@@ -164,11 +175,14 @@ def forecast_parts(
             number(plan.effective_batch / plan.step_s),
         )
     yield table
-    yield legal_words(spec, legal, [profile])
+    yield legal_words(spec, legal, profiles.values())
+    over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
+    timing_s = len(profiles) * len(profile.step_times) * spec.budget.profile_s
+    before = f"; before the first, up to about {seconds(float(timing_s))} go into timing steps" if timing_s else ""
     yield (
-        f"A trial trains for {seconds(told.fastest_trial_s)} to {seconds(told.slowest_trial_s)}; the front will span up to "
-        f"x{told.span:.3g} in time.\n{spec.budget.trials} trials take about {seconds(told.study_s)}, {slots} at once, "
-        "evaluation included."
+        f"A trial trains for {seconds(told.fastest_trial_s)} to {seconds(told.slowest_trial_s)}{over}; the front will span up "
+        f"to x{told.span:.3g} in time.\n{spec.budget.trials} trials take about {seconds(told.study_s)}, {slots} at once, "
+        f"evaluation included{before}."
     )
     for advice in told.advice:
         yield f"- {advice}"

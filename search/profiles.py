@@ -65,7 +65,7 @@ def _profiles_of(
         if known is None or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:
-                timing = f" and timing its steps for up to {request.timing_s:g} s or a look at each size,"
+                timing = f" and timing its steps for up to {request.timing_s:g} s (one look at each size at least)"
             values = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
             where = f"a {kind}" if kind else "a worker"
             tell(f"trying the training code{values}{timing} on {where} ...")

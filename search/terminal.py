@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any, Literal
@@ -93,12 +94,15 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("trial", "outcome", front.speed, front.metric, *_SHOWN, ""):
         column(table, name, "left" if name in ("outcome", "rule", "") else "right")
+    table.columns[-1].no_wrap = False  # where it is narrow, notes take more lines before numbers are cut
     members = {trial.number for trial in front.trials}
     for record in records:
         values = record.settings
         said = [record.message or ("front" if record.number in members else "")]
         if "repeats" in record.facts:
             said.append(f"trains {record.facts['repeats']} again, seed {record.facts.get('seed')}")
+        if "continued_by" in record.facts:
+            said.insert(0, f"trial {record.facts['continued_by']} goes on from there")
         note = "; ".join(filter(None, said))
         table.add_row(
             str(record.number),
@@ -109,6 +113,22 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
             note.splitlines()[0][:60] if note else "",
         )
     return table
+
+
+def outcome_words(records: Iterable[TrialRecord]) -> str:
+    """How many trials ended in which way.
+
+    >>> cut_off = TrialRecord(3, "interrupted", {}, {"continued_by": 8})
+    >>> print(outcome_words([TrialRecord(0, "out_of_memory", {}, {}), cut_off, TrialRecord(8, "complete", {}, {})]))
+    1 complete, 1 interrupted (gone on with as trial 8), 1 out of memory
+    """
+    records = list(records)
+    followers = [str(one.facts["continued_by"]) for one in records if "continued_by" in one.facts]
+    gone_on = f" (gone on with as trial{'s' * (len(followers) > 1)} {', '.join(followers)})" if followers else ""
+    return ", ".join(
+        f"{count} {kind.replace('_', ' ')}{gone_on if kind == 'interrupted' else ''}"
+        for kind, count in sorted(Counter(one.outcome for one in records).items())
+    )
 
 
 def blank_plot(width: int, height: int) -> Any:
@@ -178,7 +198,11 @@ def confirm_words(front: ParetoFront, repeats: int) -> str | None:
     if not any("mean_low" in trial.facts for trial in front.trials):
         return None
     left = sum(trial.facts.get("runs", 1) + trial.facts.get("failed_runs", 0) <= repeats for trial in front.trials)
-    missing = f" {left} members have fewer than {repeats} repeats yet: raise budget.trials or confirm.share." if left else ""
+    missing = (
+        f" {left} members have fewer than {repeats} repeats yet: raise budget.trials, of which confirm.share is kept for them."
+        if left
+        else ""
+    )
     return (
         f"{front.metric} is the mean over runs with several seeds, +/- half of its {CONFIDENCE:.0%} interval; on front: the "
         "chance that no setting at least as fast is better; = N: not surely better than the faster trial N, a tie." + missing
@@ -240,7 +264,12 @@ def contention_words(records: Iterable[TrialRecord]) -> str | None:
         return None
     middle = median(departures)
     # Neighbours come and go; what is off in most trials may be the law itself.
-    why = "the device was shared" if abs(middle) < 0.15 else "the device was shared all along, or was not while it was timed"
+    if abs(middle) < 0.15:
+        why = "the device was shared"
+    elif middle > 0:
+        why = "the device was shared all along; alone, trials should take the known times"
+    else:
+        why = "the device was shared while its steps were timed; begun on an idle one (--new), a study knows shorter times"
     return (
         f"{contended} of {len(departures)} trials took over 15 % longer or shorter than known (median of all: {middle:+.0%}): "
         f"{why}. The front is drawn in known times, which no neighbour changes."
@@ -285,7 +314,7 @@ def rule_verdict(found: BestRates) -> str:
     if not found.trusted:
         return (
             f"{exponent}, but at most batches the best rate lies at the edge of those tried, so no rule is told apart. "
-            "Search a wider space.reference_rate."
+            "Search a wider space.reference_rate (in a study of another name; warm_start: lets it learn from this one)."
         )
     if found.bend is not None:
         batch, below, above = found.bend

@@ -35,4 +35,8 @@ def text_of(path: Path, what: str, most_bytes: int) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        if content.startswith(b"SQLite format 3"):
+            raise refused(
+                f"expected {what}, got an SQLite database. Commands that take a URL read it as sqlite:///{path}"
+            ) from None
         raise refused(f"expected UTF-8 text, got byte {content[error.start]:#x}") from None

@@ -123,6 +123,33 @@ class TensorLoss(Points):
         return nn.functional.cross_entropy(model(inputs), labels, reduction="none")
 
 
+class MeanLoss(Points):
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        inputs, labels = batch
+        return Loss(nn.functional.cross_entropy(model(inputs), labels), len(labels))
+
+
+class MeanScore(Points):
+    def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Mapping[str, Score]:
+        inputs, labels = batch
+        error = nn.functional.cross_entropy(model(inputs), labels)
+        return {"accuracy": Score((model(inputs).argmax(-1) == labels).sum(), len(labels)), "error": Score(error, len(labels))}
+
+
+class BroadcastLoss(Points):
+    """Outputs (N, 1) against labels (N,)."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        inputs, labels = batch
+        return Loss(((model(inputs)[:, :1] - labels) ** 2).sum(), len(labels))
+
+
+class BroadcastScore(Points):
+    def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Score:
+        inputs, labels = batch
+        return Score((model(inputs).argmax(-1, keepdim=True) == labels).sum(), len(labels))
+
+
 class IgnoresTheRate(Points):
     def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
         return torch.optim.SGD(parameters, lr=0.123)

@@ -369,7 +369,7 @@ def test_a_second_study_pays_nothing_for_the_profile(study_file: Callable[..., P
         raise AssertionError("profiled again")
 
     monkeypatch.setattr("bsearch.search.serial.profile_objective", never)
-    assert run(limited_study(study_file, 1, study="another", storage="sqlite:///small.db")).name == "another"
+    assert run(limited_study(study_file, 1, study="another", storage="sqlite:///small.db")).study.name == "another"
     with pytest.raises(AssertionError, match="profiled again"):
         run(limited_study(study_file, 2, task=f"{TASKS}:AdamDigits", study="third", storage="sqlite:///small.db"))
 

@@ -254,7 +254,7 @@ KNOWN = {
     ): "tries out whether an error of our own survives the way to another process",
     ("tests/test_ask_tell.py", "exec("): "runs the documented example as it stands",
     ("tests/test_frameworks.py", "exec("): "runs what an export prints, as a user would",
-    ("search/records.py", "text in SQL"): "pragmas take no parameters; their values are our own",
+    ("search/database.py", "text in SQL"): "pragmas take no parameters; their values are our own",
 }
 NEVER = {
     "shell=True": r"shell\s*=\s*True",

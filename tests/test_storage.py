@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 
 import pytest
 from bsearch.cli import main
-from bsearch.search import records as records_module
+from bsearch.search import database as database_module
 from bsearch.search.records import Records
 from bsearch.search.suggest import open_storage
 from bsearch.spaces.errors import StudyFileError
@@ -115,7 +115,7 @@ def test_on_a_network_file_system_sqlite_keeps_a_rollback_journal_and_the_user_i
     assert "network file system" not in CliRunner().invoke(main, [*arguments, "--trials", "1"]).output
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path.resolve()} nfs4 rw 0 0\n")
-    monkeypatch.setattr(records_module, "MOUNTS", mounts)
+    monkeypatch.setattr(database_module, "MOUNTS", mounts)
     told = CliRunner().invoke(main, arguments)
     assert told.exit_code == 0, told.output
     assert told.output.count("network file system (nfs4)") == 1

@@ -1,7 +1,7 @@
 """Your training code. Change `data` and `model`; uncomment the rest where the defaults do not fit."""
 
 import torch
-from bsearch.objectives import Data, Task, TrialSetup
+from bsearch.objectives import Data, Loss, Score, Task, TrialSetup  # noqa: F401
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset, random_split
@@ -22,11 +22,12 @@ class MyTask(Task):
 
     # The defaults: cross-entropy, SGD with Nesterov momentum, accuracy. From here on only where you want others.
     #
-    # def loss(self, model, batch, setup):
+    # def loss(self, model, batch, setup):  # the sum over the batch, and what the mean divides by
     #     inputs, labels = batch
     #     return Loss(nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels))
     #
-    # def optimizer(self, parameters, setup):
+    # def optimizer(self, parameters, setup):  # what setup holds comes from study.yaml: space.weight_decay, training.betas
+    #     # AdamW wants rates a hundred times smaller: reference_rate {low: 1e-4, high: 1e-2}, rule: [sqrt, adam_sde]
     #     return torch.optim.AdamW(parameters, lr=setup.learning_rate, betas=setup.betas, weight_decay=setup.weight_decay)
     #
     # def score(self, model, batch, setup):

@@ -69,7 +69,7 @@ class ChosenSettings:
 
     Args:
         chosen: why this trial: `knee`, `best`, ... for people.
-        accuracy: of the metric that the study names.
+        accuracy: of the metric that the study names; the mean of so many `runs`.
         setup: what the trial's last attempt was told.
         optimizer: class name of its optimizer; None where the study does not know it (a loop of one's own).
         momentum, nesterov: of that optimizer; None where they were not recorded.
@@ -91,6 +91,7 @@ class ChosenSettings:
     even: EvenPlan
     even_settings: OptimizerSettings
     even_notes: tuple[str, ...] = ()
+    runs: int = 1
 
     @property
     def plan(self) -> BatchPlan:
@@ -104,7 +105,8 @@ class ChosenSettings:
     @property
     def promise(self) -> str:
         value = "unknown" if self.accuracy is None else f"{self.accuracy:.4g}"
-        return f"{self.metric} {value} in {seconds(self.train_s)} of training"
+        mean = f" (mean of {self.runs} runs)" if self.runs > 1 else ""
+        return f"{self.metric} {value}{mean} in {seconds(self.train_s)} of training"
 
     @cached_property
     def training_set(self) -> int:
@@ -171,6 +173,7 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         even=even,
         even_settings=even_settings,
         even_notes=notes,
+        runs=int(record.facts.get("runs", 1)),
     )
 
 
