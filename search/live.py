@@ -221,4 +221,6 @@ def ended_words(record: TrialRecord, counted: int, trials: int, metric: str) -> 
     else:
         came = record.message.splitlines()[0] if record.message else ""
     settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
-    return f"[{counted}/{trials}] trial {record.number} {record.outcome}: {came} · {settings} · epochs {values.get('epochs')}"
+    again = f" · trial {record.facts['repeats']} again" if "repeats" in record.facts else ""
+    told = f"[{counted}/{trials}] trial {record.number} {record.outcome}: {came} · {settings} · epochs {values.get('epochs')}"
+    return told + again
