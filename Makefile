@@ -47,7 +47,7 @@ test-frameworks: install
 	$(BIN)/pytest -m frameworks
 
 test-docs: install
-	$(BIN)/pytest -m docs
+	$(BIN)/pytest -n 2 -m docs
 
 test-faults: install
 	$(BIN)/pytest -m faults
