@@ -9,8 +9,10 @@ integer batch is exact, and its own accumulation of equal batches is not used.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,6 +75,8 @@ _WITHOUT_USE = (
     "group_by_length",
     "train_sampling_strategy",
 )
+# Accelerate trains in this precision where TrainingArguments say fp32, and older ones leave their last one there.
+_PRECISION = "ACCELERATE_MIXED_PRECISION"
 # What the Trainer adds to a user's metrics.
 _SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "jit_compilation_time", "model_preparation_time")
 # A loss that stays within this of itself when its denominator doubles does not divide by it.
@@ -149,7 +153,8 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
 def _train(
     pace: Pace, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], tell: Tell[Measurement]
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, pace.walked():
+    precision = {"fp32": "no"}.get(pace.setup.training.precision, pace.setup.training.precision)
+    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, _environment(_PRECISION, precision), pace.walked():
         args = TrainingArguments(output_dir=folder, **arguments)
         if args.n_gpu > 1:
             args._n_gpu = 1  # else it would spread one trial over every GPU it sees
@@ -158,6 +163,20 @@ def _train(
         made.remove_callback(PrinterCallback)  # it prints where there is no progress bar
         made.add_callback(_Measures(made, pace, tell))
         made.train()
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment while the Trainer is made and runs."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 class _Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,11 @@ class TestHuggingFace(TrainerContract):
 
         whole = gradient(1)
         assert float((gradient(3) - whole).norm() / whole.norm()) < 1e-6
+
+    def test_the_environment_does_not_change_the_precision(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+        self.test_the_librarys_own_models_see_the_one_large_batch("pixels")
+        assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
 def test_the_example_runs_from_the_command_line_to_a_front(tmp_path: Path) -> None:
