@@ -44,7 +44,7 @@ test-browser: install
 	$(BIN)/pytest -m browser
 
 test-frameworks: install
-	$(BIN)/pytest -m frameworks
+	$(BIN)/pytest -n 2 -m frameworks
 
 test-docs: install
 	$(BIN)/pytest -n 2 -m docs

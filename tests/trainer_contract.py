@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -129,12 +130,13 @@ class TrainerContract:
         """A user's folder stays as it was, and no thread is left."""
         before = set(threading.enumerate())
         (tmp_path / "mine").mkdir()
-        (tmp_path / "temporary").mkdir()
         monkeypatch.chdir(tmp_path / "mine")
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-        yield
-        assert os.listdir(tmp_path / "mine") == []
-        assert not list((tmp_path / "temporary").glob("bsearch-*"))
+        # Not below `tmp_path`: loaders' sockets lie there, whose paths may have a hundred characters.
+        with tempfile.TemporaryDirectory() as temporary:
+            monkeypatch.setattr("tempfile.tempdir", temporary)
+            yield
+            assert os.listdir(tmp_path / "mine") == []
+            assert not list(Path(temporary).glob("bsearch-*"))
         assert set(threading.enumerate()) <= before
 
     def reports(self, task: str, made: TrialSetup) -> list[Any]:
