@@ -352,8 +352,8 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
         storage_engine(spec.storage).dispose()
         keys = cost_keys(spec)
         timing_s = max(min(float(spec.budget.profile_s) or 5.0, 5.0) / len(keys), 1.0)
-        requests = [replace(profile_request(spec, runner.device, key), timing_s=timing_s) for key in keys]
-        profiles = dict(zip(keys, (runner.profile(spec.task, request) for request in requests), strict=True))
+        requests = {key: replace(profile_request(spec, runner.device, key), timing_s=timing_s) for key in keys}
+        profiles = {key: runner.profile(spec.task, request) for key, request in requests.items()}
         profile = next(iter(profiles.values()))
         legal = legal_batches(spec, profiles.values())
         if faults := [fault for one in profiles.values() for fault in profile_faults(spec, one, legal)]:

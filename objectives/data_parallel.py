@@ -166,7 +166,7 @@ def _seen_and_added(noise: NoiseScale, bucket: Any) -> torch.futures.Future[Tens
 
 @contextlib.contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables that processes started inside inherit; as they were before, afterwards."""
+    """Variables for what runs inside, and for processes started there; as they were before, afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

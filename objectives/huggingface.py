@@ -9,10 +9,8 @@ integer batch is exact, and its own accumulation of equal batches is not used.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from ..spaces.plan import BatchPlan
 from ..spaces.trial import Measurement, TrialSetup
 from .batches import to_device
 from .checkpoint import random_state, set_random_state
+from .data_parallel import environment
 from .pace import Pace, study_faults
 from .pulled import Tell, pulled
 from .training import EvaluationMemoryError, is_out_of_memory
@@ -154,7 +153,7 @@ def _train(
     pace: Pace, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], tell: Tell[Measurement]
 ) -> None:
     precision = {"fp32": "no"}.get(pace.setup.training.precision, pace.setup.training.precision)
-    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, _environment(_PRECISION, precision), pace.walked():
+    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), pace.walked():
         args = TrainingArguments(output_dir=folder, **arguments)
         if args.n_gpu > 1:
             args._n_gpu = 1  # else it would spread one trial over every GPU it sees
@@ -163,20 +162,6 @@ def _train(
         made.remove_callback(PrinterCallback)  # it prints where there is no progress bar
         made.add_callback(_Measures(made, pace, tell))
         made.train()
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """A variable of the environment while the Trainer is made and runs."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 class _Step:

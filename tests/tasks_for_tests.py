@@ -150,6 +150,16 @@ class BroadcastScore(Points):
         return Score((model(inputs).argmax(-1, keepdim=True) == labels).sum(), len(labels))
 
 
+class LossWhileTraining(Points):
+    """As a detector, whose model tells its loss only while it trains, and a gradient penalty, which needs a graph."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        assert model.training
+        made = super().loss(model, batch, setup)
+        torch.autograd.grad(made.total, list(model.parameters()), retain_graph=True)
+        return made
+
+
 class IgnoresTheRate(Points):
     def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
         return torch.optim.SGD(parameters, lr=0.123)

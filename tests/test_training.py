@@ -269,6 +269,10 @@ def test_a_broken_contract_is_told_before_the_first_trial(name: str, message: st
         profile_of(name, setup())
 
 
+def test_a_loss_that_is_told_only_while_training_is_no_fault() -> None:
+    assert profile_of("LossWhileTraining", setup()).smallest_micro_batch == 1
+
+
 def test_a_rule_of_decay_wants_its_decay_in_the_optimizer() -> None:
     # AdamPoints gives its optimizer no weight decay.
     made = setup(rule="adamw_tau", optimizer=OptimizerSettings(0.1, weight_decay=0.02))
