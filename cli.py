@@ -227,6 +227,11 @@ def _results(spec: StudySpec, name: str) -> Path:
     return spec.folder / "results" / name
 
 
+def _results_beside(study: str) -> Path:
+    """Where the results of a study file lie, or, of a database's studies, those of this folder."""
+    return (Path() if "://" in study else Path(study).parent) / "results"
+
+
 def _documents_only(as_json: bool) -> AbstractContextManager[Any]:
     """With --json, what a task prints goes to stderr: stdout is for the document."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
@@ -954,8 +959,7 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
 
     kept = StoredStudy.open(study, name, storage)
     drawn = StudyFigures.of(kept).all()
-    folder = Path() if "://" in study else Path(study).parent
-    path = write_file(out or folder / "results" / kept.name / "report.html", report_page(kept, drawn))
+    path = write_file(out or _results_beside(study) / kept.name / "report.html", report_page(kept, drawn))
     click.echo(f"wrote {plain(_near(path.absolute()))}")
     for figure in write_figures(drawn, figures) if figures else ():
         click.echo(f"wrote {plain(_near(figure.absolute()))}")
@@ -979,8 +983,7 @@ def dashboard(study: str, name: str | None, port: int, opens: bool | None, stora
     from .search.stored import StoredStudy
 
     kept = StoredStudy.open(study, name, storage)
-    results = (Path() if "://" in study else Path(study).parent) / "results"
-    with dashboard_server(kept, masked(study), results, port) as (address, serve), suppress(KeyboardInterrupt):
+    with dashboard_server(kept, masked(study), _results_beside(study), port) as (address, serve), suppress(KeyboardInterrupt):
         click.echo(f"study {plain(kept.name)}: {address} (Ctrl-C ends it)")
         click.echo(f"what was found, in words: {address}/note")
         if "SSH_CONNECTION" in os.environ:
