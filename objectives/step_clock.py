@@ -42,7 +42,7 @@ class StepClock:
         self._counts = self.device.type == "cpu" and (counts_memory or self._limit_bytes is not None)
         self._steps_of: Counter[int] = Counter()
         self._samples = self._odd_samples = 0
-        self._running_s = self._odd_s = self._begun = 0.0
+        self._running_s = self._odd_s = self._begun = self._told_s = 0.0
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.restart()
@@ -87,7 +87,10 @@ class StepClock:
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         timed = self._samples - self._odd_samples
         # Where every step was an odd one, their time is all there is.
-        return self._running_s * self._samples / timed if timed else self._running_s + self._odd_s
+        now_s = self._running_s * self._samples / timed if timed else self._running_s + self._odd_s
+        # The mean of few steps may fall faster than steps are added; time that was told does not run backwards.
+        self._told_s = max(self._told_s, now_s)
+        return self._told_s
 
     def state(self) -> dict[str, Any]:
         """What it has counted so far, for a checkpoint."""
@@ -96,6 +99,7 @@ class StepClock:
             "odd_samples": self._odd_samples,
             "running_s": self._running_s,
             "odd_s": self._odd_s,
+            "told_s": self._told_s,
             "peak_bytes": self.peak_bytes,
         }
 
@@ -103,6 +107,7 @@ class StepClock:
         """Go on counting from there; in a new process each size's first step is an odd one again."""
         self._samples, self._odd_samples = state["samples"], state["odd_samples"]
         self._running_s, self._odd_s, self.peak_bytes = state["running_s"], state["odd_s"], state["peak_bytes"]
+        self._told_s = state.get("told_s", 0.0)  # not in checkpoints of before
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
