@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
-from .search.completion import launchers, study_files, study_names
+from .search.report.completion import launchers, study_files, study_names
 from .spaces.errors import BsearchError, LauncherError, StudyFileError, cut, plain
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
@@ -34,9 +34,9 @@ from .spaces.study_file import located, plain_value, read_study, settled, study_
 
 if TYPE_CHECKING:
     from .cluster.submit.submitter import Submitter
-    from .search.driver import StudyResult
-    from .search.stored import StoredStudy
-    from .search.study_run import Runner
+    from .search.run.driver import StudyResult
+    from .search.run.runner import Runner
+    from .search.store.stored import StoredStudy
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted.
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -248,8 +248,8 @@ def _located(file: Path | None) -> Any:
 
 def _run(spec: StudySpec, out: Path, console: Console, *, fresh: bool, serial: bool) -> StudyResult:
     from .objectives.loading import objective_hash
-    from .search.driver import run_study
-    from .search.live import LiveView
+    from .search.report.terminal.live import LiveView
+    from .search.run.driver import run_study
 
     code = objective_hash(spec.task)
     with _runner(spec, out, serial, console) as runner:
@@ -260,7 +260,7 @@ def _run(spec: StudySpec, out: Path, console: Console, *, fresh: bool, serial: b
 
 def _runner(spec: StudySpec, out: Path, serial: bool, console: Console) -> AbstractContextManager[Runner]:
     if serial:
-        from .search.serial import SerialRunner
+        from .search.run.serial import SerialRunner
 
         return nullcontext(SerialRunner(spec.devices))
     from .cluster.tune import TuneRunner
@@ -279,10 +279,11 @@ def _near(path: Path) -> str:
 
 def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
     """The end of a run: the front, its files, and what comes next."""
-    from .search.draw import picture
-    from .search.export import json_text, study_document, write_front
-    from .search.figures import StudyFigures
-    from .search.terminal import outcome_words, seconds
+    from .search.report.export import json_text, study_document, write_front
+    from .search.report.page.draw import picture
+    from .search.report.page.figures import StudyFigures
+    from .search.report.terminal.tables import outcome_words
+    from .spaces.readable import seconds
 
     kept = result.study
     document = study_document(kept.name, masked(kept.url), kept.front, kept.records)
@@ -344,10 +345,11 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     spec = read_study(study, storage=storage)
     from .objectives.loading import load_objective, objective_hash
     from .objectives.task import Task
-    from .search.database import storage_engine
-    from .search.forecast import as_document, forecast, forecast_parts
-    from .search.serial import SerialRunner
-    from .search.setups import cost_keys, legal_batches, profile_faults, profile_request
+    from .search.report.terminal.forecast import as_document, forecast_parts
+    from .search.run.forecast import forecast
+    from .search.run.serial import SerialRunner
+    from .search.store.database import storage_engine
+    from .spaces.planning import cost_keys, legal_batches, profile_faults, profile_request
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -401,9 +403,9 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     """
     spec = read_study(study, storage=storage)
     from .objectives.loading import objective_hash
-    from .objectives.probe import memory_rows
-    from .search.export import json_text, write_file
-    from .search.profile_report import (
+    from .objectives.profiling.probe import memory_rows
+    from .search.report.export import json_text, write_file
+    from .search.report.terminal.profile import (
         memory_plot,
         memory_tables,
         profile_document,
@@ -411,9 +413,9 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
         speed_plot,
         speed_tables,
     )
-    from .search.serial import SerialRunner
-    from .search.setups import cost_keys, profile_request
-    from .search.stored import study_identity
+    from .search.run.serial import SerialRunner
+    from .search.store.stored import study_identity
+    from .spaces.planning import cost_keys, profile_request
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -464,10 +466,10 @@ def reprice(study: str, profile_file: Path, name: str | None, storage: str | Non
 
     Accuracies stay; a device with less memory plans more passes for the same effective batch.
     """
-    from .search.export import json_text, study_document
-    from .search.reprice import read_profile, repriced, repriced_words
-    from .search.stored import StoredStudy
-    from .search.terminal import front_plot, front_table, knee_words
+    from .search.analysis.retime import read_profile, repriced, repriced_words
+    from .search.report.export import json_text, study_document
+    from .search.report.terminal.tables import front_plot, front_table, knee_words
+    from .search.store.stored import StoredStudy
 
     device = read_profile(profile_file)
     kept = StoredStudy.open(study, name, storage)
@@ -527,9 +529,9 @@ def bench(
     Sizes are timed in interleaved rounds; a difference is called one only where it is larger than the noise. Also finds
     the largest micro-batch that fits, and tries the sizes that a rule for convolutional nets suggests.
     """
-    from .search.bench import bench_tables, sizes_of
-    from .search.bench_run import run_bench
-    from .search.export import json_text
+    from .search.report.export import json_text
+    from .search.report.terminal.bench import bench_tables
+    from .search.run.bench import run_bench, sizes_of
 
     wanted = sizes_of(sizes)
     spec = _benched(study, wanted, parameters)
@@ -615,11 +617,11 @@ def plan(
     as_json: bool,
 ) -> None:
     """Print how one step of EFFECTIVE_BATCH samples is made: shares, passes, weights, learning rate, known time."""
-    from .search.plan_report import plan_document, plan_parts
+    from .search.report.terminal.plan import plan_document, plan_parts
 
     known = None
     if profile_file is not None:
-        from .search.reprice import planned_on, read_profile
+        from .search.analysis.retime import planned_on, read_profile
 
         made, known = planned_on(
             read_profile(profile_file),
@@ -688,10 +690,10 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
 
 
 def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
-    from .search.best_rate import study_rates
-    from .search.export import json_text
-    from .search.stored import StoredStudy
-    from .search.terminal import rates_document, rates_table, rule_verdict
+    from .search.analysis.best_rate import study_rates
+    from .search.report.export import json_text
+    from .search.report.terminal.tables import rates_document, rates_table, rule_verdict
+    from .search.store.stored import StoredStudy
 
     kept = StoredStudy.open(study, name, storage)
     with _located(None if "://" in study else Path(study)):
@@ -754,9 +756,9 @@ def show(
         if as_json or every or outcome or trial is not None:
             raise click.UsageError("--watch shows the study as `run` does; for programs, ask for `show --json` again and again")
         ctx.exit(_watch(study, name, storage, every_s))
-    from .search.export import json_text, study_document, trial_document
-    from .search.stored import StoredStudy
-    from .search.terminal import trials_table
+    from .search.report.export import json_text, study_document, trial_document
+    from .search.report.terminal.tables import trials_table
+    from .search.store.stored import StoredStudy
 
     kept = StoredStudy.open(study, name, storage)
     front, records = kept.front, kept.records
@@ -778,9 +780,9 @@ def show(
 
 
 def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
-    from .search.live import LiveView
-    from .search.stored import StoredStudy
-    from .search.watch import watch_study
+    from .search.report.terminal.live import LiveView
+    from .search.report.terminal.watch import watch_study
+    from .search.store.stored import StoredStudy
 
     console = _terminal()
     try:
@@ -796,7 +798,7 @@ def _watch(study: str, name: str | None, storage: str | None, every_s: float) ->
 
 def _print_front(kept: StoredStudy, trials: int, console: Console) -> None:
     """The front of so many trials as table, plot and sentences."""
-    from .search.terminal import front_plot, front_table, front_words
+    from .search.report.terminal.tables import front_plot, front_table, front_words
 
     front, records = kept.front, kept.records
     console.print(f"Front of {kept.name}: {len(front.trials)} of {trials} trials", style="bold")
@@ -809,14 +811,14 @@ def _print_front(kept: StoredStudy, trials: int, console: Console) -> None:
 
 def _print_study(kept: StoredStudy, console: Console) -> None:
     """The front, and how many trials ended in which way."""
-    from .search.terminal import outcome_words
+    from .search.report.terminal.tables import outcome_words
 
     _print_front(kept, len(kept.records), console)
     console.print(f"Trials: {outcome_words(kept.records)}")
 
 
 def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
-    from .search.export import json_text, trial_document
+    from .search.report.export import json_text, trial_document
 
     front, records = study.front, study.records
     record = next((record for record in records if record.number == number), None)
@@ -887,8 +889,8 @@ def export(
 
     docs/export.md tells the columns, and what each framework can express.
     """
-    from .search.export import csv_text, json_text, study_document, trial_document, write_file
-    from .search.stored import StoredStudy
+    from .search.report.export import csv_text, json_text, study_document, trial_document, write_file
+    from .search.store.stored import StoredStudy
 
     _check_export(ctx, framework)
     kept = StoredStudy.open(study, name, storage)
@@ -920,8 +922,9 @@ def _pasted(
     kept: StoredStudy, framework: str, number: int | None, at_knee: bool, within: float | None, *, to_terminal: bool
 ) -> str:
     """One trial's settings for a framework; which trial, what it promises, and notes that are not seen anyway, go to stderr."""
-    from .search.choice import chosen_trial
-    from .search.frameworks import FRAMEWORKS, chosen_settings
+    from .search.analysis.choice import chosen_trial
+    from .search.report.frameworks.settings import chosen_settings
+    from .search.report.frameworks.texts import FRAMEWORKS
 
     record = chosen_trial(kept.name, kept.front, kept.records, number=number, at_knee=at_knee, within=within)
     if number is not None:
@@ -952,10 +955,10 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
     The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and what it
     would cost to be faster.
     """
-    from .search.export import write_file
-    from .search.figures import StudyFigures
-    from .search.report import report_page, write_figures
-    from .search.stored import StoredStudy
+    from .search.report.export import write_file
+    from .search.report.page.figures import StudyFigures
+    from .search.report.page.page import report_page, write_figures
+    from .search.store.stored import StoredStudy
 
     kept = StoredStudy.open(study, name, storage)
     drawn = StudyFigures.of(kept).all()
@@ -979,8 +982,8 @@ def dashboard(study: str, name: str | None, port: int, opens: bool | None, stora
     For this machine only (it has no login). Ctrl-C ends it. docs/dashboard.md tells what is where, and how to look on
     from another machine.
     """
-    from .search.dashboard import dashboard_server
-    from .search.stored import StoredStudy
+    from .search.report.dashboard import dashboard_server
+    from .search.store.stored import StoredStudy
 
     kept = StoredStudy.open(study, name, storage)
     with dashboard_server(kept, masked(study), _results_beside(study), port) as (address, serve), suppress(KeyboardInterrupt):
@@ -1157,7 +1160,7 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
     the study says). Nothing is changed, and nothing is left running. Exit code 1 where there is a problem.
     """
     spec = None if study is None else read_study(study, storage=storage)
-    from .search.doctor import doctor_document, examined, finding_line, machine_checks
+    from .search.run.doctor import doctor_document, examined, finding_line, machine_checks
 
     checks = machine_checks(spec, storage if spec is None else spec.storage)
     if not no_ray:
@@ -1210,7 +1213,7 @@ def schema() -> None:
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
 def init(folder: Path) -> None:
     """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to change."""
-    from .search.export import write_file
+    from .search.report.export import write_file
 
     names = ("study.yaml", "tasks.py")
     there = [name for name in names if os.path.lexists(folder / name)]

@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the models th
 from bsearch.objectives import Task
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.loading import objective_hash
-from bsearch.objectives.memory import MemoryProbe, memory_law
+from bsearch.objectives.profiling.memory import MemoryProbe, memory_law
 from bsearch.objectives.training import train_task
-from bsearch.search.driver import run_study
-from bsearch.search.records import Records
-from bsearch.search.serial import SerialRunner
+from bsearch.search.run.driver import run_study
+from bsearch.search.store.records import Records
+from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.memory import readable_bytes
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study

@@ -23,9 +23,9 @@ import yaml
 from bsearch.cluster.tune import TuneRunner
 from bsearch.objectives import Measurement, TrialSetup
 from bsearch.objectives.loading import objective_hash
-from bsearch.search.driver import run_study
-from bsearch.search.serial import SerialRunner
-from bsearch.search.study_run import Event
+from bsearch.search.run.driver import run_study
+from bsearch.search.run.serial import SerialRunner
+from bsearch.search.run.study_run import Event
 from bsearch.spaces.study_file import read_study
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from bsearch.search.best_rate import BestRates, best_rates
+from bsearch.search.analysis.best_rate import BestRates, best_rates
 from bsearch.spaces.trial import TrialRecord
 from problems import Laws, Table
 

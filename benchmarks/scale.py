@@ -46,11 +46,11 @@ import yaml
 from bsearch.cluster.tune import TuneRunner
 from bsearch.objectives import Measurement, TrialSetup
 from bsearch.objectives.loading import load_objective, objective_hash
-from bsearch.search.driver import run_study
-from bsearch.search.pareto import study_front
-from bsearch.search.setups import known_seconds
-from bsearch.search.study_run import StudyRun
-from bsearch.search.suggest import Suggester, open_storage, trial_record
+from bsearch.search.run.driver import run_study
+from bsearch.search.analysis.pareto import study_front
+from bsearch.spaces.planning import known_seconds
+from bsearch.search.run.study_run import StudyRun
+from bsearch.search.suggest.suggester import Suggester, open_storage, trial_record
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.step_time import StepTime
 from bsearch.spaces.study import StudySpec

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from bsearch.search.ask_tell import Search
+from bsearch.search.suggest.ask_tell import Search
 from bsearch.spaces.trial import Suggestion
 from problems import FRACTIONS, WORKERS, Problem, Share, head, problems, row
 

@@ -44,7 +44,7 @@ from ray.tune.search import Searcher
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..objectives.data_parallel import environment
-from ..search.study_run import NODE_DIED, StudyRun
+from ..search.run.study_run import NODE_DIED, StudyRun
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import Fault, LauncherError, ObjectiveError, StudyFileError
 from ..spaces.study import Cluster, Devices

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from ..objectives.probe import profile_objective
+from ..objectives.profiling.probe import profile_objective
 from ..objectives.trial import start_attempt
 from ..spaces.device import ProfileRequest
 from ..spaces.errors import BsearchError, StudyFileError

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..spaces.trial import TrialSetup
-from .live_bytes import LiveBytes
+from .profiling.live_bytes import LiveBytes
 
 # Steps whose living tensors are counted on a CPU: the second sees the optimizer's states beside the passes.
 COUNTED_STEPS = 2

@@ -6,7 +6,7 @@ People with a scheduler and a training loop of their own start with `Search`: as
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .ask_tell import Search
+    from .suggest.ask_tell import Search
 
 __all__ = ["Search"]
 
@@ -14,7 +14,7 @@ __all__ = ["Search"]
 def __getattr__(name: str) -> Any:
     # Optuna takes a second to import, and most commands do not need it.
     if name == "Search":
-        from .ask_tell import Search
+        from .suggest.ask_tell import Search
 
         return Search
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

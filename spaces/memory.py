@@ -42,19 +42,6 @@ def bytes_of(text: str) -> int:
     return round(float(found[1]) * _UNITS[found[2].lower()])
 
 
-def readable_bytes(value: float) -> str:
-    """Bytes in the binary unit that leaves one to four digits before the point.
-
-    >>> readable_bytes(1536), readable_bytes(10737418240), readable_bytes(12)
-    ('1.50 KiB', '10.0 GiB', '12 B')
-    """
-    unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
-    while abs(value) >= 1024 and larger:
-        value /= 1024
-        unit, *larger = larger
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:#.3g} {unit}"
-
-
 def check_points(name: str, points: Sequence[tuple[int, float]]) -> None:
     """A law's points are at least one, sizes ascending from 1, values finite and never below 0.
 

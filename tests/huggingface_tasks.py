@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from bsearch.objectives.huggingface import train_with
+from bsearch.objectives.adapters.huggingface import train_with
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset

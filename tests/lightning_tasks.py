@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning
 import torch
-from bsearch.objectives.lightning import train_with
+from bsearch.objectives.adapters.lightning import train_with
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset

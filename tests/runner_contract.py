@@ -14,11 +14,11 @@ from typing import Any
 import optuna
 import pytest
 from bsearch.objectives.loading import objective_hash
-from bsearch.search.confirm import averaged
-from bsearch.search.driver import StudyResult, run_study
-from bsearch.search.pareto import front_of
-from bsearch.search.records import Records
-from bsearch.search.study_run import Event, Runner
+from bsearch.search.analysis.confirm import averaged
+from bsearch.search.run.driver import StudyResult, run_study
+from bsearch.search.analysis.pareto import front_of
+from bsearch.search.store.records import Records
+from bsearch.search.run.study_run import Event, Runner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study

@@ -16,8 +16,8 @@ import optuna
 import pytest
 import yaml
 from bsearch.cli import main
-from bsearch.search.frameworks import FRAMEWORKS
-from bsearch.search.records import Records
+from bsearch.search.report.frameworks import FRAMEWORKS
+from bsearch.search.store.records import Records
 from bsearch.spaces.study_file import parse_study
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
@@ -466,7 +466,7 @@ def test_our_own_bugs_show_no_traceback_without_debug(study_file: Callable[..., 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr("bsearch.search.driver.run_study", broken)
+    monkeypatch.setattr("bsearch.search.run.driver.run_study", broken)
     path = study_file(task=f"{TASKS}:Points")
     result = bsearch("run", path, "--serial")
     assert result.exit_code == 1

@@ -18,7 +18,7 @@ MODULES = sorted(
 
 
 # Only importable beside the framework that each of them adapts.
-ADAPTERS = {"bsearch.objectives.huggingface": "transformers", "bsearch.objectives.lightning": "lightning"}
+ADAPTERS = {"bsearch.objectives.adapters.huggingface": "transformers", "bsearch.objectives.adapters.lightning": "lightning"}
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from bsearch.cli import main
 from bsearch.objectives.loading import objective_hash
-from bsearch.search.bench import sizes_of
-from bsearch.search.reprice import planned_on, read_profile
+from bsearch.search.report.bench import sizes_of
+from bsearch.search.analysis.retime import planned_on, read_profile
 from bsearch.spaces.device import DeviceProfile
 from bsearch.spaces.errors import BsearchError, StudyFileError, plain
 from bsearch.spaces.plan import BatchPlan

@@ -15,8 +15,8 @@ from pathlib import Path
 import optuna
 import pytest
 from bsearch.cli import main
-from bsearch.search.export import csv_text, write_file
-from bsearch.search.records import Records
+from bsearch.search.report.export import csv_text, write_file
+from bsearch.search.store.records import Records
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
 
@@ -254,7 +254,7 @@ KNOWN = {
     ): "tries out whether an error of our own survives the way to another process",
     ("tests/test_ask_tell.py", "exec("): "runs the documented example as it stands",
     ("tests/test_frameworks.py", "exec("): "runs what an export prints, as a user would",
-    ("search/database.py", "text in SQL"): "pragmas take no parameters; their values are our own",
+    ("search/store/database.py", "text in SQL"): "pragmas take no parameters; their values are our own",
 }
 NEVER = {
     "shell=True": r"shell\s*=\s*True",

@@ -10,7 +10,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from ...spaces.errors import Fault, StudyFileError
-from ...spaces.memory import readable_bytes
+from ...spaces.readable import readable_bytes
 
 # By name: what is made anew, what is only data, and what would be another run's memory.
 FOLDERS = (

@@ -23,7 +23,7 @@ from ray.job_submission import JobSubmissionClient
 from ... import __version__
 from ...objectives.data_parallel import environment
 from ...spaces.errors import LauncherError, StudyFileError
-from ...spaces.memory import readable_bytes
+from ...spaces.readable import readable_bytes
 from ...spaces.submit import Submit
 from .files import copy_package, study_files
 from .submitter import Job, Plan, State, Submission, checked_id

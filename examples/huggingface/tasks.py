@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from bsearch.objectives.huggingface import train_with
+from bsearch.objectives.adapters.huggingface import train_with
 from sklearn.datasets import load_digits
 from torch.utils.data import Dataset, Subset
 from transformers import Trainer, ViTConfig, ViTForImageClassification

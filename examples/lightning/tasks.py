@@ -2,7 +2,7 @@
 
 import lightning
 import torch
-from bsearch.objectives.lightning import train_with
+from bsearch.objectives.adapters.lightning import train_with
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split

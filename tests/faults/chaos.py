@@ -23,7 +23,7 @@ from typing import Any
 
 import optuna
 import yaml
-from bsearch.search.records import Records
+from bsearch.search.store.records import Records
 from machines import BIN, Machine, Network, network
 
 TASKS = Path(__file__).parent.parent / "tasks_for_tests.py"

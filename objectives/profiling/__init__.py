@@ -1,0 +1,1 @@
+"""Memory and step time of a task, known before the first trial."""

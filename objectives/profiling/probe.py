@@ -1,0 +1,441 @@
+"""What a device tells about a task before the first trial: what works, what fits, and how long a step takes."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ...spaces.device import DeviceProfile, ProfileRequest
+from ...spaces.errors import BsearchError, Fault, ObjectiveError, ProbeError, StudyFileError
+from ...spaces.memory import MemoryLaw
+from ...spaces.plan import BatchPlan
+from ...spaces.step_time import StepTime, timing_plans
+from ...spaces.trial import Parameter, TrialSetup
+from ..batches import SampleKeys, in_order, to_device
+from ..data_parallel import close_ranks
+from ..loading import load_objective, users_line
+from ..task import Loss, Score, Task
+from ..training import TrainingRun, batch_norms, is_out_of_memory, named_scores, release_memory
+from .memory import MemoryProbe, calibrated, does_not_fit, evaluation_batch, memory_law
+from .step_time import measured_step_time, timed_rounds
+
+# A factor in a step's bytes or operations from which on one law cannot speak for both.
+_ANOTHER_COST = 1.1
+
+
+class ParameterNotFound(KeyError):
+    """A task asks for a parameter that its study does not have."""
+
+    def __init__(self, name: str, known: Collection[str]) -> None:
+        super().__init__(name)
+        self.known = sorted(known)
+
+    def __str__(self) -> str:
+        there = f"has {', '.join(self.known)}" if self.known else "has none"
+        return f"setup.parameters {there}, and no {self.args[0]!r}. Write it under space: in study.yaml."
+
+
+class _ReadParameters(dict[str, Parameter]):
+    """The study's further parameters, remembering which of them the task asked for."""
+
+    def __init__(self, values: Mapping[str, Parameter]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __missing__(self, name: str) -> Parameter:
+        raise ParameterNotFound(name, self.keys())
+
+    def __getitem__(self, name: str) -> Parameter:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self.keys())
+        return super().__iter__()
+
+
+def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
+    """Try the training code on its smallest micro-batch, look into its memory where something limits it, and time its steps.
+
+    Raises:
+        ObjectiveError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
+        StudyFileError: not even the smallest pass fits the memory limit.
+    """
+    objective = load_objective(reference)
+    setup = request.setup
+    kind = setup.device
+    name = device_name(kind)
+    if not isinstance(objective, Task):
+        return DeviceProfile(kind, name, training_set=setup.training.samples)
+    parameters = _ReadParameters(setup.parameters)
+    setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
+    if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
+        raise ProbeError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
+    with told(reference, "trying it"):
+        smallest, run = _smallest_workable(objective, setup)
+        scores = run.evaluate(in_order(min(4, len(run.data.evaluation)), 4, setup.seed))  # type: ignore[arg-type]
+        _check_sums(run)
+    if setup.metric not in scores:
+        raise ObjectiveError(
+            f"objectives.accuracy: expected a metric that {type(objective).__name__}.score gives "
+            f"({', '.join(scores)}), got {setup.metric!r}"
+        )
+    profile = DeviceProfile(
+        kind=kind,
+        device=name,
+        device_bytes=_device_bytes(kind),
+        training_set=len(run.data.train),  # type: ignore[arg-type]
+        evaluation_set=len(run.data.evaluation),  # type: ignore[arg-type]
+        smallest_micro_batch=smallest,
+        optimizer=type(run.optimizer).__name__,
+        adaptive=any("betas" in group for group in run.optimizer.param_groups),
+        decoupled_decay=any(group.get("decoupled_weight_decay", True) for group in run.optimizer.param_groups),
+        batch_statistics=any(True for _ in batch_norms(run.model)),
+        model_parameters=sum(parameter.numel() for parameter in run.parameters),
+        gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),
+        unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
+    )
+    # What was tried goes before memory is looked at.
+    del run
+    release_memory(kind)
+    profile = with_memory(objective, profile, request)
+    with told(reference, "comparing what its parameters cost"):
+        profile = with_other_costs(objective, profile, request)
+    largest = min(request.highest, profile.training_set or request.highest)
+    advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to time trials by the clock"
+    with told(reference, f"timing its steps (batches of up to {largest}; {advice})"):
+        return with_step_times(reference, profile, request)
+
+
+def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
+    """The profile with what other values of parameters cost, where a step's bytes or operations change by a tenth or more."""
+    if not request.others:
+        return profile
+    smallest = profile.smallest_micro_batch
+
+    def cost(parameters: Mapping[str, Parameter]) -> tuple[int, int]:
+        setup = replace(request.setup, parameters=parameters, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
+        probe = MemoryProbe(task, setup)
+        with FlopCounterMode(display=False) as counter:
+            peak = probe.train_peak(smallest).total
+        return peak, int(counter.get_total_flops())
+
+    here = cost(request.setup.parameters)
+    found = []
+    for name, value in request.others:
+        there = cost({**request.setup.parameters, name: value})
+        factor = max(
+            (b / a for a, b in zip(here, there, strict=True) if a and b), key=lambda one: abs(math.log(one)), default=1
+        )
+        if abs(math.log(factor)) > math.log(_ANOTHER_COST):
+            found.append((name, value, factor))
+    return replace(profile, other_costs=tuple(found))
+
+
+def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
+    """The profile with a step-time law for each number of devices, where the study leaves time for it.
+
+    Raises:
+        ProbeError: a rank of several devices died.
+    """
+    refused = request.highest > (profile.training_set or request.highest) or profile.unused_parameters or profile.other_costs
+    if not request.timing_s or refused:
+        return profile  # what the driver will refuse for other reasons need not be timed
+    laws = []
+    for devices in request.devices:
+        smallest = profile.smallest_micro_batch
+        share = _largest_share(profile, request, devices)
+        cap = profile.cap_on(devices, request.memory.headroom) or share
+        plans = timing_plans(smallest, max(min(cap, share), smallest), devices=devices, edges=profile.kind == "gpu")
+        setup = replace(
+            request.setup,
+            plan=plans[0],
+            smallest_micro_batch=smallest,
+            evaluation_batch=profile.evaluation_batch,
+            # On a CPU the limit is a virtual device's, and counting bytes would slow the steps that are timed.
+            memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
+        )
+        release_memory(profile.kind)  # ranks have this process's device among theirs
+        laws.append(_timed_as_it_fits(reference, setup, plans, request.timing_s))
+    return replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
+
+
+def _timed_as_it_fits(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> StepTime:
+    """The law of plans, or of half as large ones where memory runs out over them: it was not looked into without a limit."""
+    while True:
+        try:
+            with closing(timed_rounds(reference, setup, plans)) as rounds:  # type: ignore[type-var]  # a generator
+                return measured_step_time(rounds, plans, limit_s)
+        except Exception as error:
+            largest = max(plan.largest_micro_batch for plan in plans) // 2
+            if not is_out_of_memory(error) or largest < setup.smallest_micro_batch:
+                raise
+        release_memory(setup.device)
+        plans = timing_plans(setup.smallest_micro_batch, largest, devices=plans[0].devices, edges=setup.device == "gpu")
+
+
+@contextmanager
+def told(reference: str, doing: str) -> Iterator[None]:
+    """Whatever the user's code raises inside is told in words, with the line it came from."""
+    try:
+        yield
+    except BsearchError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(reference, doing, error) from error
+
+
+def _failed(reference: str, doing: str, error: BaseException) -> ObjectiveError:
+    return ObjectiveError(f"task {reference}: {doing} failed: {type(error).__name__}: {error}{users_line(error)}")
+
+
+def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
+    """The profile with its memory law and what follows from it, where the study or the device sets a limit.
+
+    Raises:
+        StudyFileError: not even the smallest pass fits.
+    """
+    limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
+    if limit is None and not request.traces:
+        return profile
+    profile = replace(profile, limit_bytes=limit)
+    usable = profile.usable_bytes(1, request.memory.headroom)
+    least = profile.usable_bytes(max(request.devices), request.memory.headroom)
+    smallest = profile.smallest_micro_batch
+    highest = max(_largest_share(profile, request, min(request.devices)), smallest)
+    setup = replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
+    probe = MemoryProbe(task, setup)
+    law = memory_law(probe, usable, smallest, highest)
+    largest = law.largest_micro_batch(usable)
+    if largest is None or law.largest_micro_batch(least) is None:
+        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), least, smallest)))
+    if limit is not None:
+        try:
+            law, largest = confirmed(law, probe, limit, usable, largest)
+        except torch.OutOfMemoryError:
+            fault = Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest))
+            raise StudyFileError(fault) from None
+    most, looks = evaluation_batch(probe, least, law, largest)
+    evaluation = fastest_evaluation_batch(probe, most, largest)
+    law = replace(law, evaluation_points=tuple(sorted(looks.items())), source=probe.source, note=law.note or probe.note)
+    return replace(profile, largest_micro_batch=largest, evaluation_batch=evaluation, memory=law)
+
+
+def _largest_share(profile: DeviceProfile, request: ProfileRequest, devices: int) -> int:
+    """The most samples of a pass that a trial on so many devices could ask for, memory aside."""
+    batch = min(request.highest, profile.training_set or request.highest)
+    return min(-(-batch // devices), request.memory.largest_micro_batch or batch)
+
+
+def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, patience_s: float = 2.0) -> int:
+    """The evaluation batch of the most samples per second between two that fit; the smaller where they are alike.
+
+    Each candidate evaluates the same samples once; what the patience does not reach is not tried.
+    """
+    device = torch.device("cuda" if probe.setup.device == "gpu" else "cpu")
+    run = probe.run.on(copy.deepcopy(probe.run.model).to(device), device)
+    candidates = sorted({max(most // part, least) for part in (64, 16, 4, 1)})
+    samples = min(most, len(run.data.evaluation))  # type: ignore[arg-type]
+    best, best_s = candidates[0], math.inf
+    begun = time.perf_counter()
+    for batch in candidates:
+        if time.perf_counter() - begun > patience_s:
+            break
+        started = time.perf_counter()
+        run.evaluate(in_order(samples, batch, run.setup.seed))
+        took = time.perf_counter() - started
+        # The first also warms up, which a second look at it sets right.
+        if batch == candidates[0]:
+            started = time.perf_counter()
+            run.evaluate(in_order(samples, batch, run.setup.seed))
+            took = time.perf_counter() - started
+        if took < 0.97 * best_s:
+            best, best_s = batch, took
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """Peak bytes of a training step at one micro-batch; `measured` is None where the time did not reach."""
+
+    micro_batch: int
+    predicted: int
+    measured: int | None
+
+
+def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile, patience_s: float) -> list[MemoryRow]:
+    """Predicted and measured peaks at a few sizes up to the largest that fits, small ones first.
+
+    Raises:
+        ObjectiveError: a bare generator, whose steps are its own.
+    """
+    task = load_objective(reference)
+    if not isinstance(task, Task) or profile.memory is None:
+        raise ObjectiveError(f"task {reference}: is a generator: its memory can be measured while it runs, not beforehand")
+    smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
+    probe = MemoryProbe(task, replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest))
+    sizes = sorted({round(smallest * (largest / smallest) ** (part / 6)) for part in range(7)})
+    rows = []
+    last_s, begun = 0.0, time.perf_counter()
+    for before, size in zip([smallest, *sizes], sizes, strict=False):
+        predicted, measured = probe.train_peak(size).total, None
+        # The next size takes as much longer as it is larger; what would not end in time is not begun.
+        if time.perf_counter() - begun + last_s * size / before <= patience_s:
+            started = time.perf_counter()
+            measured = probe.counted("train", size).total
+            last_s = time.perf_counter() - started
+        rows.append(MemoryRow(size, predicted, measured))
+    return rows
+
+
+def confirmed(
+    law: MemoryLaw, probe: MemoryProbe, limit: int, usable: float, largest: int, patience_s: float = 10.0
+) -> tuple[MemoryLaw, int]:
+    """Run the answer for real, and let the law learn from it: on a GPU always, on a CPU where it takes seconds.
+
+    Returns:
+        The law and the largest micro-batch, which has run without running out of memory.
+
+    Raises:
+        StudyFileError: no size fits after all.
+    """
+    smallest = law.points[0][0]
+    begun = time.perf_counter()
+    law, _ = calibrated(law, probe, [smallest])
+    if probe.setup.device == "cpu" and (time.perf_counter() - begun) * largest / smallest > patience_s:
+        return replace(law, note=law.note or f"not confirmed on real tensors: that would take over {patience_s:.0f} s"), largest
+    while True:
+        try:
+            peak = probe.counted("train", largest, limit).total
+        except torch.OutOfMemoryError:
+            law = law.raised_by(largest, usable)
+        else:
+            law = law.measured_at(largest, peak)
+            if law.peak_bytes(largest) <= usable:
+                return law, largest
+        fits = law.largest_micro_batch(usable)
+        if fits is None:
+            raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest)))
+        largest = min(fits, largest - 1) if largest > 1 else fits
+
+
+def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
+    """1, or 2 where the model refuses a single sample (batch statistics need two values)."""
+    first: Exception | None = None
+    for samples in (1, 2):
+        run = TrainingRun(task, setup)
+        if samples > len(run.data.train):  # type: ignore[arg-type]
+            break
+        run.model.train()
+        try:
+            batch = run.train_fetcher.fetch(run.stream.take(0, samples))
+            loss = run.step([(samples, batch)], samples)
+        except (ValueError, RuntimeError) as error:
+            first = first or error
+            continue
+        if not math.isfinite(float(loss)):
+            raise ObjectiveError(
+                f"{type(task).__name__}.loss: expected a finite loss from the new model's first batch, got {float(loss)}. "
+                "Look at the data's values and at the loss."
+            )
+        return samples, run
+    assert first is not None
+    raise first
+
+
+def _check_sums(run: TrainingRun) -> None:
+    """Eight samples' loss and scores beside those of their halves: a mean for a sum trains another batch, and nothing shows.
+
+    Raises:
+        ObjectiveError: totals that are means, or that grow with the square of the batch.
+    """
+    task, setup = run.task, run.setup
+
+    def loss(batch: Any) -> dict[str, Loss | Score]:
+        return {"loss": task.loss(run.model, batch, setup)}
+
+    def score(batch: Any) -> dict[str, Loss | Score]:
+        scores = named_scores(task, task.score(run.model, batch, setup))
+        return {f"score{f' {name!r}' * (len(scores) > 1)}": one for name, one in scores.items()}
+
+    faults = []
+    run.model.eval()
+    for fetcher, of in ((run.train_fetcher, loss), (run.evaluation_fetcher, score)):
+        half = min(4, len(fetcher.dataset) // 2)  # type: ignore[arg-type]
+        if not half:
+            continue
+        place = np.arange(2 * half)
+        keys = [SampleKeys(part, np.zeros_like(part), setup.seed) for part in (place, place[:half], place[half:])]
+        # Nothing is learned where it raises: some models tell a loss while they train only, some devices hold fewer samples.
+        with suppress(Exception), torch.no_grad():
+            found = [of(to_device(fetcher.fetch(part), run.device)) for part in keys]
+            sums = {name: [(float(one[name].total), float(one[name].denominator)) for one in found] for name in found[0]}
+            faults += [f"{type(task).__name__}.{name}: {words}" for name in sums for words in _no_sum(2 * half, sums[name])]
+    run.model.train()
+    if faults:
+        raise ObjectiveError("\n".join(faults))
+
+
+def _no_sum(samples: int, sums: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """What is wrong with (total, denominator) of samples beside those of their halves, where that is plain.
+
+    >>> list(_no_sum(8, [(9.2, 8), (4.7, 4), (4.5, 4)])), len(list(_no_sum(8, [(1.15, 8), (1.2, 4), (1.1, 4)])))
+    ([], 1)
+    """
+    if not all(math.isfinite(value) for pair in sums for value in pair):
+        return
+    (whole, many), *halves = sums
+    parts, counted = sum(total for total, _ in halves), sum(denominator for _, denominator in halves)
+    # Another denominator, or a count in which one answer flipped, says nothing.
+    if not parts or abs(many - counted) > 1e-3 * abs(counted) or (whole.is_integer() and abs(whole - parts) < 1.5):
+        return
+    told = f"{samples} samples together give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
+    if abs(whole / parts - 0.5) < 1e-3:
+        yield f"expected the sum over the batch's samples, got what looks like their mean ({told}). Use reduction='sum'."
+    elif 1.6 < whole / parts < 2.4:
+        yield (
+            f"expected the sum over the batch's samples, got a total that grows with the square of the batch ({told}): "
+            "shapes are broadcast, such as (N, 1) against (N,). Look at the shapes of outputs and labels."
+        )
+
+
+def _device_bytes(kind: str) -> int:
+    if kind == "gpu":
+        # What is free beside the context and the neighbours, and what this process holds already.
+        free, _ = torch.cuda.mem_get_info()
+        return int(free + torch.cuda.memory_reserved())
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def profile_apart(reference: str, request: ProfileRequest) -> DeviceProfile:
+    """`profile_objective` for a process of its own: its ranks, which wait for more work, would keep that from ending."""
+    try:
+        return profile_objective(reference, request)
+    finally:
+        close_ranks()
+
+
+def device_name(kind: str) -> str:
+    """The device by its maker's name, with the torch that drives it."""
+    if kind == "gpu":
+        return str(torch.cuda.get_device_name())
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else "CPU"

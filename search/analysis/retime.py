@@ -1,0 +1,249 @@
+"""An old study on another device: the same trials and accuracies, the seconds of that device's step-time law."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from ...spaces.device import DeviceProfile
+from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
+from ...spaces.files import text_of
+from ...spaces.plan import BatchPlan, plan_batch
+from ...spaces.planning import as_fast_as_known, known_train_s, plan_limits, planned, training_cost
+from ...spaces.study import StudySpec
+from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup
+from .pareto import study_front
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDevice:
+    """A device as `bsearch profile --out` wrote it down: a profile for each combination that changes cost.
+
+    `task` and `training` are what it was profiled with, as studies keep them.
+    """
+
+    name: str
+    task: Mapping[str, Any]
+    training: Mapping[str, Any]
+    profiles: tuple[tuple[Mapping[str, Any], DeviceProfile], ...]
+
+    def profile(self, parameters: Mapping[str, Any]) -> DeviceProfile | None:
+        """The profile of a trial with these parameters."""
+        for key, profile in self.profiles:
+            if all(parameters.get(name) == value for name, value in key.items()):
+                return profile
+        return None
+
+
+# A profile holds some hundreds of numbers for each combination that changes cost.
+_LARGEST_PROFILE = 1 << 24  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Profiled:
+    parameters: dict[str, Parameter]
+    profile: DeviceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """What of a profile's document is read here; whatever else it holds is for people."""
+
+    device: str
+    task: dict[str, Any]
+    training: dict[str, Any]
+    profiles: tuple[_Profiled, ...]
+
+
+def read_profile(path: Path) -> KnownDevice:
+    """Read what `bsearch profile --out` wrote; anybody may have written it, so every number is checked.
+
+    Raises:
+        StudyFileError: no such file, or another one, or one without step times.
+    """
+    text = text_of(path, "a profile", _LARGEST_PROFILE)
+    try:
+        document = TypeAdapter(_Document).validate_json(text.encode(), strict=True)
+    except ValidationError as error:
+        faults = [Fault(_dotted(one["loc"]), _words(one), str(path)) for one in error.errors(include_url=False)[:10]]
+        raise StudyFileError(
+            [Fault("", "expected what `bsearch profile STUDY --out FILE` writes", str(path)), *faults]
+        ) from None
+    except BsearchError as error:
+        raise StudyFileError(Fault("", f"expected what `bsearch profile` writes: {error}", str(path))) from None
+    profiles = tuple((one.parameters, one.profile) for one in document.profiles)
+    if not profiles or not all(profile.step_times for _, profile in profiles):
+        raise StudyFileError(f"{path}: its steps were not timed. Profile again, without --seconds 0.")
+    return KnownDevice(document.device, document.task, document.training, profiles)
+
+
+def _dotted(loc: Iterable[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+
+
+def _words(details: ErrorDetails) -> str:
+    came = "" if details["type"] in ("missing", "json_invalid") else f", got {cut(repr(details['input']), 60)}"
+    return f"{details['msg'][:1].lower()}{details['msg'][1:]}{came}"
+
+
+@dataclass(frozen=True, slots=True)
+class Repriced:
+    """A study's front in another device's seconds.
+
+    `was` are the old seconds by trial number; `left_out` says why trials have no price there.
+    """
+
+    front: ParetoFront
+    records: tuple[TrialRecord, ...]
+    was: Mapping[int, float]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def repriced(
+    spec: StudySpec,
+    task: Mapping[str, Any],
+    records: Sequence[TrialRecord],
+    attempts: Iterable[Mapping[str, Any]],
+    device: KnownDevice,
+) -> Repriced:
+    """Price a study's complete trials by another device's laws; batch, rate and accuracy stay as they were.
+
+    Args:
+        task: the study's, as its identity keeps it.
+        attempts: the study's, as `Records.attempts` gives them; a trial's last one holds its setup.
+
+    Raises:
+        StudyFileError: the profile is of another task.
+    """
+    if device.task.get("name") != task.get("name"):
+        raise StudyFileError(
+            f"--profile: expected a profile of the task {task.get('name')}, got one of {device.task.get('name')}"
+        )
+    setups = {row["number"]: TrialSetup.from_dict(row["setup"]) for row in attempts}
+    priced, left_out, was = [], [], {}
+    notes = [f"the profile is of other training: {key} {value}" for key, value in _differing(device, spec)]
+    if device.task != task:
+        notes.append("the profile is of other code of the task")
+    for record in records:
+        if record.outcome != "complete" or record.train_s is None:
+            continue
+        setup = setups[record.number]
+        profile = device.profile(setup.parameters)
+        if profile is None or profile.step_time(setup.plan.devices) is None:
+            missing = "its parameters that change cost" if profile is None else f"{setup.plan.devices} devices"
+            left_out.append(f"trial {record.number}: the profile knows nothing of {missing}")
+            continue
+        wished = record.parameters.get("accumulation")
+        limits = plan_limits(spec, profile, setup.plan.devices)
+        try:
+            plan = planned(spec, profile, setup.effective_batch, setup.plan.devices, None if wished is None else int(wished))
+            there = replace(
+                setup,
+                plan=plan,
+                largest_micro_batch=limits["largest_micro_batch"],
+                smallest_micro_batch=limits["smallest_micro_batch"],
+            )
+            train_s = known_train_s(profile, there)
+        except InfeasiblePlanError as error:
+            left_out.append(f"trial {record.number}: {error}")
+            continue
+        assert train_s is not None
+        if profile.batch_statistics and plan.largest_micro_batch != setup.plan.largest_micro_batch:
+            notes.append(
+                f"trial {record.number}: BatchNorm saw {setup.plan.largest_micro_batch} samples and would see "
+                f"{plan.largest_micro_batch} there, so its accuracy may differ"
+            )
+        was[record.number] = record.train_s
+        facts = {
+            **record.facts,
+            "train_s": train_s,
+            "device_s": train_s * plan.devices,
+            "train_s_source": "repriced",
+            "micro_batch": plan.largest_micro_batch,
+            "accumulation": plan.accumulation,
+        }
+        priced.append(replace(record, train_s=train_s, facts=facts))
+    return Repriced(study_front(priced, spec.objectives), tuple(priced), was, tuple(left_out), tuple(notes))
+
+
+def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]]:
+    """What of the training that a step's cost hangs on differs, as the profile has it."""
+    ours = training_cost(spec)
+    yield from ((key, value) for key, value in device.training.items() if ours.get(key, value) != value)
+
+
+def repriced_words(before: ParetoFront, after: Repriced) -> str:
+    """How the front changed, in a sentence."""
+    old, new = ({trial.number for trial in front.trials} for front in (before, after.front))
+    stayed, joined, left = sorted(old & new), sorted(new - old), sorted(old - new)
+
+    def named(numbers: list[int]) -> str:
+        return ", ".join(map(str, numbers)) or "none"
+
+    return f"On both fronts: {named(stayed)}. Joined: {named(joined)}. Left: {named(left)}."
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTime:
+    """What a plan takes on a device: one step, and a training of so many samples."""
+
+    device: str
+    training_set: int
+    samples_budget: int
+    step_s: float
+    train_s: float
+    interval: float | None
+
+
+def planned_on(
+    device: KnownDevice,
+    effective_batch: int,
+    epochs: float,
+    *,
+    devices: int,
+    accumulation: int | None,
+    largest_micro_batch: int | None,
+    smallest_micro_batch: int,
+) -> tuple[BatchPlan, KnownTime]:
+    """A batch as it would be trained on a known device, and how long that takes.
+
+    Raises:
+        StudyFileError: the device was timed with another number of devices, or for several combinations that change cost.
+        InfeasiblePlanError: no plan.
+    """
+    if len(device.profiles) > 1:
+        raise StudyFileError(f"--profile: expected one combination of parameters that change cost, got {len(device.profiles)}")
+    ((_, profile),) = device.profiles
+    law = profile.step_time(devices)
+    if law is None:
+        there = ", ".join(str(one.devices) for one in profile.step_times)
+        raise StudyFileError(f"--devices {devices}: expected a number that the profile was timed on: {there}")
+    caps = (largest_micro_batch, profile.cap_on(devices, 0.0), law.largest_micro_batch)
+    limits: dict[str, Any] = {
+        "largest_micro_batch": min(cap for cap in caps if cap is not None),
+        "smallest_micro_batch": max(smallest_micro_batch, profile.smallest_micro_batch),
+    }
+    plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits)
+    if accumulation is None:
+        plan = as_fast_as_known(plan, replace(profile, smallest_micro_batch=limits["smallest_micro_batch"]))
+    assert profile.training_set is not None
+    samples = max(1, round(epochs * profile.training_set))
+    most = min(samples, profile.training_set)
+    if effective_batch > most:
+        raise StudyFileError(
+            f"EFFECTIVE_BATCH: expected at most the {most} samples there are to train on, got {effective_batch}"
+        )
+    return plan, KnownTime(
+        device=device.name,
+        training_set=profile.training_set,
+        samples_budget=samples,
+        step_s=law.step_s(plan),
+        train_s=law.train_s(plan, samples, **limits),
+        interval=law.interval,
+    )

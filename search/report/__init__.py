@@ -1,0 +1,1 @@
+"""What people see: tables, figures, exports, the report, the dashboard."""

@@ -1,0 +1,114 @@
+"""Fronts and trials as files: CSV, JSON and a picture. The columns are told in docs/export.md."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...spaces.errors import LauncherError, plain
+from ...spaces.trial import ParetoFront, TrialRecord
+
+PLAN_COLUMNS = ("effective_batch", "micro_batch", "accumulation", "devices", "learning_rate", "rule")
+FIRST_COLUMNS = (
+    *("trial", "outcome", "on_front", "knee", "train_s", "device_s", "accuracy"),
+    *PLAN_COLUMNS,
+    *("reference_rate", "epochs"),
+)
+
+
+def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
+    """One trial as a flat mapping: outcome and objectives, then parameters and derived values by name.
+
+    The metric's column bears its own name (`accuracy` unless the study names another).
+    """
+    return {
+        "trial": record.number,
+        "outcome": record.outcome,
+        "on_front": any(record.number == trial.number for trial in front.trials),
+        "knee": record.number == front.knee,
+        "train_s": record.train_s,
+        front.metric: record.accuracy,
+        **record.settings,
+        "started_at": record.started_at,
+        "ended_at": record.ended_at,
+    }
+
+
+def study_document(name: str, storage: str, front: ParetoFront, records: Iterable[TrialRecord]) -> dict[str, Any]:
+    """The JSON document of `run --json`, `show --json` and `export --format json`."""
+    records = list(records)
+    outcomes = sorted({record.outcome for record in records})
+    return {
+        "study": name,
+        "storage": storage,
+        "objectives": {
+            "speed": {"name": front.speed, "unit": "s", "direction": "minimize"},
+            "accuracy": {"name": front.metric, "direction": front.direction},
+        },
+        "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},
+        "knee": front.knee,
+        "front": [trial_document(record, front) for record in front.trials],
+    }
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, the best known columns first and the rest by name."""
+    names = {name for row in rows for name in row}
+    columns = [name for name in FIRST_COLUMNS if name in names] + sorted(names - set(FIRST_COLUMNS))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Text that neither a terminal nor a spreadsheet obeys: what would begin a formula gets a quote before it."""
+    if not isinstance(value, str):
+        return value
+    return f"'{plain(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else plain(value)
+
+
+def json_text(document: Any) -> str:
+    return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
+
+
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write the whole file or nothing of it.
+
+    Raises:
+        LauncherError: the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # /dev/null, a pipe: written to, never replaced
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            return path
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
+            try:
+                part.write(content.encode() if isinstance(content, str) else content)
+                part.flush()
+                os.fsync(part.fileno())  # some file systems say only then that they are full
+                os.fchmod(part.fileno(), 0o644)
+                os.replace(part.name, path)
+            except BaseException:
+                os.unlink(part.name)
+                raise
+    except OSError as error:
+        raise LauncherError(f"{path}: cannot be written: {error.strerror}. Name another folder with --out.") from None
+    return path
+
+
+def write_front(folder: Path, document: Mapping[str, Any], picture: bytes) -> list[Path]:
+    """Write front.csv, front.json and front.png into a folder."""
+    return [
+        write_file(folder / "front.csv", csv_text(document["front"])),
+        write_file(folder / "front.json", json_text(document)),
+        write_file(folder / "front.png", picture),
+    ]

@@ -1,0 +1,672 @@
+"""What a study looks like: its figures as plain data, which a page, a picture and a CSV file are made of alike."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Literal
+
+from ....spaces.device import DeviceProfile
+from ....spaces.errors import StudyFileError
+from ....spaces.learning_rate import RULE_EXPONENTS
+from ....spaces.readable import number, seconds
+from ....spaces.trial import ParetoFront, TrialRecord
+from ...analysis.best_rate import BestRates, study_rates
+from ...analysis.confirm import averaged
+from ...run.profiles import kept_profiles
+from ...store.stored import StoredStudy
+from ..terminal.tables import rule_verdict
+from .powers_of_two import PowersOfTwo, powers_of_two
+
+# What a layer stands for; every drawing gives each its one colour and marker.
+Tone = Literal[
+    "front", "knee", "yours", "other", "stopped", "diverged", "infeasible", "failed", "law", "measured", "limit", "alternative"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis by the name of its quantity; `ticks` are (place, words) where numbers say nothing."""
+
+    name: str
+    title: str
+    log: bool = False
+    ticks: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One kind of things in a figure: points, a line through them, steps, a band from `low` to `high`, bars or a level.
+
+    Args:
+        low, high: of each point's interval, of the band's edges, or where each horizontal bar begins and ends.
+        labels: a few words for each point.
+        trials: the trial that each point is.
+        shown: whether it is to be seen at once, or only when asked for.
+        values: what colours each point, on the figure's own scale.
+        batches: each point's effective batch, printed beside it where nobody can point at it.
+    """
+
+    name: str
+    kind: Literal["points", "line", "steps", "band", "bars"]
+    tone: Tone
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()
+    trials: tuple[int, ...] = ()
+    shown: bool = True
+    values: tuple[float, ...] = ()
+    batches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure: its name in files, a title, what it says in a sentence or two, and layers from back to front."""
+
+    name: str
+    title: str
+    words: str
+    x: Axis
+    y: Axis
+    layers: tuple[Layer, ...]
+    value_name: str = ""
+
+    def log_ticks(self, axis: Literal["x", "y"]) -> list[float]:
+        """Places of round numbers along a log axis, some four to ten of them; none where it holds nothing above 0."""
+        held = [
+            value for layer in self.layers for value in (*getattr(layer, axis), *((layer.low + layer.high) * (axis == "y")))
+        ]
+        held = [value for value in held if value > 0 and math.isfinite(value)]
+        if not held:
+            return []
+        low, high = min(held), max(held)
+        decades = math.log10(high / low) if high > low else 0.0
+        parts = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        return [
+            float(f"{part}e{power}")
+            for power in powers
+            for part in parts
+            if low / 1.3 <= float(f"{part}e{power}") <= high * 1.3
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its data, a row for each point: what `NAME.csv` holds."""
+        rows = []
+        for layer in self.layers:
+            for place in range(len(layer.x)):
+                row: dict[str, Any] = {"layer": layer.name, self.x.name: layer.x[place], self.y.name: layer.y[place]}
+                if layer.trials:
+                    row["trial"] = layer.trials[place]
+                if layer.low:
+                    row |= {"low": layer.low[place], "high": layer.high[place]}
+                if layer.values:
+                    row[self.value_name] = layer.values[place]
+                rows.append(row)
+        return rows
+
+
+@dataclass(frozen=True)
+class StudyFigures:
+    """All that a study's figures are made of, read once; its front needs the study alone.
+
+    Args:
+        curves: (samples seen, accuracy) by trial.
+        attempts: as the database keeps them.
+        profiles: of the device that prices trials, by parameters that change cost; empty where none was kept.
+    """
+
+    study: StoredStudy
+    curves: Mapping[int, list[tuple[int, float]]] = field(default_factory=dict)
+    attempts: Sequence[Mapping[str, Any]] = ()
+    profiles: Mapping[Any, DeviceProfile] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, study: StoredStudy) -> StudyFigures:
+        kept = study.kept()
+        return cls(study, kept.curves(study.name), kept.attempts(study.name), kept_profiles(study, kept))
+
+    @property
+    def front(self) -> ParetoFront:
+        return self.study.front
+
+    @cached_property
+    def rates(self) -> BestRates | None:
+        """The best rate at each batch; None where the trials do not tell."""
+        try:
+            return study_rates(self.study.name, self.study.spec, self.front, self.study.records)
+        except StudyFileError:
+            return None
+
+    @cached_property
+    def powers_of_two(self) -> PowersOfTwo | None:
+        return powers_of_two(self.study, self.profiles)
+
+    def all(self) -> list[Figure]:
+        """Those figures that the study has data for, in the order they are read."""
+        made = (
+            self.front_figure(),
+            self.batch_accuracy(),
+            self.batch_time(),
+            self.rate_figure(),
+            self.memory_figure(),
+            self.step_time_figure(),
+            self.powers_figure(),
+            self.curves_figure(),
+            self.timeline(),
+        )
+        return [figure for figure in made if figure is not None and any(layer.x for layer in figure.layers)]
+
+    # The front
+
+    def front_figure(self) -> Figure:
+        """Accuracy over seconds."""
+        front, records = self.front, self.study.records
+        members = {trial.number for trial in front.trials}
+        # A setting that was trained several times stands where its mean is.
+        others = [r for r in averaged(records, self.study.spec.objectives) if r.number not in members]
+        repeats = [r for r in records if r.outcome == "complete" and "repeats" in r.facts]
+        floor = self._floor()
+        layers = [
+            self._points("other trials", "other", others),
+            self._points("single runs of repeated settings", "other", repeats, shown=False),
+            self._points("stopped early", "stopped", [r for r in records if r.outcome == "stopped"], shown=False),
+            *(
+                self._rug(outcome, tone, [r for r in records if r.outcome == outcome], floor)
+                for outcome, tone in _FAILED_TONES.items()
+            ),
+            self._line("front", front.trials),
+            *self._marked(),
+        ]
+        how = "the device's known step times" if self._source == "known" else "the clock"
+        words = (
+            f"No trial is both faster and better than a point of the front. Seconds are those of {how}, evaluation left out."
+        )
+        if any("mean_low" in trial.facts for trial in front.trials):
+            words += " Bars are 90 % intervals of the mean over runs with several seeds."
+        return Figure(
+            "front",
+            f"{_title(front.metric)} against training time",
+            words,
+            self._time_axis(),
+            self._accuracy_axis(),
+            tuple(layer for layer in layers if layer.x),
+        )
+
+    def _time_axis(self) -> Axis:
+        by_device = " × devices" if self.front.speed == "device_s" else ""
+        return Axis(self.front.speed, f"{self.front.speed} (seconds of training{by_device})", log=True)
+
+    def _accuracy_axis(self) -> Axis:
+        better = "higher" if self.front.direction == "maximize" else "lower"
+        return Axis(self.front.metric, f"{self.front.metric} ({better} is better)")
+
+    @property
+    def _source(self) -> str:
+        return next((str(r.facts["train_s_source"]) for r in self.front.trials if "train_s_source" in r.facts), "measured")
+
+    def _floor(self) -> float:
+        """A level under all that was reached, for trials that reached none."""
+        levels = [float(r.accuracy or 0.0) for r in self.study.records if r.outcome == "complete" and _finite(r.accuracy)]
+        if not levels:
+            return 0.0
+        low, high = min(levels), max(levels)
+        gap = 0.06 * ((high - low) or abs(high) or 1.0)
+        return high + gap if self.front.direction == "minimize" else low - gap
+
+    def _points(self, name: str, tone: Tone, records: Iterable[TrialRecord], *, shown: bool = True) -> Layer:
+        chosen = [r for r in records if _finite(self.front.seconds(r)) and _finite(r.accuracy)]
+        doubt = tone == "front" and bool(chosen) and all("mean_low" in r.facts for r in chosen)
+        return Layer(
+            name,
+            "points",
+            tone,
+            tuple(float(self.front.seconds(r) or 0.0) for r in chosen),
+            tuple(float(r.accuracy or 0.0) for r in chosen),
+            low=tuple(float(r.facts["mean_low"]) for r in chosen) if doubt else (),
+            high=tuple(float(r.facts["mean_high"]) for r in chosen) if doubt else (),
+            labels=tuple(self.label(r) for r in chosen),
+            trials=tuple(r.number for r in chosen),
+            shown=shown,
+        )
+
+    def _rug(self, outcome: str, tone: Tone, records: Iterable[TrialRecord], floor: float) -> Layer:
+        """Trials that reached no accuracy, at the figure's foot: where their seconds are known, else left out."""
+        chosen = [r for r in records if _finite(self.front.seconds(r))]
+        return Layer(
+            f"{outcome} (no accuracy)",
+            "points",
+            tone,
+            tuple(float(self.front.seconds(r) or 0.0) for r in chosen),
+            (floor,) * len(chosen),
+            labels=tuple(self.label(r) for r in chosen),
+            trials=tuple(r.number for r in chosen),
+            shown=False,
+        )
+
+    def _line(self, name: str, trials: Sequence[TrialRecord], tone: Tone = "front") -> Layer:
+        """What a front holds at every time: its best member's accuracy until the next is reached."""
+        times = tuple(float(self.front.seconds(trial) or 0.0) for trial in trials)
+        return Layer(name, "steps", tone, times, tuple(float(trial.accuracy or 0.0) for trial in trials))
+
+    def _marked(self) -> Iterator[Layer]:
+        """The front's members as points, then the knee and the user's own settings."""
+        front = self.front
+        members = self._points("trials on the front", "front", front.trials)
+        batch_of = {trial.number: str(trial.settings.get("effective_batch", "")) for trial in front.trials}
+        yield replace(members, batches=tuple(batch_of[number] for number in members.trials))
+        yield self._points("knee", "knee", [trial for trial in front.trials if trial.number == front.knee])
+        yield self._points("your setting today", "yours", self.yours)
+
+    @cached_property
+    def yours(self) -> list[TrialRecord]:
+        """What the user uses today, as it was trained here; with its mean where it is on the front."""
+        members = {trial.number: trial for trial in self.front.trials}
+        begun = [r for r in self.study.records if "start" in r.facts and "repeats" not in r.facts and r.outcome == "complete"]
+        return [members.get(r.number, r) for r in begun]
+
+    def label(self, record: TrialRecord) -> str:
+        """A trial in a few lines."""
+        values = record.settings
+        lines = [f"trial {record.number}" + ("" if record.outcome == "complete" else f", {record.outcome.replace('_', ' ')}")]
+        if _finite(record.accuracy):
+            interval = ""
+            if "mean_low" in values:
+                interval = f" ± {number((values['mean_high'] - values['mean_low']) / 2)}"
+            lines.append(f"{self.front.metric} {number(record.accuracy)}{interval} in {seconds(self.front.seconds(record))}")
+        if "effective_batch" in values:
+            lines.append(f"B = {values['effective_batch']}{_made_of(values)}")
+        if "learning_rate" in values:
+            lines.append(f"learning rate {number(values['learning_rate'])} ({values.get('rule', 'constant')})")
+        lines += [
+            f"{name} {number(value)}" for name, value in record.parameters.items() if name not in _SAID and value is not None
+        ]
+        if record.message and record.outcome != "complete":
+            lines.append(record.message.splitlines()[0][:100])
+        return "\n".join(lines)
+
+    # Batches and rates
+
+    def batch_accuracy(self) -> Figure | None:
+        """Effective batch against accuracy."""
+        if "effective_batch" not in self.study.spec.searched():
+            return None
+        return Figure(
+            "batch-accuracy",
+            f"Effective batch against {self.front.metric}",
+            "Every trial by its batch; the other settings differ as well, so look at the upper edge of the cloud."
+            if self.front.direction == "maximize"
+            else "Every trial by its batch; the other settings differ as well, so look at the lower edge of the cloud.",
+            _BATCH,
+            self._accuracy_axis(),
+            self._by_batch(lambda r: r.accuracy),
+        )
+
+    def batch_time(self) -> Figure | None:
+        """Effective batch against seconds of an epoch's worth of samples."""
+        if "effective_batch" not in self.study.spec.searched():
+            return None
+        return Figure(
+            "batch-time",
+            "Effective batch against time",
+            "Seconds to train on a thousand samples, so that short and long trainings compare: what the batch itself costs.",
+            _BATCH,
+            Axis("seconds_per_1000_samples", "seconds per 1000 samples", log=True),
+            self._by_batch(_seconds_per_thousand),
+        )
+
+    def _by_batch(self, value: Any) -> tuple[Layer, ...]:
+        members = {trial.number for trial in self.front.trials}
+        groups: list[tuple[str, Tone, list[TrialRecord]]] = [
+            ("other trials", "other", [r for r in self._runs if r.number not in members]),
+            ("trials on the front", "front", list(self.front.trials)),
+            ("your setting today", "yours", self.yours),
+        ]
+        layers = []
+        for name, tone, records in groups:
+            chosen = [r for r in records if _finite(value(r)) and "effective_batch" in r.settings]
+            layers.append(
+                Layer(
+                    name,
+                    "points",
+                    tone,
+                    tuple(float(r.settings["effective_batch"]) for r in chosen),
+                    tuple(float(value(r)) for r in chosen),
+                    labels=tuple(self.label(r) for r in chosen),
+                    trials=tuple(r.number for r in chosen),
+                )
+            )
+        return tuple(layer for layer in layers if layer.x)
+
+    @cached_property
+    def _runs(self) -> list[TrialRecord]:
+        """Complete trials, each setting once."""
+        return [r for r in self.study.records if r.outcome == "complete" and "repeats" not in r.facts]
+
+    def rate_figure(self) -> Figure | None:
+        """Learning rate against batch, with the fitted best rate and the rules through it."""
+        chosen = [
+            r for r in self._runs if "learning_rate" in r.facts and "effective_batch" in r.settings and _finite(r.accuracy)
+        ]
+        if len({r.facts["learning_rate"] for r in chosen}) < 2:
+            return None
+        layers = [
+            Layer(
+                "trials",
+                "points",
+                "other",
+                tuple(float(r.settings["effective_batch"]) for r in chosen),
+                tuple(float(r.facts["learning_rate"]) for r in chosen),
+                labels=tuple(self.label(r) for r in chosen),
+                trials=tuple(r.number for r in chosen),
+                values=tuple(float(r.accuracy or 0.0) for r in chosen),
+            )
+        ]
+        found = self.rates
+        if found is None:
+            words = "Too few trials that learned, or too little spread, to tell which rate is best at which batch."
+        else:
+            batches = tuple(float(rate.effective_batch) for rate in found.rates)
+            fitted = tuple(rate.learning_rate.value for rate in found.rates)
+            low = tuple(rate.learning_rate.low for rate in found.rates)
+            high = tuple(rate.learning_rate.high for rate in found.rates)
+            middle = found.rates[len(found.rates) // 2]
+            layers.insert(0, Layer("90 % interval", "band", "law", batches, fitted, low=low, high=high))
+            layers.append(Layer("best rate, fitted", "line", "law", batches, fitted))
+            for rule in ("linear", "sqrt"):
+                through = tuple(
+                    middle.learning_rate.value * (batch / middle.effective_batch) ** RULE_EXPONENTS[rule] for batch in batches
+                )
+                layers.append(Layer(f"rule {rule}", "line", "limit" if rule == "linear" else "alternative", batches, through))
+            said = rule_verdict(found)
+            words = said[0].upper() + said[1:] + (" " if said.endswith(".") else ". ")
+            words += f"Fitted to {found.trials} trials" + (
+                f"; {found.left_out} that failed to learn are left out." if found.left_out else "."
+            )
+        return Figure(
+            "rate-batch",
+            "Learning rate against effective batch",
+            words,
+            _BATCH,
+            Axis("learning_rate", "learning rate", log=True),
+            tuple(layers),
+            value_name=self.front.metric,
+        )
+
+    # The device
+
+    @cached_property
+    def _profile(self) -> DeviceProfile | None:
+        return next(iter(self.profiles.values()), None)
+
+    def memory_figure(self) -> Figure | None:
+        """Peak bytes against the micro-batch, with the limit."""
+        measured = [r for r in self._runs if "peak_bytes" in r.facts and "micro_batch" in r.facts]
+        law = self._profile.memory if self._profile else None
+        if law is None:
+            return None
+        mebi = float(1 << 20)
+        sizes = tuple(float(size) for size, _ in law.points)
+        predicted = tuple(law.peak_bytes(size) / mebi for size, _ in law.points)
+        layers = [Layer("traced beforehand", "line", "law", sizes, predicted)]
+        words = (
+            "Peak memory of a training step. "
+            + ("Traced on fake tensors" if law.source == "traced" else "Counted on real tensors")
+        ) + " before the first trial."
+        assert self._profile is not None
+        limit, cap = self._profile.limit_bytes, self._profile.largest_micro_batch
+        if limit is not None:
+            headroom = self.study.spec.memory.headroom
+            usable = limit * (1 - headroom) / mebi
+            ends = (sizes[0], sizes[-1])
+            layers.append(Layer("limit", "line", "limit", ends, (limit / mebi,) * 2))
+            if headroom:
+                layers.append(Layer("limit less headroom", "line", "alternative", ends, (usable,) * 2))
+            words += (
+                f" The largest micro-batch that fits is {cap}; larger batches take more passes, and the step stays the same."
+            )
+        if measured:
+            layers.append(
+                Layer(
+                    "trials, measured",
+                    "points",
+                    "measured",
+                    tuple(float(r.facts["micro_batch"]) for r in measured),
+                    tuple(float(r.facts["peak_bytes"]) / mebi for r in measured),
+                    labels=tuple(self.label(r) for r in measured),
+                    trials=tuple(r.number for r in measured),
+                )
+            )
+        return Figure(
+            "memory",
+            f"Memory on {self._profile.device}",
+            words,
+            Axis("micro_batch", "micro-batch (samples of one pass on one device)"),
+            Axis("peak_mib", "peak (MiB)"),
+            tuple(layers),
+        )
+
+    def step_time_figure(self) -> Figure | None:
+        """Samples per second against the micro-batch: by the law, timed, and as trials ran."""
+        laws = self._profile.step_times if self._profile else ()
+        layers = []
+        for law, tone in zip(laws, ("law", "alternative", "limit", "front"), strict=False):
+            many = f"{law.devices} device{'s' * (law.devices > 1)}, " if len(laws) > 1 else ""
+            sizes = _between(law.points[0][0], law.points[-1][0])
+            rate = tuple(size * law.devices / (law.pass_s(size) + law.update_s) for size in sizes)
+            layers.append(Layer(f"{many}by the law", "line", tone, tuple(map(float, sizes)), rate))  # type: ignore[arg-type]
+            timed = [one for one in law.timed if one.plan.accumulation == 1]
+            layers.append(
+                Layer(
+                    f"{many}timed beforehand",
+                    "points",
+                    tone,  # type: ignore[arg-type]
+                    tuple(float(one.plan.largest_micro_batch) for one in timed),
+                    tuple(one.plan.effective_batch / one.step_s for one in timed),
+                    low=tuple(one.plan.effective_batch / max(one.rounds) for one in timed),
+                    high=tuple(one.plan.effective_batch / min(one.rounds) for one in timed),
+                )
+            )
+        ran = [
+            r
+            for r in self._runs
+            if {"steps", "micro_batch", "measured_train_s"} <= set(r.facts) and r.facts.get("accumulation") == 1
+        ]
+        layers.append(
+            Layer(
+                "trials, by the clock",
+                "points",
+                "measured",
+                tuple(float(r.facts["micro_batch"]) for r in ran),
+                tuple(float(r.facts["samples_budget"]) / float(r.facts["measured_train_s"]) for r in ran),
+                labels=tuple(self.label(r) for r in ran),
+                trials=tuple(r.number for r in ran),
+            )
+        )
+        trust = [law.interval for law in laws if law.interval is not None]
+        words = "Speed of whole steps without accumulation."
+        if trust:
+            words += f" The law was timed on an idle device, good to ± {max(trust):.1%}; trials beside others may run slower."
+        return Figure(
+            "step-time",
+            "Speed against the micro-batch",
+            words,
+            Axis("micro_batch", "micro-batch (samples of one pass on one device)", log=True),
+            Axis("samples_per_s", "samples per second"),
+            tuple(layer for layer in layers if layer.x),
+        )
+
+    # What else
+
+    def powers_figure(self) -> Figure | None:
+        """What a search among powers of two would have given from the same trials."""
+        found = self.powers_of_two
+        if found is None:
+            return None
+        layers = [
+            self._line("any integer", self.front.trials),
+            replace(self._points("any integer, trials", "front", self.front.trials), low=(), high=()),
+        ]
+        if found.moved is not None:
+            layers.append(self._line("moved to the nearest power of two", found.moved.trials, "alternative"))
+        if found.kept.trials:
+            layers.append(self._points("trials that had one", "limit", found.kept.trials))
+        return Figure(
+            "powers-of-two",
+            "What powers of two alone would have given",
+            found.words,
+            self._time_axis(),
+            self._accuracy_axis(),
+            tuple(layers),
+        )
+
+    def curves_figure(self) -> Figure:
+        """Accuracy while training."""
+        front, members = self.front, {trial.number for trial in self.front.trials}
+        by_number = {r.number: r for r in self.study.records}
+        layers: list[Layer] = []
+        for on_front in (False, True):
+            for trial, curve in self.curves.items():
+                record = by_number.get(trial)
+                if record is None or not curve or (trial in members) != on_front:
+                    continue
+                budget, train_s = record.facts.get("samples_budget"), front.seconds(record)
+                if not budget or not _finite(train_s):
+                    continue
+                tone: Tone = "front" if on_front else "stopped" if record.outcome == "stopped" else "other"
+                layers.append(
+                    Layer(
+                        f"trial {trial}",
+                        "line",
+                        tone,
+                        tuple(seen / budget * float(train_s or 0.0) for seen, _ in curve),
+                        tuple(accuracy for _, accuracy in curve),
+                        trials=(trial,) * len(curve),
+                        labels=(self.label(record),) * len(curve),
+                    )
+                )
+        return Figure(
+            "learning-curves",
+            "Learning curves",
+            "Each trial's evaluations over its own training time; those on the front stand out.",
+            self._time_axis(),
+            self._accuracy_axis(),
+            tuple(layers),
+        )
+
+    def timeline(self) -> Figure | None:
+        """When each attempt ran, and where."""
+        by_number = {r.number: r for r in self.study.records}
+        spans = []
+        for attempt in self.attempts:
+            record = by_number.get(attempt["number"])
+            if record is None or not attempt["ended_at"] or not attempt["started_at"]:
+                continue
+            host = str((attempt["result"] or {}).get("attributes", {}).get("host") or record.facts.get("host") or "here")
+            spans.append((_instant(attempt["started_at"]), _instant(attempt["ended_at"]), host, record, attempt["outcome"]))
+        if not spans:
+            return None
+        spans.sort(key=lambda span: span[:2])
+        begun = spans[0][0]
+        lanes: dict[str, list[float]] = {}
+        placed = []
+        for start, end, host, record, outcome in spans:
+            ends = lanes.setdefault(host, [])
+            # The overlap of a fraction of a second between an attempt's end and the next one's start is bookkeeping.
+            lane = next((place for place, busy in enumerate(ends) if busy <= start + 0.5), len(ends))
+            ends[lane : lane + 1] = [end]
+            placed.append((host, lane, start - begun, end - begun, record, outcome))
+        order = {
+            place: row for row, place in enumerate((host, lane) for host, ends in lanes.items() for lane in range(len(ends)))
+        }
+        layers = []
+        for outcome, tone in _OUTCOME_TONES.items():
+            group = [one for one in placed if (one[5] or "interrupted") == outcome]
+            if not group:
+                continue
+            layers.append(
+                Layer(
+                    outcome.replace("_", " "),
+                    "bars",
+                    tone,
+                    tuple((start + end) / 2 for _, _, start, end, _, _ in group),
+                    tuple(float(order[host, lane]) for host, lane, *_ in group),
+                    low=tuple(start for _, _, start, *_ in group),
+                    high=tuple(end for _, _, _, end, *_ in group),
+                    labels=tuple(self.label(record) for *_, record, _ in group),
+                    trials=tuple(record.number for *_, record, _ in group),
+                )
+            )
+        counts = Counter(host for host, _ in order)
+        words = (
+            f"{len(placed)} attempt{'s' * (len(placed) != 1)}. A bar begins when its attempt was handed out: "
+            "the one asked ahead waits for its place."
+        )
+        return Figure(
+            "timeline",
+            "Trials on devices",
+            words,
+            Axis("elapsed_s", "seconds since the first trial began"),
+            Axis(
+                "place",
+                "",
+                ticks=tuple(
+                    (float(row), host if counts[host] == 1 else f"{host} #{lane + 1}") for (host, lane), row in order.items()
+                ),
+            ),
+            tuple(layers),
+        )
+
+
+_BATCH = Axis("effective_batch", "effective batch (samples of one optimizer step)", log=True)
+_SAID = frozenset({"effective_batch", "reference_rate", "rule", "accumulation", "devices"})
+_FAILED_TONES: dict[str, Tone] = {"diverged": "diverged", "infeasible": "infeasible", "error": "failed"}
+_OUTCOME_TONES: dict[str, Tone] = {
+    "complete": "front",
+    "stopped": "stopped",
+    "diverged": "diverged",
+    "infeasible": "infeasible",
+    "out_of_memory": "alternative",
+    "interrupted": "limit",
+    "error": "failed",
+}
+
+
+def _title(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _made_of(values: Mapping[str, Any]) -> str:
+    """How a batch is made, in a bracket."""
+    if "micro_batch" not in values:
+        return ""
+    devices, passes = int(values.get("devices", 1)), int(values.get("accumulation", 1))
+    parts = [f"up to {values['micro_batch']} a pass" if devices * passes > 1 else "one pass"]
+    parts += [f"{passes} passes"] * (passes > 1) + [f"{devices} devices"] * (devices > 1)
+    return f" ({', '.join(parts)})"
+
+
+def _seconds_per_thousand(record: TrialRecord) -> float | None:
+    budget = record.facts.get("samples_budget")
+    return None if not budget or record.train_s is None else record.train_s / budget * 1000
+
+
+def _between(low: int, high: int, most: int = 60) -> list[int]:
+    """Sizes from low to high, evenly spread on a log scale."""
+    return sorted({round(low * (high / low) ** (part / (most - 1))) for part in range(most)})
+
+
+def _instant(text: str) -> float:
+    """Seconds since 1970 of a time as the database keeps it."""
+    when = datetime.fromisoformat(text)
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,254 @@
+"""`bsearch report`: a study as one HTML file that opens anywhere, without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from .... import __version__
+from ....spaces.errors import BsearchError, StudyFileError, plain
+from ....spaces.readable import number, seconds
+from ....spaces.storage import masked
+from ....spaces.trial import ParetoFront, TrialRecord
+from ...analysis.choice import fastest_within
+from ...analysis.confirm import averaged
+from ...store.stored import StoredStudy
+from ..export import PLAN_COLUMNS, csv_text, study_document, trial_document, write_file
+from ..frameworks.settings import chosen_settings
+from ..frameworks.texts import FRAMEWORKS
+from ..terminal.tables import front_words
+from .draw import LOOKS, picture, plotly_document
+from .figures import Figure
+
+# How near the best "nearly as good" is.
+NEAR = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A point that most users want, by the name they know it by."""
+
+    name: str
+    trial: TrialRecord
+    words: str
+
+
+def picks(front: ParetoFront) -> list[Pick]:
+    """The fastest nearly as good as the best, the knee and the best; each trial once, under its first name."""
+    if not front.trials:
+        return []
+    best = front.trials[-1]
+    near = fastest_within(front, NEAR)
+    named = [
+        ("Nearly the best, sooner", near, f"the fastest within {NEAR:.0%} of the best {front.metric}"),
+        (
+            "Knee",
+            next((trial for trial in front.trials if trial.number == front.knee), None),
+            "where more time begins to buy little",
+        ),
+        ("Best", best, f"the best {front.metric} that was found"),
+    ]
+    if near.number == best.number:
+        named = [("Best", best, f"the best {front.metric}; nothing faster comes within {NEAR:.0%} of it"), named[1]]
+    told: dict[int, Pick] = {}
+    for name, trial, words in named:
+        if trial is not None and trial.number not in told:
+            told[trial.number] = Pick(name, trial, words)
+    return sorted(told.values(), key=lambda pick: front.seconds(pick.trial) or 0.0)
+
+
+def faster_words(front: ParetoFront) -> Iterator[str]:
+    """What it costs to train in a half, a quarter, an eighth of the best's time, a sentence each."""
+    if len(front.trials) < 2:
+        return
+    best = front.trials[-1]
+    best_s = front.seconds(best)
+    assert best_s is not None and best.accuracy is not None
+    said: set[int] = {best.number}
+    for part in (2, 4, 8, 16):
+        within = [trial for trial in front.trials if (front.seconds(trial) or math.inf) <= best_s / part]
+        if not within:
+            return
+        trial = within[-1]
+        if trial.number in said:
+            continue
+        said.add(trial.number)
+        assert trial.accuracy is not None
+        yield (
+            f"In 1/{part} of the best's time ({seconds(front.seconds(trial))} instead of {seconds(best_s)}): "
+            f"{front.metric} {number(trial.accuracy)} instead of {number(best.accuracy)} (trial {trial.number})."
+        )
+
+
+def batch_norm_words(front: ParetoFront) -> str | None:
+    """A word where BatchNorm saw less than the step; None where it saw all of it."""
+    ghosts = [trial for trial in front.trials if trial.facts.get("ghost_batch", math.inf) < trial.settings["effective_batch"]]
+    if not ghosts:
+        return None
+    names = ", ".join(str(trial.number) for trial in ghosts)
+    return (
+        f"BatchNorm saw a pass and not the whole step in trial{'s' * (len(ghosts) > 1)} {names}: "
+        "keep their micro-batch where you use their settings."
+    )
+
+
+def _settings(record: TrialRecord) -> list[tuple[str, str]]:
+    """What somebody types into a trainer, by the study's own names."""
+    values = record.settings
+    names = [name for name in _TYPED if name in values]
+    names += sorted(name for name in record.parameters if name not in {*_TYPED, "reference_rate", "exponent", "noise_batch"})
+    return [(name, _exact(values[name])) for name in names]
+
+
+_TYPED = (*PLAN_COLUMNS, "weight_decay", "optimizer", "epochs", "samples_budget", "steps", "seed")
+
+
+def _exact(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
+    """The page as HTML, everything in it: scripts, styles and data."""
+    front = study.front
+    settings = {record.number: record for record in study.records}
+    settings |= {record.number: record for record in averaged(study.records, study.spec.objectives)}
+    settings |= {trial.number: trial for trial in front.trials}
+    document = study_document(study.name, masked(study.url), front, study.records)
+    rows = [trial_document(trial, front) for trial in front.trials]
+    figure_rows = {figure.name: figure.rows() for figure in figures}
+    chosen = picks(front)
+    data = {
+        "figures": [plotly_document(figure) for figure in figures],
+        "csv": {name: csv_text(held) for name, held in figure_rows.items()} | {"trials": _trials_csv(study)},
+        "tones": {tone: {"light": look.light, "dark": look.dark} for tone, look in LOOKS.items()},
+        "trials": {trial: _picked(record, front) for trial, record in settings.items()},
+        "exports": {trial.number: _exports(study, trial) for trial in front.trials},
+        "first": next((pick.trial.number for pick in chosen), None),
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("bsearch.search", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html").render(
+        version=__version__,
+        study=study,
+        task=study.spec.task,
+        front=front,
+        rows=rows,
+        repeated=any("mean_low" in trial.facts for trial in front.trials),
+        outcomes=document["trials"],
+        picks=[
+            {
+                "name": pick.name,
+                "words": pick.words,
+                "number": pick.trial.number,
+                "time": seconds(front.seconds(pick.trial)),
+                "accuracy": number(pick.trial.accuracy),
+                "batch": pick.trial.settings.get("effective_batch"),
+            }
+            for pick in chosen
+        ],
+        words=[plain(words) for words in _words(study)],
+        faster=list(faster_words(front)),
+        figures=[
+            {
+                "figure": figure,
+                "rows": figure_rows[figure.name][:_MOST_ROWS],
+                "cut": len(figure_rows[figure.name]) > _MOST_ROWS,
+            }
+            for figure in figures
+        ],
+        number=number,
+        seconds=seconds,
+        driven=seconds(study.driver_s),
+        frameworks=list(FRAMEWORKS),
+        data=_script_json(data),
+        plotly=Markup(get_plotlyjs()),  # noqa: S704 - Plotly's own script, from its package
+    )
+
+
+# Of a figure's data on the page; its CSV holds all.
+_MOST_ROWS = 200
+
+
+def _words(study: StoredStudy) -> Iterator[str]:
+    yield from front_words(study.name, study.spec, study.front, study.records)
+    said = batch_norm_words(study.front)
+    if said:
+        yield said
+
+
+def _picked(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
+    """What the picker shows of a trial."""
+    settings = _settings(record)
+    return {
+        "number": record.number,
+        "outcome": record.outcome,
+        "time": seconds(front.seconds(record)),
+        "accuracy": number(record.accuracy),
+        "message": plain(record.message),
+        "settings": settings,
+        "yaml": "".join(f"{name}: {value}\n" for name, value in settings),
+    }
+
+
+def _exports(study: StoredStudy, record: TrialRecord) -> dict[str, dict[str, Any]]:
+    """A member's settings for every framework that has words for them."""
+    made: dict[str, dict[str, Any]] = {}
+    with suppress(StudyFileError):  # it was trained outside `bsearch run`
+        settings = chosen_settings(study, record, "chosen in the report")
+        for name, write in FRAMEWORKS.items():
+            with suppress(BsearchError):
+                pasted = write(settings)
+                made[name] = {"text": pasted.text, "notes": list(pasted.notes)}
+    return made
+
+
+def _trials_csv(study: StoredStudy) -> str:
+    return csv_text([trial_document(record, study.front) for record in study.records])
+
+
+def _script_json(data: Mapping[str, Any]) -> Markup:
+    """JSON that may stand inside a script element, whatever its strings hold."""
+    text = json.dumps(_finite(data), allow_nan=False, default=_number)
+    for mark in "<>&\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return Markup(text)  # noqa: S704 - no < is left in it
+
+
+def _number(value: Any) -> Any:
+    """NumPy's numbers as Python's."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON has not."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def write_figures(figures: Iterable[Figure], folder: Path) -> Iterator[Path]:
+    """Write figures into a folder as NAME.png, NAME.svg and NAME.csv, and tell each file that is there.
+
+    Raises:
+        LauncherError: the folder cannot be written.
+    """
+    for figure in figures:
+        yield write_file(folder / f"{figure.name}.png", picture(figure, "png"))
+        yield write_file(folder / f"{figure.name}.svg", picture(figure, "svg"))
+        yield write_file(folder / f"{figure.name}.csv", csv_text(figure.rows()))

@@ -1,0 +1,1 @@
+"""Tables, plots and sentences for the terminal, and the live view of a running study."""

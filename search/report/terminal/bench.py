@@ -1,0 +1,91 @@
+"""`bsearch bench`: do batch sizes have to be powers of two, on this model and this device?
+
+Sizes are timed in rounds, in random order within each, so that two sizes compare as pairs under the same load. A difference
+is called one only where its interval, widened for the number of comparisons, leaves zero out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from ....spaces.readable import number, readable_bytes, seconds
+from .tables import column
+
+
+def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
+    """The words and tables of `bsearch bench`."""
+    devices = document["devices"]
+    yield (
+        f"{document['task']} on {devices} x {document['device']}, {document['precision']}; mean ± standard deviation over "
+        f"{document['rounds']} rounds"
+    )
+    published = any(row["published_minutes"] for row in document["rows"])
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("size", "micro\nx acc.", "epoch", "inference", "samples/s", "peak", *(["published"] if published else []), ""):
+        column(table, name, "right")
+    for row in document["rows"]:
+        reference = row["published_minutes"]
+        table.add_row(
+            str(row["size"]),
+            f"{row['micro_batch']} x {row['accumulation']}",
+            _with_deviation(row["epoch_s"], seconds),
+            _with_deviation(row["inference_s"], seconds),
+            _with_deviation(row["samples_per_s"], number),
+            "-" if row["peak_bytes"] is None else readable_bytes(row["peak_bytes"]),
+            *([f"{reference:.2f} min" if reference else ""] if published else []),
+            "rule" if row["suggested"] else "",
+        )
+    yield table
+    yield from document["left_out"]
+    if published:
+        where = "a V100" if devices == 1 else f"{devices} V100s"
+        yield (
+            f"published: minutes of 10 epochs of MobileNetV3-large on CIFAR-10 at 224 pixels on {where} in mixed precision, "
+            "one run each (Raschka 2022)"
+        )
+    told = document["differences"]
+    for one in told:
+        yield one["words"]
+    if told:
+        real = sum(one["real"] for one in told)
+        yield (
+            f"Beside powers of two: {real} of {len(told)} differences are larger than the noise "
+            "(95 % for all comparisons together)."
+        )
+    yield from _rule_words(document["rule"])
+    if document["limit_bytes"] is None:
+        yield "No memory limit here; --memory 2GiB finds the largest micro-batch that fits it."
+    elif document["largest_micro_batch"] == document["training_set"]:
+        yield f"The whole training set of {document['training_set']} samples fits {readable_bytes(document['limit_bytes'])}"
+    else:
+        yield f"The largest micro-batch that fits {readable_bytes(document['limit_bytes'])}: {document['largest_micro_batch']}"
+
+
+def _rule_words(rule: Mapping[str, Any]) -> Iterator[str]:
+    if rule["image"] is None:
+        yield "The rule int(n x 2^14 x SM / (H x W x C)) speaks of images; these inputs are none."
+        return
+    channels, height, width = rule["image"]
+    sizes = ", ".join(map(str, rule["suggested"])) or "none in this range"
+    yield (
+        f"The rule int(n x 2^14 x SM / (H x W x C)) with SM = {rule['multiprocessors']} and {height} x {width} x {channels} "
+        f"suggests, among others: {sizes}"
+    )
+    if not rule["differences"]:
+        return
+    held = [one for one in rule["differences"] if one["real"] and one["change"] < 0]
+    for one in rule["differences"]:
+        yield f"  {one['words']}"
+    verdict = (
+        "it holds here" if len(held) == len(rule["differences"]) else "no sign that it holds here" if not held else "mixed"
+    )
+    yield f"  its sizes are faster than their neighbours in {len(held)} of {len(rule['differences'])} comparisons: {verdict}"
+
+
+def _with_deviation(value: Mapping[str, float], words: Any) -> str:
+    middle = value["mean"]
+    share = value["deviation"] / middle if middle else 0.0
+    return f"{words(middle)} ± {share:.1%}"

@@ -1,0 +1,228 @@
+"""What is seen while a study runs: one picture that keeps its place on a terminal, a line per trial elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import ceil
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ....spaces.errors import plain
+from ....spaces.readable import number, seconds
+from ....spaces.trial import ParetoFront, TrialRecord
+from ...run.runner import Event
+from ...run.study_run import StudyRun
+from ...run.view import RunningTrial, StudyView
+from .tables import front_plot
+
+# A plot of fewer rows or columns shows nothing; beside a table of so many columns it needs so many more.
+_PLOT_ROWS, _PLOT_COLUMNS, _MOST_PLOT_ROWS = 9, 40, 18
+_TABLE_COLUMNS = 48
+# From this width on a running trial's machine, rate and remaining time are shown too.
+_WIDE, _BAR = 76, 12
+
+
+class Picture:
+    """A study's view, made to fit the terminal at every drawing: what does not fit is left out, the least needed first.
+
+    Args:
+        view: what is seen now; None before there is anything.
+    """
+
+    def __init__(self, view: Callable[[], StudyView | None]) -> None:
+        self._view = view
+        self._plot: tuple[object, str] = (None, "")  # drawing it costs more than all the rest
+        self.widths: list[int] = []  # of the rows on the terminal now
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        view = self._view()
+        if view is None:
+            return
+        # The cursor has a row of its own below the picture.
+        height = max((options.height or console.height) - 1, 1)
+        parts = Group(*self._parts(view, options.max_width, height, plots=not options.ascii_only))
+        # Cut here, for a terminal wraps what is too long, and rows that nobody counted stay behind.
+        lines = console.render_lines(parts, options.update(height=None), pad=False)[:height]
+        self.widths = [sum(segment.cell_length for segment in line) for line in lines]
+        for index, line in enumerate(lines):
+            yield from line
+            if index < len(lines) - 1:
+                yield Text("\n", end="")
+
+    def _parts(self, view: StudyView, width: int, height: int, *, plots: bool) -> Iterable[ConsoleRenderable]:
+        head = list(_head(view, width))[:height]
+        yield from head
+        left = height - len(head)
+        # A third of what is left for what runs, and the rest for what was found.
+        rows = min(len(view.running), max(left // 3, 1), left)
+        if rows:
+            more = len(view.running) - rows
+            yield _running_table(view.running[:rows], view.front.metric, width)
+            left -= rows
+            if more and left:
+                yield _line(f"and {more} more", style="dim")
+                left -= 1
+        if not view.front.trials or left < 3:
+            return
+        yield Text("")
+        left -= 1
+        members = len(view.front.trials)
+        if plots and width >= _PLOT_COLUMNS + _TABLE_COLUMNS and left >= _PLOT_ROWS:
+            rows = min(left, _MOST_PLOT_ROWS)
+            if plot := self._drawn(view, width - _TABLE_COLUMNS - 2, rows):
+                beside = Table.grid(padding=(0, 2))
+                beside.add_row(Text(plot, no_wrap=True), _front_table(view.front, rows - 1))
+                yield beside
+                return
+        table_rows = min(members, max((left - _PLOT_ROWS) // 2, 3)) + 1
+        if plots and width >= _PLOT_COLUMNS and left >= _PLOT_ROWS + table_rows:
+            plot = self._drawn(view, width, min(left - table_rows, _MOST_PLOT_ROWS))
+            if plot:
+                yield Text(plot, no_wrap=True)
+                left -= len(plot.splitlines())
+        yield _front_table(view.front, left - 1, narrow=width < _TABLE_COLUMNS)
+
+    def _drawn(self, view: StudyView, width: int, height: int) -> str:
+        key = (len(view.records), width, height)
+        if self._plot[0] != key:
+            self._plot = key, front_plot(view.front, view.records, width, height)
+        return self._plot[1]
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(plain(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
+    """What is done, what is left, and how trials ended: two rows, or one where there is no room."""
+    counts = f"{view.counted}/{view.trials} trials"
+    left = "" if view.remaining_s is None else f", about {seconds(view.remaining_s)} left"
+    times = f"{seconds(view.elapsed_s)} so far{left}"
+    name = Text(plain(view.name), style="bold")
+    name.truncate(max(width // 4, 1), overflow="ellipsis")
+    bar = min(width - name.cell_len - len(f"{counts}, {times}") - 4, 2 * _BAR)
+    if bar >= _BAR // 2:
+        head = Table.grid(padding=(0, 2))
+        head.add_row(name, ProgressBar(total=view.trials, completed=view.counted, width=bar), f"{counts}, {times}")
+        yield head
+    else:
+        yield _line(f"{view.name}: {counts}", style="bold")
+        yield _line(times)
+    outcomes = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in view.outcomes.items())
+    for told in filter(None, (outcomes, view.driver)):
+        yield _line(told, style="dim")
+
+
+def _running_table(trials: Iterable[RunningTrial], metric: str, width: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    wide = width >= _WIDE
+    for _ in range(7 if wide else 4):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    for trial in trials:
+        left = "" if trial.left_s is None else f"{seconds(trial.left_s)} left"
+        score = "" if trial.score is None else f"{metric} {number(trial.score)}"
+        bar = ProgressBar(total=1.0, completed=trial.share, width=_BAR if wide else _BAR // 2)
+        told = [f"B {trial.effective_batch}"]
+        told += [f"rate {trial.learning_rate:.3g}", score, left, trial.where] if wide else [score]
+        table.add_row(f"trial {trial.number}", bar, *map(plain, told))
+    return table
+
+
+def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Table:
+    """As much of the front as so many rows hold: both ends, and evenly what lies between."""
+    members, most = front.trials, max(most, 1)
+    if len(members) > most:
+        members = tuple(members[round(row * (len(members) - 1) / max(most - 1, 1))] for row in range(most))
+    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=narrow)
+    for name in ("trial", front.speed, front.metric[:12], "batch", "rate", ""):
+        table.add_column(name, justify="right", no_wrap=True)
+    for trial in members:
+        marks = [word for word, holds in (("knee", trial.number == front.knee), ("yours", "start" in trial.facts)) if holds]
+        table.add_row(
+            str(trial.number),
+            number(front.seconds(trial)),
+            number(trial.accuracy),
+            str(trial.settings.get("effective_batch", "")),
+            f"{trial.settings.get('learning_rate', 0.0):.3g}",
+            " ".join(marks),
+        )
+    return table
+
+
+class _Reflowed(Live):
+    """A live picture that stays whole when its terminal becomes narrower: the rows it wrapped into are wiped out too."""
+
+    def __init__(self, picture: Picture, console: Console) -> None:
+        # No ellipsis of rich's: the picture is never higher than the terminal.
+        super().__init__(picture, console=console, refresh_per_second=4, transient=True, vertical_overflow="crop")
+        self._picture, self._width = picture, console.width
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        width = self.console.width
+        if width < self._width and self._live_render._shape is not None:
+            rows = sum(max(ceil(cells / width), 1) for cells in self._picture.widths)
+            self._live_render._shape = (width, min(rows, self.console.height))
+        self._width = width
+        return super().process_renderables(renderables)
+
+
+class LiveView:
+    """Shows a study while it runs: a picture on a terminal; a line per trial in a pipe, a file or a terminal that is dumb."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._run: StudyRun | None = None
+
+    def __enter__(self) -> LiveView:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, view: Callable[[], StudyView | None]) -> None:
+        """Draw what this tells, again and again, until the end."""
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = _Reflowed(Picture(view), self._console)
+            self._live.start(refresh=True)
+
+    def watch(self, run: StudyRun) -> None:
+        self._run = run
+        if run.done:
+            self.say(f"going on: {run.counted} of {run.spec.budget.trials} trials are done")
+        # Not before: while devices are looked at there is nothing to draw, and SIGTERM would leave a hidden cursor.
+        self.show(run.view)
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the picture where there is one."""
+        self._console.print(text, markup=False)
+
+    def notify(self, event: Event) -> None:
+        if event.kind == "message":
+            self.say(event.text)
+        elif event.kind == "ended" and event.record is not None and self._run is not None:
+            run = self._run
+            self.ended(event.record, run.counted, run.spec.budget.trials, run.spec.objectives.accuracy.metric)
+
+    def ended(self, record: TrialRecord, counted: int, trials: int, metric: str) -> None:
+        """A trial ended: where the picture shows that, only failures get a line."""
+        if self._live is None or record.outcome == "error":
+            self.say(ended_words(record, counted, trials, metric))
+
+
+def ended_words(record: TrialRecord, counted: int, trials: int, metric: str) -> str:
+    """How a trial ended, in a line."""
+    values = record.settings
+    if record.accuracy is not None:
+        came = f"{metric} {number(record.accuracy)} in {seconds(record.train_s)}"
+    else:
+        came = record.message.splitlines()[0] if record.message else ""
+    settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
+    again = f" · trial {record.facts['repeats']} again" if "repeats" in record.facts else ""
+    told = f"[{counted}/{trials}] trial {record.number} {record.outcome}: {came} · {settings} · epochs {values.get('epochs')}"
+    return told + again

@@ -1,0 +1,104 @@
+"""How one step is made, as `bsearch plan` tells it: a document, and words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ....spaces.learning_rate import OptimizerSettings
+from ....spaces.plan import BatchPlan
+from ....spaces.readable import seconds
+from ...analysis.retime import KnownTime
+
+
+def plan_document(plan: BatchPlan, rule: str, settings: OptimizerSettings | None, known: KnownTime | None) -> dict[str, Any]:
+    """The JSON document of `bsearch plan --json`."""
+    return {
+        "effective_batch": plan.effective_batch,
+        "accumulation": plan.accumulation,
+        "micro_batch": plan.largest_micro_batch,
+        "devices": _shares(plan),
+        "optimizer": None if settings is None else {"rule": rule, **asdict(settings)},
+        "time": None if known is None else asdict(known),
+    }
+
+
+def _shares(plan: BatchPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": device,
+            "samples": samples,
+            "passes": list(plan.passes(device)),
+            "weights": [size / plan.effective_batch for size in plan.passes(device)],
+        }
+        for device, samples in enumerate(plan.shares)
+    ]
+
+
+def plan_parts(
+    plan: BatchPlan,
+    wished: int | None,
+    scaled: tuple[str, float | None, int, OptimizerSettings] | None,
+    epochs: float,
+    known: KnownTime | None,
+) -> Iterator[str | Text | Table]:
+    """What `bsearch plan` prints for people.
+
+    Args:
+        wished: passes that were asked for.
+        scaled: a rule, its reference rate and batch, and what it makes of them.
+        epochs: that `known` is the time of.
+    """
+    raised = wished is not None and plan.accumulation > wished
+    yield (
+        f"{plan.effective_batch} samples per step = {plan.devices} device{'s' * (plan.devices > 1)} x {plan.accumulation} "
+        f"pass{'es' * (plan.accumulation > 1)} of at most {plan.largest_micro_batch} samples"
+        + (f" (raised from {wished}: more does not fit)" if raised else "")
+    )
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("device", "samples", "passes", "weights"):
+        table.add_column(column, justify="right")
+    for share in _shares(plan):
+        weights = _runs([f"{weight:.4g}" for weight in share["weights"]])
+        table.add_row(str(share["device"]), str(share["samples"]), _runs(share["passes"]), weights)
+    yield table
+    if scaled is not None:
+        rule, rate, at_batch, settings = scaled
+        yield f"learning rate {settings.learning_rate:.6g} ({rule}, {rate:g} at {at_batch})"
+        if settings.betas != OptimizerSettings(1.0).betas:
+            yield f"betas {settings.betas}, eps {settings.eps:g}"
+        if settings.weight_decay:
+            yield f"weight decay {settings.weight_decay:.6g}"
+    if known is not None:
+        # The rule of thumb read aloud, then the exact figure, which prices the last step as small as it is.
+        steps = known.samples_budget / plan.effective_batch
+        trust = "" if known.interval is None else f" (±{known.interval:.1%})"
+        yield (
+            f"training time: {epochs:g} x {known.training_set} samples / {plan.effective_batch} a step = {steps:.4g} steps x "
+            f"{seconds(known.step_s)}; with the last step as small as it is {seconds(known.train_s)}{trust} on {known.device}"
+        )
+    if plan.accumulation > 1:
+        yield Text(
+            "Each pass adds its summed loss over the whole step's denominator, so the step equals one large batch.\n"
+            "BatchNorm is the exception: it sees the pass, not the step.",
+            style="dim",
+        )
+
+
+def _runs(values: Iterable[Any]) -> str:
+    """Neighbours that are alike, counted.
+
+    >>> _runs([65, 64, 64])
+    '65, 64 x 2'
+    """
+    runs: list[list[Any]] = []
+    for value in values:
+        if runs and runs[-1][0] == value:
+            runs[-1][1] += 1
+        else:
+            runs.append([value, 1])
+    return ", ".join(f"{value} x {count}" if count > 1 else str(value) for value, count in runs)

@@ -1,0 +1,249 @@
+"""What `bsearch profile` tells: a task's memory and step time on a device, as a document, tables and pictures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from ....objectives.profiling.probe import MemoryRow
+from ....spaces.device import DeviceProfile
+from ....spaces.planning import CostKey, training_cost
+from ....spaces.readable import number, readable_bytes, seconds
+from ....spaces.step_time import StepTime
+from ....spaces.study import StudySpec
+from ...run.forecast import planned_batches
+from .tables import blank_plot, column, plot_text
+
+
+def profile_document(
+    spec: StudySpec, task: Mapping[str, Any], profiles: Mapping[CostKey, DeviceProfile], rows: Sequence[MemoryRow]
+) -> dict[str, Any]:
+    """The JSON document of `bsearch profile --json`, which `reprice` and `plan` read again.
+
+    Args:
+        task: its name and the identity of its code, as a study keeps them.
+        profiles: for every combination of parameters that change cost; tables show the first.
+    """
+    first = next(iter(profiles.values()))
+    return {
+        "study": spec.study,
+        "task": dict(task),
+        "device": first.device,
+        "precision": spec.training.precision,
+        "training": training_cost(spec),
+        "training_set": first.training_set,
+        "memory": memory_document(spec, first, rows) if first.memory else None,
+        "speed": [speed_document(spec, first, law) for law in first.step_times],
+        "profiles": [{"parameters": dict(key), "profile": profile.to_dict()} for key, profile in profiles.items()],
+    }
+
+
+def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> dict[str, Any]:
+    """What is known of a task's step time on so many devices."""
+    alone = profile.step_time(1)
+    return {
+        "devices": law.devices,
+        "interval": law.interval,
+        "misfit": law.misfit,
+        "update_s": law.update_s,
+        "communication_s": None if alone is None or law.devices == 1 else max(law.update_s - alone.update_s, 0.0),
+        "evaluate_sample_s": law.evaluate_sample_s,
+        "points": [{"micro_batch": size, "pass_s": pass_s} for size, pass_s in law.points],
+        "timed": [
+            {
+                "effective_batch": one.plan.effective_batch,
+                "accumulation": one.plan.accumulation,
+                "micro_batch": one.plan.largest_micro_batch,
+                "step_s": one.step_s,
+                "known_step_s": law.step_s(one.plan),
+                "input_s": one.input_s,
+                "samples_per_s": one.plan.effective_batch / one.step_s,
+                "rounds": len(one.rounds),
+            }
+            for one in law.timed
+        ],
+        "fastest": [
+            {**asdict(one), "samples_per_s": one.effective_batch / one.step_s} for one in planned_batches(spec, profile, law, 8)
+        ],
+    }
+
+
+def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
+    """The words and tables of step time on so many devices."""
+    devices, misfit = document["devices"], document["misfit"]
+    trust = "" if document["interval"] is None else f", ±{document['interval']:.1%}"
+    if misfit is not None:
+        trust += f"; plans it was not fitted to are foretold within {misfit[0]:.1%} (median), {misfit[1]:.1%} (worst)"
+    yield f"Step time on {devices} device{'s' * (devices > 1)}{trust}"
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("effective_batch", "micro\nx acc.", "timed", "by law", "samples/s", "input"):
+        column(table, name, "right")
+    for row in document["timed"]:
+        table.add_row(
+            str(row["effective_batch"]),
+            f"{row['micro_batch']} x {row['accumulation']}",
+            seconds(row["step_s"]),
+            seconds(row["known_step_s"]),
+            number(row["samples_per_s"]),
+            f"{row['input_s'] / row['step_s']:.0%}",
+        )
+    yield table
+    talk = document["communication_s"]
+    yield f"A step takes {seconds(document['update_s'])} besides its passes" + (
+        "." if talk is None else f", {seconds(talk)} of them the devices' talk."
+    )
+    yield "Fastest way to each effective batch:"
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("effective_batch", "micro\nx acc.", "step", "epoch", "samples/s"):
+        column(table, name, "right")
+    for row in document["fastest"]:
+        table.add_row(
+            str(row["effective_batch"]),
+            f"{row['micro_batch']} x {row['accumulation']}",
+            seconds(row["step_s"]),
+            seconds(row["epoch_s"]),
+            number(row["samples_per_s"]),
+        )
+    yield table
+
+
+def speed_plot(document: Mapping[str, Any], width: int) -> str:
+    """Samples per second against the micro-batch as text: o by the law, x timed."""
+    timed = [row for row in document["timed"] if row["accumulation"] == 1]
+    if len(timed) < 2:
+        return ""
+    plotext = blank_plot(width, 12)
+    plotext.xscale("log")
+    for key, marker in (("known_step_s", "o"), ("step_s", "x")):
+        rates = [row["effective_batch"] / row[key] for row in timed]
+        plotext.scatter([row["micro_batch"] for row in timed], rates, marker=marker)
+    sizes = [row["micro_batch"] for row in timed]
+    plotext.xticks(sizes, list(map(str, sizes)))
+    plotext.xlabel("micro_batch (x timed, o by the law)")
+    plotext.ylabel("samples/s")
+    return plot_text(plotext)
+
+
+def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[MemoryRow]) -> dict[str, Any]:
+    """What is known of a task's memory."""
+    law = profile.memory
+    assert law is not None
+    largest = profile.largest_micro_batch
+    return {
+        "source": law.source,
+        "note": law.note,
+        "limit_bytes": profile.limit_bytes,
+        "headroom": spec.memory.headroom,
+        "scale": law.scale,
+        "fixed_bytes": law.fixed_bytes,
+        "largest_micro_batch": largest,
+        "evaluation_batch": profile.evaluation_batch,
+        "smallest_micro_batch": profile.smallest_micro_batch,
+        "breakdown": dict(law.breakdown),
+        "curve": [
+            {
+                "micro_batch": row.micro_batch,
+                "predicted_bytes": row.predicted,
+                "measured_bytes": row.measured,
+                "difference": None if row.measured is None else row.predicted / row.measured - 1,
+            }
+            for row in rows
+        ],
+        "largest_effective_batch": None
+        if profile.limit_bytes is None or largest is None
+        else {str(passes): passes * largest * max(spec.devices.counts) for passes in (1, 2, 4, 8, 16, 32)},
+    }
+
+
+def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
+    """The words and tables of memory."""
+    how = "traced on fake tensors" if document["source"] == "traced" else f"counted on real tensors ({document['note']})"
+    yield f"Memory, {how}"
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("micro_batch", "predicted", "measured", "difference"):
+        column(table, name, "right")
+    for row in document["curve"]:
+        measured, difference = row["measured_bytes"], row["difference"]
+        table.add_row(
+            str(row["micro_batch"]),
+            readable_bytes(row["predicted_bytes"]),
+            "-" if measured is None else readable_bytes(measured),
+            "-" if difference is None else f"{difference:+.1%}",
+        )
+    yield table
+    parts = ", ".join(f"{part} {readable_bytes(value)}" for part, value in document["breakdown"].items() if value)
+    yield f"At the largest size looked at that fits: {parts}"
+    largest = document["largest_micro_batch"]
+    if document["limit_bytes"] is None:
+        yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
+        return
+    yield (
+        f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
+        f"{largest}, an evaluation pass takes {document['evaluation_batch']}"
+    )
+    reach = ", ".join(f"{batch} in {passes}" for passes, batch in document["largest_effective_batch"].items())
+    yield f"Largest effective batch by passes per step: {reach}"
+    if document["note"] and document["source"] == "traced":
+        yield f"Note: {document['note']}"
+
+
+def memory_plot(document: Mapping[str, Any], width: int) -> str:
+    """Peak bytes against the micro-batch as text: o predicted, x measured."""
+    rows = document["curve"]
+    if len(rows) < 2:
+        return ""
+    plotext = blank_plot(width, 14)
+    scale = 1 << 20
+    plotext.scatter([row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows], marker="o")
+    known = [row for row in rows if row["measured_bytes"] is not None]
+    if known:
+        plotext.scatter([row["micro_batch"] for row in known], [row["measured_bytes"] / scale for row in known], marker="x")
+    plotext.xlabel("micro_batch (o predicted, x measured)")
+    plotext.ylabel("peak MiB")
+    return plot_text(plotext)
+
+
+def profile_picture(document: Mapping[str, Any]) -> bytes:
+    """Memory and samples per second against the micro-batch as PNG."""
+    parts = [part for part in (document["memory"], document["speed"]) if part]
+    figure = Figure(figsize=(8 * max(len(parts), 1), 5), dpi=120, layout="constrained")
+    figure.suptitle(f"{document['study']} on {document['device']}")
+    places = iter(figure.subplots(1, max(len(parts), 1), squeeze=False)[0])
+    if document["memory"]:
+        axes = next(places)
+        memory, scale = document["memory"], 1 << 20
+        rows = memory["curve"]
+        sizes, predicted = [row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows]
+        axes.plot(sizes, predicted, marker="o", label="predicted")
+        known = [row for row in rows if row["measured_bytes"] is not None]
+        axes.scatter(
+            [row["micro_batch"] for row in known],
+            [row["measured_bytes"] / scale for row in known],
+            marker="x",
+            color="C3",
+            label="measured",
+        )
+        if memory["limit_bytes"] is not None:
+            axes.axhline(memory["limit_bytes"] / scale, color="0.4", linestyle="--", label="limit")
+        axes.set(xlabel="micro_batch (samples)", ylabel="peak (MiB)", title="Memory of a training step")
+        axes.legend()
+        axes.grid(alpha=0.3)
+    if document["speed"]:
+        axes = next(places)
+        for law in document["speed"]:
+            timed = [row for row in law["timed"] if row["accumulation"] == 1]
+            sizes = [row["micro_batch"] for row in timed]
+            words = f"{law['devices']} device{'s' * (law['devices'] > 1)}"
+            axes.plot(sizes, [row["effective_batch"] / row["known_step_s"] for row in timed], label=f"{words}, by the law")
+            axes.scatter(sizes, [row["samples_per_s"] for row in timed], marker="x", label=f"{words}, timed")
+        axes.set(xlabel="micro_batch (samples)", ylabel="samples/s", title="Speed of a training step", xscale="log")
+        axes.legend()
+        axes.grid(alpha=0.3)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()

@@ -1,0 +1,338 @@
+"""Words, tables and plots for the terminal: what a study came to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+from typing import Any, Literal
+
+from rich.table import Table
+
+from ....spaces.errors import StudyFileError
+from ....spaces.readable import number, seconds
+from ....spaces.study import StudySpec
+from ....spaces.trial import ParetoFront, TrialRecord
+from ...analysis.best_rate import BestRates, Estimate, study_rates
+from ...analysis.confirm import CONFIDENCE, averaged
+from ...analysis.pareto import no_slower, no_worse
+
+
+def front_table(front: ParetoFront, most: int | None = None) -> Table:
+    """The front, fastest first, with the settings that give each point."""
+    trials = front.trials if most is None else front.trials[:most]
+    searched = sorted({name for trial in trials for name in trial.parameters} - {*_SHOWN, "accumulation", "reference_rate"})
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    repeated = any("mean_low" in trial.facts for trial in trials)
+    # What is said of doubt takes the place of what `show --trial` says as well: lines are to fit a terminal.
+    doubts = ("+/-", "runs", "on\nfront") if repeated else ()
+    several_rules = len({trial.facts.get("rule", trial.parameters.get("rule")) for trial in trials}) > 1
+    shown = [name for name in _SHOWN if not repeated or name != "rule" or several_rules]
+    made = () if repeated else ("micro\nx acc.",)
+    for name in ("trial", front.speed, front.metric, *doubts, *shown, *made, *searched, ""):
+        column(table, name, "left" if name == "rule" else "right")
+    for trial in trials:
+        values = trial.settings
+        passes = f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}"
+        doubt: tuple[str, ...] = ()
+        if repeated:
+            error = (values["mean_high"] - values["mean_low"]) / 2
+            doubt = f"{error:.2g}", str(values["runs"]), f"{values['front_chance']:.0%}"
+        marks = [word for word, holds in (("knee", trial.number == front.knee), ("yours", "start" in trial.facts)) if holds]
+        if failed := values.get("failed_runs"):
+            marks.append(f"{failed} failed")
+        # The fastest of the members that it is not surely better than.
+        if ties := [other.number for other in trials if other.number in values.get("ties", ())]:
+            marks.append(f"= {ties[0]}")
+        table.add_row(
+            str(trial.number),
+            number(front.seconds(trial)),
+            number(trial.accuracy),
+            *doubt,
+            *(number(values.get(name)) for name in shown),
+            *(() if repeated else (passes,)),
+            *(number(values.get(name)) for name in searched),
+            " ".join(marks),
+        )
+    return table
+
+
+def column(table: Table, name: str, justify: Literal["left", "right"]) -> None:
+    """Long names go over two lines."""
+    table.add_column(name.replace("_", "\n", 1) if len(name) > 8 else name, justify=justify, no_wrap=True, vertical="bottom")
+
+
+_SHOWN = ("effective_batch", "learning_rate", "rule", "epochs")
+
+
+def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
+    """Every trial in order, with how it came out."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("trial", "outcome", front.speed, front.metric, *_SHOWN, ""):
+        column(table, name, "left" if name in ("outcome", "rule", "") else "right")
+    table.columns[-1].no_wrap = False  # where it is narrow, notes take more lines before numbers are cut
+    members = {trial.number for trial in front.trials}
+    for record in records:
+        values = record.settings
+        said = [record.message or ("front" if record.number in members else "")]
+        if "repeats" in record.facts:
+            said.append(f"trains {record.facts['repeats']} again, seed {record.facts.get('seed')}")
+        if "continued_by" in record.facts:
+            said.insert(0, f"trial {record.facts['continued_by']} goes on from there")
+        note = "; ".join(filter(None, said))
+        table.add_row(
+            str(record.number),
+            record.outcome,
+            number(front.seconds(record)),
+            number(record.accuracy),
+            *(number(values.get(name)) for name in _SHOWN),
+            note.splitlines()[0][:60] if note else "",
+        )
+    return table
+
+
+def outcome_words(records: Iterable[TrialRecord]) -> str:
+    """How many trials ended in which way.
+
+    >>> cut_off = TrialRecord(3, "interrupted", {}, {"continued_by": 8})
+    >>> print(outcome_words([TrialRecord(0, "out_of_memory", {}, {}), cut_off, TrialRecord(8, "complete", {}, {})]))
+    1 complete, 1 interrupted (gone on with as trial 8), 1 out of memory
+    """
+    records = list(records)
+    followers = [str(one.facts["continued_by"]) for one in records if "continued_by" in one.facts]
+    gone_on = f" (gone on with as trial{'s' * (len(followers) > 1)} {', '.join(followers)})" if followers else ""
+    return ", ".join(
+        f"{count} {kind.replace('_', ' ')}{gone_on if kind == 'interrupted' else ''}"
+        for kind, count in sorted(Counter(one.outcome for one in records).items())
+    )
+
+
+def blank_plot(width: int, height: int) -> Any:
+    """plotext, which keeps one figure, with that figure empty and as wide as the terminal allows."""
+    import plotext
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(max(min(width, 100), 40), height)
+    return plotext
+
+
+def plot_text(plotext: Any) -> str:
+    """The figure as lines without colour."""
+    text: str = plotext.uncolorize(plotext.build())
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
+    """Accuracy over seconds as text, without colour: o the front, * the user's own, . other trials."""
+    complete = [record for record in records if record.outcome == "complete" and front.seconds(record)]
+    # One loss that ran away would press all others into a line.
+    levels = [trial.accuracy for trial in front.trials if trial.accuracy is not None]
+    if len(levels) > 1:
+        reach = 3 * (max(levels) - min(levels))
+        near = (min(levels) - reach, max(levels) + reach)
+        complete = [record for record in complete if record.accuracy is not None and near[0] <= record.accuracy <= near[1]]
+    if len(complete) < 2:
+        return ""
+    members = {trial.number for trial in front.trials}
+    groups = {
+        ".": [record for record in complete if record.number not in members],
+        "o": [record for record in complete if record.number in members],
+        "*": [record for record in complete if "start" in record.facts],
+    }
+    plotext = blank_plot(width, height)
+    plotext.xscale("log")
+    for marker, group in groups.items():
+        if group:
+            plotext.scatter([front.seconds(record) for record in group], [record.accuracy for record in group], marker=marker)
+    low, high = min(front.seconds(r) or 1 for r in complete), max(front.seconds(r) or 1 for r in complete)
+    ticks = [low * (high / low) ** (part / 4) for part in range(5)]
+    plotext.xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+    plotext.xlabel(f"{front.speed} (o front, * yours)")
+    plotext.ylabel(front.metric)
+    return plot_text(plotext)
+
+
+def front_words(name: str, spec: StudySpec, front: ParetoFront, records: Sequence[TrialRecord]) -> Iterator[str]:
+    """What there is to say under a study's front, a sentence or two each."""
+    # A setting that was trained several times is compared by its mean.
+    settings = {record.number: record for record in records}
+    settings |= {record.number: record for record in averaged(records, spec.objectives)}
+    said = (
+        confirm_words(front, spec.confirm.repeats),
+        knee_words(front),
+        *comparison(front, settings.values()),
+        contention_words(records),
+        rule_words(name, spec, front, records),
+        noise_words(records),
+    )
+    yield from filter(None, said)
+
+
+def confirm_words(front: ParetoFront, repeats: int) -> str | None:
+    """How the columns of doubt are to be read, and what is missing; None where no setting was trained twice."""
+    if not any("mean_low" in trial.facts for trial in front.trials):
+        return None
+    left = sum(trial.facts.get("runs", 1) + trial.facts.get("failed_runs", 0) <= repeats for trial in front.trials)
+    missing = (
+        f" {left} members have fewer than {repeats} repeats yet: raise budget.trials, of which confirm.share is kept for them."
+        if left
+        else ""
+    )
+    return (
+        f"{front.metric} is the mean over runs with several seeds, +/- half of its {CONFIDENCE:.0%} interval; on front: the "
+        "chance that no setting at least as fast is better; = N: not surely better than the faster trial N, a tie." + missing
+    )
+
+
+def knee_words(front: ParetoFront) -> str | None:
+    """The point where the front bends, in a sentence."""
+    trial = next((trial for trial in front.trials if trial.number == front.knee), None)
+    if trial is None:
+        return None
+    fastest, best = front.trials[0], front.trials[-1]
+    trial_s, best_s = front.seconds(trial), front.seconds(best)
+    assert trial_s is not None and best_s is not None
+    saved = 1 - trial_s / best_s
+    return (
+        f"Knee: trial {trial.number}, {front.metric} {number(trial.accuracy)} in {seconds(trial_s)}: "
+        f"{saved:.0%} less time than the best ({number(best.accuracy)} in {seconds(best_s)}); "
+        f"the fastest is {seconds(front.seconds(fastest))} with {number(fastest.accuracy)}."
+    )
+
+
+def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[str]:
+    """How the front compares with what the user uses today, a sentence per setting under `start:`."""
+    for setting in records:
+        if "start" not in setting.facts:
+            continue
+        where = f"Your setting today (trial {setting.number}"
+        setting_s = front.seconds(setting)
+        if setting.outcome != "complete" or setting_s is None or setting.accuracy is None:
+            yield f"{where}): {setting.outcome}, so there is nothing to compare with."
+            continue
+        where += f": {front.metric} {number(setting.accuracy)} in {seconds(setting_s)})"
+        faster, better = no_worse(front, setting), no_slower(front, setting)
+        if faster is None or better is None or faster.number == better.number == setting.number:
+            yield f"{where} is on the front: no trial beat it in both."
+            continue
+        parts = []
+        faster_s = front.seconds(faster)
+        if faster_s is not None and faster_s < setting_s:
+            change = faster_s / setting_s - 1
+            parts.append(
+                f"trial {faster.number} has at least its {front.metric} ({number(faster.accuracy)}) in "
+                f"{seconds(faster_s)} ({change:+.0%} time)"
+            )
+        if better.number != faster.number and better.accuracy is not None:
+            change = better.accuracy - setting.accuracy
+            parts.append(
+                f"trial {better.number} has {front.metric} {number(better.accuracy)} ({change:+.3g}) in its time or less"
+            )
+        yield f"{where} -> {'; '.join(parts)}."
+
+
+def contention_words(records: Iterable[TrialRecord]) -> str | None:
+    """How many trials took another time than was known, in a sentence; None where none did."""
+    departures = [record.facts["departure"] for record in records if record.counts and "departure" in record.facts]
+    contended = sum(bool(record.facts.get("contended")) for record in records if record.counts)
+    if not contended:
+        return None
+    middle = median(departures)
+    # Neighbours come and go; what is off in most trials may be the law itself.
+    if abs(middle) < 0.15:
+        why = "the device was shared"
+    elif middle > 0:
+        why = "the device was shared all along; alone, trials should take the known times"
+    else:
+        why = "the device was shared while its steps were timed; begun on an idle one (--new), a study knows shorter times"
+    return (
+        f"{contended} of {len(departures)} trials took over 15 % longer or shorter than known (median of all: {middle:+.0%}): "
+        f"{why}. The front is drawn in known times, which no neighbour changes."
+    )
+
+
+def noise_words(records: Iterable[TrialRecord]) -> str | None:
+    """What the trials' gradients say about large batches, in a sentence; None where no trial could tell.
+
+    >>> facts = {"noise_scale": 182.3, "noise_scale_low": 71.0, "noise_scale_high": 418.0}
+    >>> print(noise_words([TrialRecord(0, "complete", {}, facts)]))
+    Gradient noise scale: about 182 samples (71 to 418 in 1 trial): batches far above it learn little more per step. A hint \
+for effective_batch.high, no law.
+    """
+    told = [record.facts for record in records if record.counts and "noise_scale" in record.facts]
+    if not told:
+        return None
+    # Of the trials' own intervals the middle ends: they tell of one trial's doubt, where the least and the most would tell of
+    # how many trials there were.
+    about, low, high = (
+        number(round(float(f"{median(float(facts[name]) for facts in told):.3g}")))
+        for name in ("noise_scale", "noise_scale_low", "noise_scale_high")
+    )
+    trials = "1 trial" if len(told) == 1 else f"a trial, the middle of {len(told)}"
+    return (
+        f"Gradient noise scale: about {about} samples ({low} to {high} in {trials}): batches far above it learn little more "
+        "per step. A hint for effective_batch.high, no law."
+    )
+
+
+def rule_verdict(found: BestRates) -> str:
+    """Which rules the trials allow, in a sentence without its beginning."""
+
+    def told(one: Estimate) -> str:
+        return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
+
+    exponent = f"exponent {told(found.exponent)}"
+    holding, failing = ([rule for rule, holds in found.holds.items() if holds is which] for which in (True, False))
+    if not failing:
+        ends = f"{found.rates[0].effective_batch} and {found.rates[-1].effective_batch}"
+        return f"the data do not tell rules apart: {exponent}. More trials near batches {ends}, at many rates, would."
+    if not found.trusted:
+        return (
+            f"{exponent}, but at most batches the best rate lies at the edge of those tried, so no rule is told apart. "
+            "Search a wider space.reference_rate (in a study of another name; warm_start: lets it learn from this one)."
+        )
+    if found.bend is not None:
+        batch, below, above = found.bend
+        rule = "surge" if above.high < 0 else "saturating"
+        return (
+            f"exponent {told(below)} up to batch {batch} and {told(above)} above: no power of the batch holds throughout. "
+            f"Try rule: {rule}, and search noise_batch."
+        )
+    if not holding:
+        return f"{exponent}: {_listed(failing)} do not hold. Write rule: power, exponent: {found.exponent.value:.2g}."
+    return (
+        f"{exponent}: {_listed(holding)} hold{'s' * (len(holding) == 1)}, "
+        f"{_listed(failing)} do{'es' * (len(failing) == 1)} not."
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def rule_words(name: str, spec: StudySpec, front: ParetoFront, records: Sequence[TrialRecord]) -> str | None:
+    """The same as a line of a study's end; None where there are too few trials, or nothing to compare."""
+    try:
+        found = study_rates(name, spec, front, records)
+    except StudyFileError:
+        return None
+    return f"Best rate against batch: {rule_verdict(found)}"
+
+
+def rates_table(found: BestRates) -> Table:
+    """The fitted best rate at a few batches."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("effective_batch", "learning_rate", "from", "to"):
+        column(table, name, "right")
+    table.add_column("")
+    for rate in found.rates:
+        at = rate.learning_rate
+        note = "at the edge of the rates tried" if rate.edge else ""
+        table.add_row(str(rate.effective_batch), *(f"{one:.3g}" for one in (at.value, at.low, at.high)), note)
+    return table
+
+
+def rates_document(name: str, found: BestRates) -> dict[str, Any]:
+    """The JSON document of `bsearch rules STUDY --json`."""
+    return {"study": name, "verdict": rule_verdict(found), **found.to_dict()}

@@ -1,0 +1,147 @@
+"""A study that runs elsewhere, followed through its database: the same picture as its driver shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ....spaces.readable import seconds
+from ....spaces.storage import masked
+from ....spaces.study import StudySpec
+from ....spaces.trial import COUNTED, Measurement, TrialRecord, TrialSetup
+from ...analysis.pareto import study_front
+from ...run.eta import Span
+from ...run.view import StudyView, span_of, study_view
+from ...store.database import AWAY_LIMIT_S, Patience
+from ...store.lock import Driver
+from ...store.optuna_storage import StoredTrials
+from ...store.records import KeptStudy, Records
+from ...store.stored import StoredStudy
+from .live import LiveView
+
+# From so many attempts the pace of a study is told; those of last week say less.
+_LATEST_ATTEMPTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEnd:
+    """Why there is nothing left to watch; `done` where the study came to its budget."""
+
+    why: str
+    done: bool
+
+
+def watch_study(study: StoredStudy, show: LiveView, every_s: float, sleep: Callable[[float], None] = time.sleep) -> WatchEnd:
+    """Show a study that another process drives until its budget is done or nobody drives it.
+
+    Reads only. A database that goes away is waited for as long as a driver would.
+
+    Raises:
+        LauncherError: the database stayed away.
+    """
+    patience = Patience(study.url, show.say, AWAY_LIMIT_S)
+    records = Records(study.url, create=False, patience=patience)
+    seen: list[StudyView] = []  # the latest, once there is one
+    told: set[int] = set()
+    try:
+        with StoredTrials(study.url, study.name, patience) as trials:
+            while True:
+                # Asked before the trials are: what a driver ended before it left is then among them.
+                driver = records.driver(study.name)
+                kept = next((one for one in records.studies() if one.name == study.name), None)
+                if kept is None or records.vanished():
+                    return WatchEnd(f"{study.name} is gone from {masked(study.url)}: it was deleted.", False)
+                spec, read = StudySpec.model_validate(kept.spec), trials.read()
+                view = _view(kept, spec, read, records.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
+                if not seen:
+                    if view.counted:
+                        show.say(f"{view.counted} of {view.trials} trials are done")
+                    show.show(lambda: seen[-1] if seen else None)
+                elif news := [record for record in view.records if record.number not in told]:
+                    counted = seen[-1].counted
+                    for record in sorted(news, key=lambda record: record.ended_at):
+                        counted += record.counts
+                        show.ended(record, counted, view.trials, view.front.metric)
+                seen[:], told = [view], {record.number for record in view.records}
+                if end := _end(view, spec, kept, driver):
+                    return end
+                sleep(every_s)
+    finally:
+        records.close()
+
+
+def _view(
+    kept: KeptStudy,
+    spec: StudySpec,
+    records: list[TrialRecord],
+    attempts: list[Mapping[str, Any]],
+    driver: Driver | None,
+) -> StudyView:
+    now_s = time.time()
+    by_number = {record.number: record for record in records}
+    running: list[tuple[TrialSetup, Measurement | None, str, Span]] = []
+    ended: list[Span] = []
+    for row in attempts:
+        record = by_number.get(row["number"])
+        if record is None:
+            continue
+        setup, measured = TrialSetup.from_dict(row["setup"]), _measurement(row["measurement"])
+        known_s = record.train_s if record.facts.get("train_s_source") == "known" else None
+        begun_s = _epoch_s(row["started_at"])
+        if row["ended_at"]:
+            counts = row["outcome"] in COUNTED
+            ended.append(span_of(setup, measured, known_s, begun_s, _epoch_s(row["ended_at"]), counts=counts))
+        elif record.outcome == "running" and driver is not None and not driver.gone:
+            host = str(record.facts.get("host", ""))
+            running.append((setup, measured, host, span_of(setup, measured, known_s, begun_s)))
+    done = tuple(record for record in records if record.outcome not in ("running", "waiting"))
+    return study_view(
+        kept.name,
+        spec,
+        study_front(done, spec.objectives),
+        done,
+        running,
+        ended,
+        now_s=now_s,
+        elapsed_s=kept.driver_s if driver is None else max(now_s - driver.since.timestamp(), 0.0),
+        driven_s=kept.driver_s,
+        driver="" if driver is None else _driver_words(driver),
+    )
+
+
+def _driver_words(driver: Driver) -> str:
+    since = driver.since.astimezone().strftime("%Y-%m-%d %H:%M")
+    return f"run by process {driver.process} on {driver.host} since {since}, seen {max(driver.silent_s, 0):.0f} s ago"
+
+
+def _end(view: StudyView, spec: StudySpec, kept: KeptStudy, driver: Driver | None) -> WatchEnd | None:
+    if driver is not None and not driver.gone:
+        return None
+    done = f"{view.counted} of {view.trials} trials are done"
+    if view.counted >= view.trials:
+        return WatchEnd(f"{view.name} is done: {done}.", True)
+    if spec.budget.hours is not None and kept.driver_s >= spec.budget.hours * 3600:
+        return WatchEnd(f"{view.name} is done: budget.hours: {spec.budget.hours:g} h are used up; {done}.", True)
+    if driver is None:
+        return WatchEnd(f"Nobody runs {view.name} now: {done}. `bsearch run` goes on.", False)
+    return WatchEnd(
+        f"The driver of {view.name} is gone: process {driver.process} on {driver.host} gave its last sign of life "
+        f"{seconds(max(driver.silent_s, 0.0))} ago; {done}. `bsearch run` goes on from there.",
+        False,
+    )
+
+
+def _measurement(row: Mapping[str, Any] | None) -> Measurement | None:
+    if row is None:
+        return None
+    # Kept as null, what was not finite is no number again.
+    scores = {name: float("nan") if value is None else value for name, value in row["scores"].items()}
+    accuracy = float("nan") if row["accuracy"] is None else row["accuracy"]
+    return Measurement(row["samples_seen"], row["elapsed_s"], accuracy, scores)
+
+
+def _epoch_s(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

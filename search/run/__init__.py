@@ -1,0 +1,1 @@
+"""One study's life on the driver: profiles, suggestions, attempts, outcomes."""

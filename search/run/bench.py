@@ -1,0 +1,272 @@
+"""Running `bsearch bench`: the sizes become plans, the plans are timed round by round."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from statistics import mean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+from ...objectives.profiling.bench import BenchFacts, bench_facts, bench_probe, peak_bytes
+from ...objectives.profiling.probe import told
+from ...objectives.profiling.step_time import Round, timed_rounds
+from ...objectives.training import release_memory
+from ...spaces.device import DeviceProfile
+from ...spaces.errors import InfeasiblePlanError, StudyFileError, cut
+from ...spaces.plan import BatchPlan, plan_batch
+from ...spaces.planning import micro_batch_cap, profile_request
+from ...spaces.study import StudySpec
+from .serial import SerialRunner
+
+
+def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Time the sizes, and those that the rule suggests among them; the document of `bsearch bench`.
+
+    Args:
+        sizes: effective batches, ascending.
+        repeats: rounds that count; one more goes before them.
+
+    Raises:
+        StudyFileError: no size can be planned, or one is larger than the training set.
+        ObjectiveError: the training code does not work.
+    """
+    devices = max(spec.devices.counts)
+    runner = SerialRunner(spec.devices)
+    # What fits is looked for up to the training set's size, whatever sizes are asked about.
+    request = replace(profile_request(spec, runner.device), timing_s=0.0, highest=1 << 30, others=())
+    tell("looking at memory ...")
+    profile = runner.profile(spec.task, request)
+    probe = bench_probe(spec.task, request)
+    assert profile.training_set is not None
+    if profile.unused_parameters:
+        names = ", ".join(profile.unused_parameters)
+        raise StudyFileError(f"{spec.task}: expected parameters that the task reads; it never asked for {names}")
+    if sizes[-1] > profile.training_set:
+        raise StudyFileError(f"--sizes: expected at most the training set's {profile.training_set} samples, got {sizes[-1]}")
+    facts = bench_facts(probe)
+    suggested = some_suggestions(facts, sizes)
+    beside = [near for one in suggested for near in (one - 1, one, one + 1) if near <= profile.training_set]
+    limits: dict[str, Any] = {
+        "largest_micro_batch": micro_batch_cap(spec, profile, devices),
+        "smallest_micro_batch": profile.smallest_micro_batch,
+        "every_pass": spec.training.sync_batch_norm,
+    }
+    plans: dict[int, BatchPlan] = {}
+    left_out = []
+    for size in sorted({*sizes, *beside}):
+        try:
+            plans[size] = plan_batch(size, devices=devices, **limits)
+        except InfeasiblePlanError as error:
+            left_out.append(f"{size} is left out: {error}")
+    if not plans:
+        raise StudyFileError(f"--sizes: expected sizes that can be planned, got {list(sizes)}: {left_out[-1]}")
+    with told(spec.task, f"looking at batches of up to {max(plans)}"):
+        peaks = peak_bytes(probe, [plan.largest_micro_batch for plan in plans.values()])
+    del probe
+    setup = replace(
+        request.setup,
+        plan=next(iter(plans.values())),
+        smallest_micro_batch=profile.smallest_micro_batch,
+        memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
+    )
+    rounds: list[Round] = []
+    release_memory(profile.kind)  # ranks have this process's device among theirs
+    timed = timed_rounds(spec.task, setup, list(plans.values()), evaluates_each=True)
+    with told(spec.task, f"timing batches of up to {max(plans)}"), closing(timed) as timing:  # type: ignore[type-var]
+        for seen in islice(timing, repeats + 1):
+            rounds.append(seen)
+            tell(f"timing {len(plans)} sizes: round {len(rounds)} of {repeats + 1}")
+    about = {"task": spec.task, "precision": spec.training.precision, "devices": devices, "left_out": left_out}
+    return bench_document(profile, plans, rounds[1:], facts, peaks, sizes, suggested, about)
+
+
+# MobileNetV3-large on CIFAR-10 at 224 pixels, V100, mixed precision, minutes of 10 epochs, one run each.
+# Source: Raschka 2022, "Do Batch Sizes Actually Need to Be Powers of 2?", sebastianraschka.com/blog/2022/batch-size-2.html
+PUBLISHED = {
+    1: {100: 10.50, 127: 9.80, 128: 9.78, 129: 9.92, 156: 9.38, 511: 8.74, 512: 8.71, 513: 8.72},
+    4: {255: 2.95, 256: 2.87, 257: 2.86},
+}
+
+# Sizes this near to a power of two, relative, are compared with it.
+_NEAR = 0.05
+
+# Suggestions of the rule that are tried.
+_SUGGESTIONS = 2
+
+
+def sizes_of(text: str) -> list[int]:
+    """Sizes as the command line writes them, ascending.
+
+    Raises:
+        StudyFileError: no list of sizes.
+
+    >>> sizes_of("around:128,500")
+    [100, 127, 128, 129, 156, 500]
+    """
+    sizes: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(around:)?([1-9][0-9]{0,17})\s*", part)
+        if found is None:
+            raise StudyFileError(f"--sizes: expected integers >= 1 or around:N, with commas between, got {cut(part, 60)!r}")
+        size = int(found[2])
+        near = (round(0.78 * size), size - 1, size, size + 1, round(1.22 * size))
+        sizes.update(one for one in (near if found[1] else (size,)) if one >= 1)
+    return sorted(sizes)
+
+
+def suggested_sizes(facts: BenchFacts, low: int, high: int) -> list[int]:
+    """Sizes int(n * 2^14 * SM / (H * W * C)) between two, for n = 1, 2, ...; a rule of thumb for convolutional nets.
+
+    Source: quoted by Raschka 2022 (see PUBLISHED); SM is the number of a GPU's multiprocessors.
+
+    >>> suggested_sizes(BenchFacts((3, 224, 224), 80), 1, 40)
+    [8, 17, 26, 34]
+    """
+    if facts.image is None:
+        return []
+    one = (1 << 14) * facts.multiprocessors / math.prod(facts.image)
+    return sorted({int(n * one) for n in range(1, int(high / one) + 1) if low <= int(n * one) <= high})
+
+
+def some_suggestions(facts: BenchFacts, sizes: Sequence[int]) -> list[int]:
+    """A few of them, spread over the sizes that are asked about."""
+    every = suggested_sizes(facts, sizes[0], sizes[-1])
+    places = [round((len(every) - 1) * (part + 1) / (_SUGGESTIONS + 1)) for part in range(_SUGGESTIONS)]
+    return sorted({every[place] for place in places}) if every else []
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Time per sample of one size against another's: relative, with an interval that holds for all comparisons at once."""
+
+    size: int
+    other: int
+    change: float
+    low: float
+    high: float
+
+    @property
+    def real(self) -> bool:
+        """Larger than the noise."""
+        return self.low > 0 or self.high < 0
+
+    def words(self) -> str:
+        """In a line."""
+        if not self.real:
+            noise = f"from {self.low:+.1%} to {self.high:+.1%}"
+            return f"{self.size} against {self.other}: no difference larger than the noise ({noise} a sample)"
+        slower = "slower" if self.change > 0 else "faster"
+        return (
+            f"{self.size} against {self.other}: {abs(self.change):.1%} {slower} a sample ({self.low:+.1%} to {self.high:+.1%})"
+        )
+
+
+def differences(per_sample_s: Mapping[int, Sequence[float]], pairs: Sequence[tuple[int, int]]) -> list[Difference]:
+    """Paired comparisons of sizes, round by round: Student's interval of the mean log ratio, after Bonferroni.
+
+    Args:
+        per_sample_s: seconds a sample of each round, by size.
+
+    >>> timed = {127: [1.00, 1.10, 0.90, 1.01], 128: [1.01, 1.09, 0.91, 1.00], 129: [1.20, 1.31, 1.10, 1.22]}
+    >>> [one.real for one in differences(timed, [(127, 128), (129, 128)])]
+    [False, True]
+    """
+    found = []
+    for size, other in pairs:
+        logs = [math.log(a / b) for a, b in zip(per_sample_s[size], per_sample_s[other], strict=True)]
+        middle, rounds = mean(logs), len(logs)
+        spread = stdev(logs) / math.sqrt(rounds) if rounds > 1 else math.inf
+        half = float(student.ppf(1 - 0.05 / (2 * len(pairs)), rounds - 1)) * spread if rounds > 1 else math.inf
+        found.append(Difference(size, other, math.expm1(middle), math.expm1(middle - half), math.expm1(middle + half)))
+    return found
+
+
+def neighbours(sizes: Iterable[int]) -> list[tuple[int, int]]:
+    """Each size near a power of two with that power.
+
+    >>> neighbours([100, 127, 128, 129, 156])
+    [(127, 128), (129, 128)]
+    """
+    known = sorted(sizes)
+    powers = [size for size in known if size & (size - 1) == 0]
+    return [(size, power) for power in powers for size in known if size != power and abs(size / power - 1) <= _NEAR]
+
+
+def bench_document(
+    profile: DeviceProfile,
+    plans: Mapping[int, BatchPlan],
+    rounds: Sequence[Round],
+    facts: BenchFacts,
+    peaks: Mapping[int, int],
+    asked: Iterable[int],
+    suggested: Sequence[int],
+    about: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The JSON document of `bsearch bench`.
+
+    Args:
+        plans: by size, in the order of the rounds' figures.
+        peaks: peak bytes by micro-batch.
+        asked: sizes that were asked about; the others are there for the rule's sake.
+        rounds: those that count: the first, which warms up, is not among them.
+    """
+    assert profile.training_set is not None and profile.evaluation_set is not None
+    rows, per_sample_s = [], {}
+    for index, (size, plan) in enumerate(plans.items()):
+        steps = [one.steps[index][0] for one in rounds]
+        inference = [one.evaluations[index] * profile.evaluation_set for one in rounds]
+        epochs = [step_s * profile.training_set / size for step_s in steps]
+        per_sample_s[size] = [step_s / size for step_s in steps]
+        rows.append(
+            {
+                "size": size,
+                "micro_batch": plan.largest_micro_batch,
+                "accumulation": plan.accumulation,
+                "epoch_s": _mean_and_deviation(epochs),
+                "inference_s": _mean_and_deviation(inference),
+                "samples_per_s": _mean_and_deviation([size / step_s for step_s in steps]),
+                "peak_bytes": peaks.get(plan.largest_micro_batch),
+                "published_minutes": PUBLISHED.get(plan.devices, {}).get(size),
+                "suggested": size in suggested,
+            }
+        )
+    near = neighbours({*asked} & {*plans})
+    beside = [(one, other) for one in suggested for other in (one - 1, one + 1) if {one, other} <= {*plans}]
+    told = differences(per_sample_s, near + beside)
+    return {
+        **about,
+        "device": profile.device,
+        "rounds": len(rounds),
+        "rows": rows,
+        "differences": [_difference(one) for one in told[: len(near)]],
+        "rule": {
+            "image": facts.image,
+            "multiprocessors": facts.multiprocessors,
+            "suggested": list(suggested),
+            "differences": [_difference(one) for one in told[len(near) :]],
+        },
+        "largest_micro_batch": profile.largest_micro_batch,
+        "limit_bytes": profile.limit_bytes,
+        "training_set": profile.training_set,
+    }
+
+
+def _mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": mean(values), "deviation": stdev(values) if len(values) > 1 else math.nan}
+
+
+def _difference(one: Difference) -> dict[str, Any]:
+    return {
+        "size": one.size,
+        "against": one.other,
+        "change": one.change,
+        "interval": [one.low, one.high],
+        "real": one.real,
+        "words": one.words(),
+    }

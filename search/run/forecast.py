@@ -1,0 +1,125 @@
+"""What a study will cost and give, said before it runs: from a few timed steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...spaces.device import DeviceProfile
+from ...spaces.domain import Choices, Fixed, bounds, values_of
+from ...spaces.errors import InfeasiblePlanError
+from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
+from ...spaces.step_time import StepTime
+from ...spaces.study import StudySpec
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """One effective batch of the space, as it would be trained."""
+
+    effective_batch: int
+    devices: int
+    accumulation: int
+    micro_batch: int
+    step_s: float
+    epoch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What `bsearch check` tells; times in seconds, without evaluation unless it says so."""
+
+    plans: tuple[PlannedBatch, ...]
+    fastest_trial_s: float
+    slowest_trial_s: float
+    study_s: float  # with evaluations, over the trials that run side by side
+    span: float  # slowest over fastest
+    advice: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sample_batches(spec: StudySpec, count: int = 5) -> list[int]:
+    """A few effective batches spread over the space on a logarithmic scale, both ends among them."""
+    domain = spec.space.effective_batch
+    if isinstance(domain, Fixed | Choices):
+        return sorted({int(value) for value in values_of(domain)})
+    low, high = bounds(domain)
+    return sorted({round(low * (high / low) ** (part / (count - 1))) for part in range(count)})
+
+
+def planned_batches(spec: StudySpec, profile: DeviceProfile, law: StepTime, count: int = 5) -> list[PlannedBatch]:
+    """A few effective batches as a law's devices would train them; those without a plan are left out."""
+    assert profile.training_set is not None
+    limits = plan_limits(spec, profile, law.devices)
+    wished = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
+    batches = []
+    for batch in sample_batches(spec, count):
+        try:
+            plan = planned(spec, profile, batch, law.devices, wished)
+        except InfeasiblePlanError:
+            continue
+        batches.append(
+            PlannedBatch(
+                effective_batch=batch,
+                devices=law.devices,
+                accumulation=plan.accumulation,
+                micro_batch=plan.largest_micro_batch,
+                step_s=law.step_s(plan),
+                epoch_s=law.train_s(plan, profile.training_set, **limits),
+            )
+        )
+    return batches
+
+
+def forecast(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: int) -> Forecast:
+    """Price the corners of the space and the study's length, by the step-time laws of its profiles; plans are of the first."""
+    each = [
+        [plan for law in profile.step_times for plan in planned_batches(spec, profile, law)] for profile in profiles.values()
+    ]
+    plans, profile = each[0], next(iter(profiles.values()))
+    epochs = bounds(spec.space.epochs)
+    epoch_s = [plan.epoch_s for some in each for plan in some]
+    fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]
+    evaluation_s = spec.training.evaluations * (profile.evaluation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
+    # Searched on log scales, so the geometric mean is the middle one.
+    middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * math.sqrt(epochs[0] * epochs[1])
+    study_s = spec.budget.trials * (middle + evaluation_s) / slots
+    return Forecast(
+        plans=tuple(plans),
+        fastest_trial_s=fastest,
+        slowest_trial_s=slowest,
+        study_s=study_s,
+        span=slowest / fastest,
+        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, evaluation_s, middle)),
+    )
+
+
+def _advice(
+    spec: StudySpec, profile: DeviceProfile, span: float, study_s: float, evaluation_s: float, trial_s: float
+) -> list[str]:
+    advice = []
+    if span < 2.5 and isinstance(spec.space.epochs, Fixed):
+        advice.append(f"the front spans x{span:.1f} in time only: search `epochs` as well, such as {{low: 2, high: 20}}")
+    if spec.budget.hours is not None and study_s > spec.budget.hours * 3600:
+        advice.append(f"budget.hours {spec.budget.hours:g} will end the study before its {spec.budget.trials} trials")
+    if evaluation_s > 0.5 * trial_s:
+        advice.append(
+            f"evaluating takes {evaluation_s / (evaluation_s + trial_s):.0%} of a trial's time: fewer `training.evaluations` "
+            "or a smaller evaluation set would leave more for training"
+        )
+    if not spec.start:
+        advice.append("name what you use today under `start:`, and the end will say how the front compares with it")
+    searched = len(spec.searched())
+    if spec.budget.trials < 5 * searched:
+        advice.append(
+            f"{spec.budget.trials} trials are few for {searched} searched parameters; {10 * searched} are a good number"
+        )
+    if profile.batch_statistics and (micro_batch_cap(spec, profile) or spec.space.accumulation is not None):
+        advice.append(
+            "the model has BatchNorm, which sees the micro-batch and not the whole batch: accumulation changes what is learned"
+        )
+    return advice

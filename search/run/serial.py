@@ -1,0 +1,80 @@
+"""The Runner in this very process: one trial after the other, no cluster; for small studies, checks and tests."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from multiprocessing import get_context
+from typing import Literal
+
+import torch
+
+from ...objectives.profiling.probe import device_name, profile_apart, profile_objective
+from ...objectives.trial import start_attempt
+from ...spaces.device import DeviceProfile, ProfileRequest
+from ...spaces.errors import Fault, StudyFileError
+from ...spaces.study import Devices
+from ...spaces.trial import Measurement, Outcome
+from .study_run import StudyRun
+
+
+class SerialRunner:
+    """Runs each attempt where the driver runs."""
+
+    slots = 1
+    kinds = ("",)
+
+    def __init__(self, devices: Devices) -> None:
+        self.device: Literal["cpu", "gpu"] = devices.kind_with(torch.cuda.device_count())
+        if self.device == "gpu" and not torch.cuda.is_available():
+            raise StudyFileError(
+                Fault("devices.kind", "expected a GPU that torch can use, got none here. Write kind: cpu or auto.")
+            )
+        have, things = torch.cuda.device_count(), "GPUs"
+        if self.device == "cpu":
+            have, things = (os.cpu_count() or 1) // devices.cpus, f"times {devices.cpus} cores"
+        if max(devices.counts) > max(have, 1):
+            message = f"expected at most the {have} {things} of this machine, got {max(devices.counts)}"
+            raise StudyFileError(Fault("devices.per_trial", message))
+
+    def device_id(self, kind: str = "") -> str:
+        return device_name(self.device)
+
+    def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
+        if self.device == "cpu":
+            return profile_objective(reference, request)
+        # A process of its own: whatever runs out of memory there leaves nothing behind here.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            return process.submit(profile_apart, reference, request).result()
+
+    def run(self, study: StudyRun) -> None:
+        while True:
+            setup = study.next_attempt()
+            if setup is None or setup == "wait":  # nothing else runs here that could bring more
+                return
+            with closing(start_attempt(study.spec.task, setup)) as attempt:  # type: ignore[type-var]  # a generator
+                outcome = Outcome("stopped")
+                for report in _interruptible(study, attempt):
+                    if not isinstance(report, Measurement):
+                        outcome = report
+                    elif not study.measured(setup.number, report, socket.gethostname()):
+                        break
+            if study.stopping and outcome.kind == "stopped":
+                return  # cut off, and swept by the driver
+            study.ended(setup.number, outcome)
+
+
+def _interruptible(study: StudyRun, attempt: Iterator[Measurement | Outcome]) -> Iterator[Measurement | Outcome]:
+    """The attempt's reports; Ctrl-C breaks into the user's code, and never into our own between two reports."""
+    while True:
+        study.interruptible = True
+        try:
+            report = next(attempt, None)
+        finally:
+            study.interruptible = False
+        if report is None:
+            return
+        yield report

@@ -1,0 +1,133 @@
+"""What a person who watches a study sees at one moment, whoever tells it: the run itself, or its database from elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...spaces.study import StudySpec
+from ...spaces.trial import Measurement, ParetoFront, TrialRecord, TrialSetup
+from .eta import Pace, Span, remaining_s
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTrial:
+    """A trial under way: where it runs, and how far it is.
+
+    Args:
+        where: the machine and its devices, as people know them; empty while nobody told.
+        share: of its budget trained, from 0 to 1.
+        score: of the study's metric when it was last measured.
+        left_s: seconds until it is done, by what is known of it.
+    """
+
+    number: int
+    where: str
+    effective_batch: int
+    learning_rate: float
+    share: float
+    score: float | None
+    left_s: float | None
+
+    @classmethod
+    def of(
+        cls, setup: TrialSetup, measured: Measurement | None, host: str, span: Span, pace: Pace, now_s: float
+    ) -> RunningTrial:
+        devices = f"{setup.plan.devices} {setup.device}s" if setup.plan.devices > 1 else setup.device
+        return cls(
+            number=setup.number,
+            where=f"{host} {devices}".strip(),
+            effective_batch=setup.effective_batch,
+            learning_rate=setup.learning_rate,
+            share=span.share,
+            score=None if measured is None else measured.score(setup.metric),
+            left_s=pace.left_s(span, now_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StudyView:
+    """A study at one moment.
+
+    Args:
+        trials: the budget's.
+        counted: trials that count towards it.
+        outcomes: how many trials ended in which way.
+        records: every trial that ended, for the plot.
+        elapsed_s: of this run.
+        remaining_s: until the budget is done; None where nothing tells it yet.
+        driver: who runs it, in words; empty where it is this process.
+    """
+
+    name: str
+    trials: int
+    counted: int
+    outcomes: Mapping[str, int]
+    running: tuple[RunningTrial, ...]
+    front: ParetoFront
+    records: tuple[TrialRecord, ...]
+    elapsed_s: float
+    remaining_s: float | None
+    driver: str = ""
+
+
+def study_view(
+    name: str,
+    spec: StudySpec,
+    front: ParetoFront,
+    done: tuple[TrialRecord, ...],
+    running: list[tuple[TrialSetup, Measurement | None, str, Span]],
+    ended: list[Span],
+    *,
+    now_s: float,
+    elapsed_s: float,
+    driven_s: float,
+    driver: str = "",
+) -> StudyView:
+    """The picture that a run and a database give alike.
+
+    Args:
+        done: trials that ended.
+        running: what trains, its last measurement, its machine, its time on the clock.
+        ended: attempts that ended, on the same clock.
+        now_s: by that clock.
+        elapsed_s: of this run.
+        driven_s: of all runs of the study, which `budget.hours` limits.
+    """
+    spans = [*ended, *(span for _, _, _, span in running)]
+    pace = Pace.of(spans)
+    counted = sum(record.counts for record in done)
+    to_come = max(spec.budget.trials - counted - len(running), 0)
+    left_s = remaining_s(spans, now_s, to_come)
+    if spec.budget.hours is not None and left_s is not None:
+        left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))
+    return StudyView(
+        name=name,
+        trials=spec.budget.trials,
+        counted=counted,
+        outcomes=Counter(record.outcome for record in done),
+        running=tuple(
+            RunningTrial.of(setup, measured, host, span, pace, now_s)
+            for setup, measured, host, span in sorted(running, key=lambda one: one[0].number)
+        ),
+        front=front,
+        records=done,
+        elapsed_s=elapsed_s,
+        remaining_s=left_s,
+        driver=driver,
+    )
+
+
+def span_of(
+    setup: TrialSetup,
+    measured: Measurement | None,
+    known_s: float | None,
+    begun_s: float,
+    ended_s: float | None = None,
+    *,
+    counts: bool = False,
+) -> Span:
+    """An attempt on the clock, by its setup and what it measured last."""
+    share = min(measured.samples_seen / setup.samples_budget, 1.0) if measured else 0.0
+    return Span(begun_s, ended_s, known_s, measured.elapsed_s if measured else 0.0, share, counts)

@@ -1,0 +1,84 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.engine import Engine
+
+from .database import DatabaseAway, Patience, database_door, network_storage, storage_engine, words_of
+from .lock import Driver
+from .records import Records
+from .schema import VERSION_TABLE, _migrations
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLook:
+    """A database as it is found, before anything is written to it.
+
+    Args:
+        revision: of bsearch's tables there; None where there are none yet.
+        newer: a newer bsearch has written them.
+        network: the type of the network file system that an SQLite file lies on.
+        refusal: why it cannot be written; empty where it can.
+        drivers: who runs which study.
+    """
+
+    revision: str | None
+    newer: bool
+    network: str | None
+    refusal: str
+    drivers: Mapping[str, Driver]
+
+
+def look_at_storage(url: str) -> StorageLook:
+    """Open a database that is there, and try whether it could be written; nothing in it changes.
+
+    Raises:
+        LauncherError: it cannot be opened.
+        StudyFileError: the URL names no database.
+    """
+    engine = storage_engine(url, create=False)
+
+    def look() -> StorageLook:
+        with database_door(url), engine.connect() as connection:
+            revision = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+        known = {script.revision for script in _migrations(Config()).walk_revisions()}
+        newer = revision is not None and revision not in known
+        drivers: dict[str, Driver] = {}
+        if revision is not None and not newer:
+            records = Records(url, create=False)
+            found = {study.name: records.driver(study.name) for study in records.studies()}
+            drivers = {name: driver for name, driver in found.items() if driver is not None}
+            records.close()
+        return StorageLook(revision, newer, network_storage(engine), _refusal(engine), drivers)
+
+    try:
+        return Patience(url)(look)
+    finally:
+        engine.dispose()
+
+
+def _refusal(engine: Engine) -> str:
+    """Why a database cannot be written; empty where it can."""
+    if engine.dialect.name == "postgresql":
+        may_write = "current_setting('transaction_read_only') = 'off' AND NOT pg_is_in_recovery()"
+        with engine.connect() as connection:
+            asked = f"SELECT {may_write}, has_schema_privilege(current_schema(), 'CREATE')"
+            writes, may_create = connection.exec_driver_sql(asked).one()
+        if not writes:
+            return "the server takes no writes (a standby, or default_transaction_read_only)"
+        return "" if may_create else "its user may not create tables in this schema"
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            if engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("PRAGMA busy_timeout=2000")
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                connection.exec_driver_sql("ROLLBACK")
+    except (sa.exc.DBAPIError, DatabaseAway) as error:
+        return words_of(getattr(error, "orig", None) or error)
+    return ""

@@ -1,0 +1,91 @@
+"""Memory of the past: trials of earlier studies of the same task, in this study's own terms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...spaces.errors import BsearchError, Fault, StudyFileError
+from ...spaces.study import StudySpec
+from ...spaces.study_file import read_study
+from ..analysis.confirm import averaged
+from ..store.optuna_storage import stored_trials
+from ..store.records import KeptStudy, Records
+from .front_model import PastTrial
+
+# What must be the same for an earlier accuracy to say something of this study's.
+_SAME = ("task", "training", "objectives")
+_MAY_DIFFER = ("evaluations", "seed")
+
+
+def past_trials(
+    spec: StudySpec,
+    identity: Mapping[str, Any],
+    known_seconds: Callable[[Mapping[str, Any]], float] | None,
+) -> list[PastTrial]:
+    """The finished trials of the studies under `warm_start:` that lie in this study's space, priced by this study's laws.
+
+    Raises:
+        StudyFileError: there is no such study, it trained something else, or this study's times are not known beforehand.
+    """
+    if not spec.warm_start:
+        return []
+    if known_seconds is None:
+        raise StudyFileError(
+            Fault("warm_start", "expected times known beforehand, to price earlier trials with; got budget.profile_s: 0")
+        )
+    found: list[PastTrial] = []
+    faults = []
+    for index, named in enumerate(dict.fromkeys(spec.warm_start)):
+        try:
+            url, study = _kept(spec, named)
+            faults += [Fault(f"warm_start.{index}", f"{named}: {words}") for words in _differences(study.identity, identity)]
+            found += _trials(spec, url, study, known_seconds)
+        except BsearchError as error:
+            faults.append(Fault(f"warm_start.{index}", str(error)))
+    if faults:
+        raise StudyFileError(faults)
+    return found
+
+
+def _kept(spec: StudySpec, named: str) -> tuple[str, KeptStudy]:
+    """Where an earlier study lies: a study file's, or one by its name in this study's own storage."""
+    url, name = spec.storage, named
+    if named.endswith((".yaml", ".yml")):
+        other = read_study(spec.folder / Path(named).expanduser())
+        url, name = other.storage, other.study
+    assert url is not None
+    kept = [study for study in Records(url, create=False).studies() if name in (study.name, study.base_name)]
+    if url == spec.storage and name == spec.study:
+        raise StudyFileError("expected another study than this one, which goes on by itself")
+    if not kept:
+        raise StudyFileError(f"expected an earlier study, but its storage holds none of the name {name!r}")
+    return url, kept[-1]
+
+
+def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for part in _SAME:
+        old, new = ({key: one for key, one in (side.get(part) or {}).items() if key not in _MAY_DIFFER} for side in (was, now))
+        if old != new:
+            yield f"expected the same {part} as this study's, got {old}, and here {new}"
+
+
+def _trials(
+    spec: StudySpec, url: str, study: KeptStudy, known_seconds: Callable[[Mapping[str, Any]], float]
+) -> Iterator[PastTrial]:
+    old = StudySpec.model_validate(study.spec)
+    if old.space.reference_batch != spec.space.reference_batch:
+        expected = f"expected reference_rate at_batch {spec.space.reference_batch}, as here"
+        raise StudyFileError(f"{study.name}: {expected}, got {old.space.reference_batch}")
+    searched, fixed = spec.searched(), spec.fixed()
+    for record in averaged(stored_trials(url, study.name), spec.objectives):
+        values = {**old.fixed(), **record.parameters}
+        inside = all(name in values and domain.contains(values[name]) for name, domain in searched.items())
+        if not inside or any(values.get(name) != value for name, value in fixed.items()):
+            continue
+        parameters = {name: values[name] for name in searched}
+        seconds = known_seconds(parameters)
+        if record.accuracy is not None and math.isfinite(seconds):
+            yield parameters, seconds, record.accuracy

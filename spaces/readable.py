@@ -1,0 +1,42 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import math
+
+
+def seconds(value: float | None) -> str:
+    """Seconds as people say them.
+
+    >>> seconds(0.000123), seconds(0.0123), seconds(0.123), seconds(75.2), seconds(7260)
+    ('123 µs', '12.3 ms', '0.123 s', '1 min 15 s', '2 h 1 min')
+    """
+    if value is None or not math.isfinite(value):
+        return "-"
+    if value < 0.1:
+        return f"{value * 1e6:.3g} µs" if value < 1e-3 else f"{value * 1e3:.3g} ms"
+    if value < 60:
+        return f"{value:.3g} s"
+    if value < 3600:
+        return f"{int(value // 60)} min {int(value % 60)} s"
+    return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
+
+
+def number(value: object) -> str:
+    """A value of a table: four digits are enough to read, whole numbers stay whole."""
+    if isinstance(value, bool) or not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.4g}"
+
+
+def readable_bytes(value: float) -> str:
+    """Bytes in the binary unit that leaves one to four digits before the point.
+
+    >>> readable_bytes(1536), readable_bytes(10737418240), readable_bytes(12)
+    ('1.50 KiB', '10.0 GiB', '12 B')
+    """
+    unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
+    while abs(value) >= 1024 and larger:
+        value /= 1024
+        unit, *larger = larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:#.3g} {unit}"

@@ -1,0 +1,176 @@
+"""Submitting and looking after jobs from the command line, the registry of launchers, and what travels."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from bsearch.cli import main
+from bsearch.cluster.submit import submitter as registry
+from bsearch.cluster.submit.files import copy_package
+from bsearch.cluster.submit.submitter import GROUP, OURS, Job, Plan, Submission, open_submitter
+from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.study_file import parse_study, read_study
+from bsearch.spaces.submit import Submit
+from click.testing import CliRunner, Result
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "fake_kubectl"))
+from fake_kubectl import program, tell
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"launcher": "kuberay", "kuberay": {"image": "registry.example/bsearch:0.1.0", "storage_claim": "studies"}}
+
+
+def bsearch(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "kube"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{program(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_KUBE", str(folder))
+    return folder
+
+
+def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., Path], kube: Path) -> None:
+    path = study_file(submit=SETTINGS, storage="sqlite:////data/small.db")
+    dry = bsearch("submit", path, "--nodes", 3, "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert "replicas: 3\n" in dry.output
+    assert bsearch("jobs", "list", "--study", path).output == "no jobs of bsearch there\n"
+    sent = bsearch("submit", path, "--namespace", "vision")
+    assert sent.exit_code == 0, sent.output
+    id = sent.stdout.splitlines()[0].removeprefix("submitted study small to kuberay as job ")
+    assert sent.stdout.splitlines()[1:] == [
+        "Next:",
+        f"  bsearch jobs status {id} --launcher kuberay --namespace vision",
+        f"  bsearch jobs logs {id} --launcher kuberay --namespace vision --follow",
+        f"  bsearch jobs stop {id} --launcher kuberay --namespace vision",
+    ]
+    where = ["--launcher", "kuberay", "--namespace", "vision"]
+    tell(kube, id, "[1/4] trial 0 complete\n", jobDeploymentStatus="Running", jobStatus="RUNNING")
+    assert f"{id}  small  running" in bsearch("jobs", "list", *where).output
+    (listed,) = json.loads(bsearch("jobs", "list", *where, "--json").stdout)
+    assert listed == json.loads(bsearch("jobs", "status", id, *where, "--json").stdout)
+    assert set(listed) == {"id", "study", "launcher", "state", "submitted_at", "started_at"}
+    assert bsearch("jobs", "status", id, *where).output.startswith(f"job {id} of study small: running, submitted 2")
+    assert bsearch("jobs", "logs", id, *where).output == "[1/4] trial 0 complete\n"
+    assert bsearch("jobs", "stop", id, *where).output == f"stopping job {id}\n"
+    gone = bsearch("jobs", "status", id, *where)
+    assert (gone.exit_code, gone.output) == (
+        1,
+        f"Kubernetes, namespace vision: has no job {id}. `bsearch jobs list` tells those it has.\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["jobs", "list"], "submit.launcher: expected one of kuberay, ray, slurm; got none. Write it, or --launcher"),
+        (["jobs", "list", "--launcher", "slrum"], "expected one of kuberay, ray, slurm; got 'slrum'. Did you mean 'slurm'?"),
+        (
+            ["jobs", "list", "--launcher", "ray", "--address", "http://a; id"],
+            "submit.ray.address: expected auto, http://host:8265",
+        ),
+        (
+            ["jobs", "list", "--launcher", "slurm", "--address", "http://a"],
+            "--address goes with launcher ray, got it with slurm",
+        ),
+        (["jobs", "list", "--study", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
+    ],
+)
+def test_bad_input_is_told_without_a_traceback(arguments: list[str], message: str) -> None:
+    result = bsearch(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_faults_bear_the_lines_of_the_study_file(study_file: Callable[..., Path]) -> None:
+    path = study_file(submit={"launcher": "kuberay", "cpus_per_node": 1}, devices={"cpus": 2})
+    result = bsearch("submit", path)
+    assert result.exit_code == 2
+    lines = path.read_text().splitlines()
+    places = dict(zip(("submit.cpus_per_node", "submit.kuberay.image", "storage"), result.output.splitlines(), strict=True))
+    assert places["submit.cpus_per_node"].startswith(f"{path}:{lines.index('  cpus_per_node: 1') + 1}: submit.cpus_per_node: ")
+    assert places["submit.kuberay.image"].startswith(f"{path}:{lines.index('submit:') + 1}: submit.kuberay.image: ")
+
+
+def test_where_a_study_runs_is_no_part_of_what_it_is(study_file: Callable[..., Path]) -> None:
+    plain, submitted = read_study(study_file()), read_study(study_file(submit={"launcher": "slurm", "nodes": 7}))
+    assert plain.identity() == submitted.identity()
+
+
+def test_all_faults_of_the_section_are_told_with_their_lines() -> None:
+    text = """study: a
+task: m:x
+space: {effective_batch: 3, reference_rate: 0.1}
+submit:
+  nodes: 0
+  memory_per_node: lots
+  slurm:
+    array: 1-5
+    options: {exclude: "a b", nodes: 3}
+    setup: ["module load cuda/12", "source ~/v/bin/activate; id"]
+    gress: gpu:1
+"""
+    with pytest.raises(StudyFileError) as error:
+        parse_study(text)
+    assert [(fault.line, fault.key) for fault in error.value.faults] == [
+        (5, "submit.nodes"),
+        (6, "submit.memory_per_node"),
+        (8, "submit.slurm.array"),
+        (9, "submit.slurm.options.exclude"),
+        (9, "submit.slurm.options.nodes"),
+        (10, "submit.slurm.setup[1]"),
+        (11, "submit.slurm.gress"),
+    ]
+
+
+def test_the_package_declares_the_launchers_it_knows() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    assert declared == {point.name: point.value for point in OURS}
+
+
+class Paper:
+    """A launcher of somebody else's, that writes jobs on paper."""
+
+    def __init__(self, settings: Submit) -> None:
+        self.place = ()
+        self.sheets = settings.plugins["paper"]["sheets"]
+
+    def plan(self, submission: Submission) -> Plan:
+        return Plan(f"{submission.spec.study} on {self.sheets} sheets\n")
+
+    def submit(self, submission: Submission) -> Job:
+        return Job("1", submission.spec.study, "paper", "pending")
+
+
+def test_a_plug_in_is_found_by_its_entry_point(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint("paper", f"{__name__}:Paper", GROUP), EntryPoint("torn", "nowhere.at_all:Torn", GROUP)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    path = study_file(submit={"launcher": "paper", "plugins": {"paper": {"sheets": 3}}})
+    assert bsearch("submit", path, "--dry-run").output == "small on 3 sheets\n"
+    assert "submitted study small to paper as job 1" in bsearch("submit", path).output
+    with pytest.raises(LauncherError, match=r"launcher torn: its plug-in nowhere.at_all:Torn cannot be loaded: No module"):
+        open_submitter(Submit(launcher="torn"))
+
+
+def test_the_package_that_travels_is_the_wheel_unpacked(tmp_path: Path) -> None:
+    package, metadata = copy_package(tmp_path)
+    sent = {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()}
+    tree = {"__init__.py", "__main__.py", "cli.py", "py.typed"}
+    for name in ("spaces", "objectives", "search", "cluster"):
+        files = [path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        tree |= {str(path.relative_to(ROOT)) for path in files}
+    assert sent == tree
+    assert metadata.name.endswith(".dist-info")
+    assert "Name: bsearch" in (metadata / "METADATA").read_text()

@@ -1,0 +1,227 @@
+"""Laws of several devices in one trial: ranks equal the one process, and no rank's end is silent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bsearch.objectives.data_parallel import RankDiedError, RankProcesses, close_ranks, rank_processes
+from bsearch.objectives.loading import objective_hash
+from bsearch.objectives.trial import start_attempt
+from bsearch.search.run.driver import StudyResult, run_study
+from bsearch.search.store.records import Records
+from bsearch.search.run.serial import SerialRunner
+from bsearch.spaces.errors import ObjectiveError
+from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.study_file import read_study
+from bsearch.spaces.trial import Measurement, Outcome
+from conftest import TASKS
+from rank_jobs import evaluated, statistics, trained, who
+from test_training import setup
+
+WIDE = f"{TASKS}:WideNet"
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankProcesses]:
+    started = RankProcesses(2, "cpu", 1)
+    yield started
+    started.close()
+
+
+def on(devices: int, batch: int, accumulation: int = 1, **changes: Any) -> dict[str, Any]:
+    return setup(batch, **({"plan": BatchPlan(batch, accumulation, devices)} | changes)).to_dict()
+
+
+@pytest.mark.parametrize("kind", ["samples", "weights", "ignored", "tokens"])
+@pytest.mark.parametrize(("batch", "accumulation"), [(501, 1), (385, 3), (7, 3), (3, 2), (2, 1), (128, 4)])
+def test_two_ranks_equal_one_process(ranks: RankProcesses, kind: str, batch: int, accumulation: int) -> None:
+    parameters = {"kind": kind}
+    (alone,) = trained(WIDE, on(1, batch, parameters=parameters), 5)
+    (shared,) = ranks.run(trained, WIDE, on(2, batch, accumulation, parameters=parameters), 5)
+    for one, other in zip(alone, shared, strict=True):
+        assert float((one - other).norm()) <= 1e-12 * float(one.norm())
+
+
+def test_clipping_and_parameters_that_are_never_used_change_nothing(ranks: RankProcesses) -> None:
+    changes: dict[str, Any] = {"parameters": {"unused": True}, "training": {"clip_norm": 0.05}}
+    (alone,) = trained(WIDE, on(1, 101, **changes), 5)
+    (shared,) = ranks.run(trained, WIDE, on(2, 101, 3, **changes), 5)
+    for one, other in zip(alone, shared, strict=True):
+        assert float((one - other).norm()) <= 1e-12 * max(float(one.norm()), 1e-3)
+
+
+def test_ranks_agree_on_running_statistics(ranks: RankProcesses) -> None:
+    ((before, after),) = ranks.run(statistics, f"{TASKS}:NeedsTwo", on(2, 201, 3), 4)
+    assert len(before) == 2
+    assert before[0] != before[1]  # each saw its own samples
+    assert after == pytest.approx([sum(pair) / 2 for pair in zip(*before, strict=True)], rel=1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 64, 77, 301])
+def test_evaluation_on_two_ranks_is_exact(ranks: RankProcesses, batch: int) -> None:
+    (alone,) = evaluated(WIDE, on(1, 8), batch)
+    (shared,) = ranks.run(evaluated, WIDE, on(2, 8), batch)
+    assert shared == alone  # to the last bit: the same batches, their sums added exactly
+
+
+def test_evaluation_deals_its_batches_out(ranks: RankProcesses) -> None:
+    (alone,) = evaluated(f"{TASKS}:Points", on(1, 8), None)
+    (shared,) = ranks.run(evaluated, f"{TASKS}:Points", on(2, 8), None)
+    assert shared["accuracy"] == alone["accuracy"]
+    assert shared["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-6)
+
+
+def ended(reports: Iterator[Measurement | Outcome]) -> tuple[list[Measurement], Outcome]:
+    *measurements, outcome = reports
+    assert isinstance(outcome, Outcome)
+    return measurements, outcome  # type: ignore[return-value]
+
+
+def attempt(name: str, devices: int = 2, batch: int = 50, budget: int = 400, **changes: Any) -> Iterator[Measurement | Outcome]:
+    made = setup(batch, budget=budget, **({"plan": BatchPlan(batch, 1, devices)} | changes))
+    return start_attempt(f"{TASKS}:{name}", made)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ended_ranks() -> Iterator[None]:
+    yield
+    close_ranks()
+
+
+def test_ranks_are_kept_between_trials_and_stopped_ones_too() -> None:
+    ended(attempt("Points"))
+    kept = rank_processes(2, "cpu", 1)
+    (first,) = kept.run(who, 1)
+    with closing(attempt("Points", budget=4000)) as reports:  # type: ignore[type-var]
+        next(reports)
+    measurements, outcome = ended(attempt("Points"))
+    assert outcome.kind == "complete"
+    assert len(measurements) == 2
+    assert rank_processes(2, "cpu", 1) is kept
+    assert list(kept.run(who, 2)) == [first, first]
+
+
+def test_a_killed_rank_is_an_interruption_and_the_next_trial_gets_new_ones() -> None:
+    begun = time.monotonic()
+    _, outcome = ended(attempt("KillsARank", number=1))
+    assert (outcome.kind, outcome.message) == ("interrupted", "rank 1 of 2 died by SIGKILL")
+    _, again = ended(attempt("KillsARank", number=1, attempt=1))
+    assert again.kind == "complete"
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize(("how", "kind"), [("memory", "out_of_memory"), ("code", "error")])
+def test_what_fails_on_one_rank_ends_the_attempt_on_all(how: str, kind: str) -> None:
+    _, outcome = ended(attempt("OneRankFails", parameters={"how": how}))
+    assert outcome.kind == kind
+    if how == "memory":
+        assert outcome.micro_batch == 25
+    else:
+        assert "ValueError: rank 1 alone does not like this" in outcome.message
+        assert "Traceback" in outcome.traceback
+
+
+def test_a_diverged_trial_diverges_on_all_ranks() -> None:
+    _, outcome = ended(attempt("Explodes", budget=4000, **{"optimizer": setup(rate=1e6).optimizer}))
+    assert outcome.kind == "diverged"
+
+
+def test_errors_of_a_job_come_through_in_words(ranks: RankProcesses) -> None:
+    own = RankProcesses(2, "cpu", 1)
+    with pytest.raises(ObjectiveError, match="no such file"):
+        list(own.run(trained, "/nowhere/tasks.py:X", on(2, 8), 1))
+    assert not own.alive
+
+
+def test_a_rank_killed_between_trials_is_told() -> None:
+    own = RankProcesses(2, "cpu", 1)
+    reports = own.run(who, 5)
+    victim = next(reports)
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(RankDiedError, match="rank 0 of 2 died by SIGKILL"):
+        list(reports)
+
+
+def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """As the serial runner makes them on GPUs: ranks that wait for more work must not keep that process from ending."""
+    script = tmp_path / "profiles.py"
+    script.write_text(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from multiprocessing import get_context\n"
+        "from rank_jobs import profiled\n"
+        "if __name__ == '__main__':\n"
+        "    for name in ('profile_apart', 'profile_objective'):\n"
+        "        with ProcessPoolExecutor(1, mp_context=get_context('spawn')) as process:\n"
+        "            print(process.submit(profiled, name).result(), flush=True)\n"
+    )
+    jobs = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, str(script), str(jobs)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split() == ["2", "2"], done.stderr
+
+
+def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from rank_jobs import who\n"
+        "from bsearch.objectives.data_parallel import RankProcesses\n"
+        "if __name__ == '__main__':\n"
+        "    ranks = RankProcesses(2, 'cpu', 1)\n"
+        "    print(next(ranks.run(who, 9)), *(p.pid for p in ranks._processes), flush=True)\n"
+        "    input()\n"
+    )
+    script = tmp_path / "starts_ranks.py"
+    script.write_text(code)
+    tests = str(Path(__file__).parent.parent)
+    driver = subprocess.Popen([sys.executable, str(script), tests], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    pids = list(map(int, driver.stdout.readline().split()))
+    driver.kill()
+    driver.communicate()
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, Records]:
+    space = {"effective_batch": {"low": 3, "high": 101}, "reference_rate": {"low": 0.05, "high": 0.5}, "epochs": 2}
+    path = study_file(**({"space": space, "devices": {"per_trial": 2, "kind": "cpu"}} | changes))
+    spec = read_study(path)
+    assert spec.storage is not None
+    return run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task)), Records(spec.storage)
+
+
+def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file: Callable[..., Path]) -> None:
+    result, records = run(study_file, task=f"{TASKS}:KillsARank", budget={"trials": 4})
+    assert [record.outcome for record in result.study.records] == ["complete"] * 4
+    assert [record.facts["attempts"] for record in result.study.records] == [1, 2, 1, 1]
+    assert [row["outcome"] for row in records.attempts("small", 1)] == ["interrupted", "complete"]
+    assert all(record.facts["devices"] == 2 and record.facts["samples_budget"] == 800 for record in result.study.records)
+
+
+def test_the_number_of_devices_is_searched_and_many_are_not_free(study_file: Callable[..., Path]) -> None:
+    result, _ = run(
+        study_file,
+        task=f"{TASKS}:Points",
+        devices={"per_trial": [1, 2], "kind": "cpu"},
+        objectives={"speed": "device_s"},
+        start=[{"effective_batch": 50, "reference_rate": 0.1, "devices": d} for d in (1, 2)],
+        budget={"trials": 4, "profile_s": 0.5},
+    )
+    one, two = result.study.records[:2]
+    assert (one.facts["devices"], two.facts["devices"]) == (1, 2)
+    assert one.parameters["devices"] == 1
+    for record in result.study.records:
+        assert record.facts["device_s"] == pytest.approx(record.facts["train_s"] * record.facts["devices"])
+        assert record.facts["train_s_source"] == "known"
+    assert result.study.front.speed == "device_s"

@@ -1,0 +1,409 @@
+"""The memory law: predicted before anything runs, exact to the sample, and kept by every trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+import torchvision
+from bsearch.cli import main
+from bsearch.objectives import Data, Loss, Score, Task, TrialSetup
+from bsearch.objectives.digits import Digits
+from bsearch.objectives.profiling.memory import MemoryProbe, calibrated, evaluation_batch, memory_law
+from bsearch.objectives.profiling.probe import confirmed, fastest_evaluation_batch, profile_objective
+from bsearch.objectives.training import train_task
+from bsearch.search.store.records import Records
+from bsearch.spaces.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.errors import ProbeError, StudyFileError
+from bsearch.spaces.memory import MemoryLaw, bytes_of, largest_fitting, readable_bytes
+from bsearch.spaces.study import Memory
+from bsearch.spaces.study_file import parse_study
+from click.testing import CliRunner
+from conftest import TASKS
+from hypothesis import given
+from hypothesis import strategies as st
+from test_records import run
+from test_training import setup
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+
+lines = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5000)), min_size=1, max_size=4)
+
+
+@given(lines, st.integers(1, 10**7), st.integers(1, 20), st.integers(0, 5000))
+def test_the_largest_that_fits_is_exact_on_every_convex_curve(
+    phases: list[tuple[int, int]], limit: int, low: int, width: int
+) -> None:
+    def peak(size: int) -> int:
+        return max(fixed + each * size for fixed, each in phases)
+
+    found = largest_fitting(peak, limit, low, low + width)
+    slow = [size for size in range(low, low + width + 1) if peak(size) <= limit]
+    assert found == (slow[-1] if slow else None)
+
+
+@given(lines, st.integers(1, 10**7), st.integers(2, 20000))
+def test_it_takes_few_looks(phases: list[tuple[int, int]], limit: int, high: int) -> None:
+    looks: set[int] = set()
+
+    def peak(size: int) -> int:
+        looks.add(size)
+        return max(fixed + each * size for fixed, each in phases)
+
+    largest_fitting(peak, limit, 1, high)
+    assert len(looks) <= 24  # halving alone takes 17; a kind curve five
+
+
+@given(lines, st.integers(0, 5000))
+def test_between_known_sizes_the_law_never_promises_too_little(phases: list[tuple[int, int]], size: int) -> None:
+    def peak(size: int) -> int:
+        return max(fixed + each * size for fixed, each in phases)
+
+    law = MemoryLaw(tuple((known, peak(known)) for known in (1, 50, 700, 5001)))
+    if size:
+        assert law.predicted_bytes(size) >= peak(size) * (1 - 1e-9)
+    with pytest.raises(ProbeError, match="no line beyond that holds"):
+        law.predicted_bytes(5002)
+
+
+def test_a_failure_raises_the_law_until_it_forbids_what_failed() -> None:
+    law = MemoryLaw(((1, 100), (101, 1100)))
+    assert law.largest_micro_batch(1000) == 91
+    raised = law.raised_by(80, 1000)
+    assert raised.peak_bytes(80) > 1000
+    largest = raised.largest_micro_batch(1000)
+    assert largest is not None
+    assert largest < 80
+    assert raised.raised_by(20, 1000).scale > raised.scale
+    assert MemoryLaw.from_dict(json.loads(json.dumps(raised.to_dict()))) == raised
+    assert law.largest_micro_batch(10) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("10GiB", 10 * 2**30), ("10GB", 10**10), ("1.5 kib", 1536), ("7", 7), (".5 MB", 500000)]
+)
+def test_bytes_are_read_in_both_kinds_of_units(text: str, expected: int) -> None:
+    assert bytes_of(text) == expected
+
+
+@given(st.integers(1, 2**50))
+def test_readable_bytes_are_near_enough(value: int) -> None:
+    assert bytes_of(readable_bytes(value)) == pytest.approx(value, rel=0.006, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("written", "limit"),
+    [("10GiB", 10 * 2**30), ("90%", 900), ("100%", 1000), ("device", 1000), ("5000", 5000), ("null", None)],
+)
+def test_a_limit_is_bytes_a_share_or_the_device(written: str, limit: int | None) -> None:
+    text = "study: a\ntask: a.py:B\nspace: {effective_batch: 3, reference_rate: 1}\nmemory: {limit: %s}"
+    memory = parse_study(text % written).memory
+    assert memory.limit_bytes(1000, "cpu") == limit
+    assert Memory.model_validate(memory.model_dump(mode="json")) == memory
+    if written == "null":
+        assert memory.limit_bytes(1000, "gpu") == 1000
+    for nonsense in ("-1", "0", "0%", "150%", "ten", "10 parsecs", "true", "[1]"):
+        with pytest.raises(
+            StudyFileError, match=r"memory.limit: expected bytes such as 10GiB, a share of the device such as 90%"
+        ):
+            parse_study(text % nonsense)
+    with pytest.raises(StudyFileError, match=r"study.yaml:4: memory.headroom: expected a share from 0 up to 1, got 5"):
+        parse_study(text % "1GB, headroom: 5")
+
+
+class Images(Task):
+    """A torchvision model on random images; SGD with momentum or Adam."""
+
+    def __init__(self, name: str, size: int, adam: bool = False) -> None:
+        self.name, self.size, self.adam = name, size, adam
+
+    def data(self, setup: TrialSetup) -> Data:
+        data = TensorDataset(torch.randn(64, 3, self.size, self.size), torch.randint(0, 10, (64,)))
+        return Data(data, data)
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        options = {"image_size": self.size} if self.name.startswith("vit") else {}
+        model: nn.Module = torchvision.models.get_model(self.name, weights=None, num_classes=10, **options)
+        return model
+
+    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
+        if self.adam:
+            return torch.optim.AdamW(parameters, lr=setup.learning_rate)
+        return super().optimizer(parameters, setup)
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(500, 64)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(64, 500)
+        self.checkpointed = False
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = checkpoint(layer, hidden, use_reentrant=False) if self.checkpointed else layer(hidden)
+        return self.head(hidden)
+
+
+class Tokens(Task):
+    """A small transformer on sentences; its loss counts the tokens that are not padding."""
+
+    checkpointed = False
+
+    def data(self, setup: TrialSetup) -> Data:
+        data = TensorDataset(torch.randint(0, 500, (64, 24)))
+        return Data(data, data)
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = Transformer()
+        model.checkpointed = self.checkpointed
+        return model
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        (tokens,) = batch
+        targets = tokens[:, 1:].masked_fill(tokens[:, 1:] < 50, -100)
+        total = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), targets.flatten(), reduction="sum")
+        return Loss(total, (targets >= 0).sum())
+
+    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=setup.learning_rate)
+
+    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
+        (tokens,) = batch
+        return Score((model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]).sum(), tokens[:, 1:].numel())
+
+
+class Checkpointed(Tokens):
+    checkpointed = True
+
+
+MODELS: list[tuple[Task, int]] = [
+    (Digits(), 200),
+    (Images("resnet18", 32), 24),
+    (Images("mobilenet_v3_large", 64), 16),
+    (Images("vit_b_16", 64, adam=True), 4),
+    (Tokens(), 32),
+    (Checkpointed(), 32),
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("task", "size"), MODELS, ids=lambda value: getattr(value, "name", type(value).__name__))
+def test_the_trace_is_within_four_percent_of_real_tensors(task: Task, size: int, precision: str) -> None:
+    probe = MemoryProbe(task, setup(rate=0.01, training={"precision": precision}, smallest_micro_batch=2))
+    predicted, real = probe.train_peak(size), probe.counted("train", size)
+    assert probe.source == "traced"
+    assert predicted.total == pytest.approx(real.total, rel=0.04)
+    assert probe.evaluation_peak(size).total == pytest.approx(probe.counted("evaluation", size).total, rel=0.04)
+    assert predicted.total == pytest.approx(sum(predicted.parts.values()))
+    assert predicted.parts["parameters"] >= sum(4 * p.numel() for p in probe.run.parameters)
+
+
+@pytest.mark.parametrize("task", [Digits(), Tokens(), Checkpointed(), Images("resnet18", 32)], ids=lambda t: type(t).__name__)
+def test_the_largest_micro_batch_fits_and_one_more_does_not(task: Task) -> None:
+    probe = MemoryProbe(task, setup(rate=0.01, smallest_micro_batch=2))
+    limit = round(probe.train_peak(20).total * 1.01)
+    law = memory_law(probe, limit, 2, 500)
+    largest = law.largest_micro_batch(limit)
+    assert largest is not None
+    assert largest >= 20
+    assert len(law.points) <= 9
+    probe.counted("train", largest, limit)
+    with pytest.raises(torch.OutOfMemoryError, match="over the limit"):
+        probe.counted("train", largest + 1, limit)
+
+
+class LooksAtValues(Digits):
+    """A loss that reads a number off the batch: no trace can follow it."""
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        loss = super().loss(model, batch, setup)
+        return Loss(loss.total * (2.0 if float(batch[0].mean()) > 1e9 else 1.0), loss.denominator)
+
+
+def test_what_cannot_be_traced_is_counted_and_says_so() -> None:
+    probe = MemoryProbe(LooksAtValues(), setup())
+    peak = probe.train_peak(50)
+    assert probe.source == "counted"
+    assert "DataDependent" in probe.note
+    assert peak.total == pytest.approx(MemoryProbe(Digits(), setup()).train_peak(50).total, rel=0.04)
+
+
+def test_a_gpu_is_traced_with_its_own_optimizer_defaults() -> None:
+    """Lists of tensors at once hold more than one tensor after the other."""
+    cpu = MemoryProbe(Images("resnet18", 32, adam=True), setup(rate=0.01)).train_peak(2)
+    gpu = MemoryProbe(Images("resnet18", 32, adam=True), setup(rate=0.01))
+    gpu.setup = replace(gpu.setup, device="gpu")
+    assert gpu.train_peak(2).total > 1.1 * cpu.total
+
+
+def test_evaluation_takes_more_at_once_than_training() -> None:
+    probe = MemoryProbe(Digits(), setup())
+    limit = probe.train_peak(64).total
+    batch, looks = evaluation_batch(probe, limit, MemoryLaw(((1, 1),)), 64)
+    assert batch > 64
+    assert probe.evaluation_peak(batch).total <= limit < probe.evaluation_peak(batch + 1).total
+    assert looks[batch] <= limit
+    assert evaluation_batch(probe, 1.0, MemoryLaw(((1, 1),)), 64)[0] == 64
+
+
+def test_the_evaluation_batch_is_one_that_fits_and_is_tried() -> None:
+    probe = MemoryProbe(Digits(), setup())
+    assert 8 <= fastest_evaluation_batch(probe, 300, 8) <= 300
+    assert fastest_evaluation_batch(probe, 300, 8, patience_s=-1.0) == 8
+    assert fastest_evaluation_batch(probe, 64, 64) == 64
+
+
+def test_a_measurement_calibrates_the_law_and_confirms_the_answer() -> None:
+    probe = MemoryProbe(Digits(), setup())
+    limit = probe.train_peak(100).total
+    law = memory_law(probe, limit, 1, 1000)
+    wrong = replace(law, points=tuple((size, round(0.7 * peak)) for size, peak in law.points))
+    hopeful = wrong.largest_micro_batch(limit)
+    assert hopeful is not None
+    assert hopeful > 130
+    better, measured = calibrated(wrong, probe, [1, 100])
+    assert better.peak_bytes(100) == pytest.approx(measured[100], rel=1e-6)
+    assert better.peak_bytes(1) >= measured[1]
+    assert measured[100] == limit
+    fixed, largest = confirmed(wrong, probe, limit, limit, hopeful)
+    assert 95 <= largest <= 100
+    assert fixed.peak_bytes(largest) <= limit
+    assert fixed.scale > 1.2
+    probe.counted("train", largest, limit)
+
+
+def profile(limit: int, **memory: Any) -> DeviceProfile:
+    request = ProfileRequest(setup(), Memory(limit=limit, **memory), highest=1000)
+    return profile_objective("bsearch.objectives.digits:Digits", request)
+
+
+def test_the_profile_keeps_headroom_and_remembers_why() -> None:
+    tight, loose = profile(2_000_000, headroom=0.2), profile(2_000_000, headroom=0.0)
+    assert tight.largest_micro_batch is not None
+    assert loose.largest_micro_batch is not None
+    assert tight.largest_micro_batch < loose.largest_micro_batch
+    assert tight.evaluation_batch is not None
+    assert tight.evaluation_batch >= tight.largest_micro_batch
+    assert DeviceProfile.from_dict(json.loads(json.dumps(tight.to_dict()))) == tight
+    after = loose.after_out_of_memory(loose.largest_micro_batch - 10, 0.0)
+    assert after.largest_micro_batch is not None
+    assert after.largest_micro_batch < loose.largest_micro_batch - 10
+    assert replace(loose, memory=None).after_out_of_memory(101, 0.0).largest_micro_batch == 50
+
+
+def test_a_model_that_does_not_fit_is_told_with_its_bytes() -> None:
+    with pytest.raises(
+        StudyFileError, match=r"memory.limit: expected room for a pass of 1 sample, which peaks at 283 KiB \(param"
+    ):
+        profile(200_000)
+
+
+def test_a_trial_over_the_limit_is_out_of_memory_and_within_it_is_not() -> None:
+    probe = MemoryProbe(Digits(), setup())
+    limit = round(probe.train_peak(50).total * 1.02)
+    assert list(train_task(Digits(), setup(200, 4, 2000, memory_limit_bytes=limit)))[-1].samples_seen == 2000
+    with pytest.raises(torch.OutOfMemoryError, match="virtual device"):
+        list(train_task(Digits(), setup(200, 3, 2000, memory_limit_bytes=limit)))
+
+
+def limited_study(study_file: Callable[..., Path], trials: int, **changes: Any) -> Path:
+    """Most of this space does not fit one pass: 0.6 MB hold some 30 of up to 1,000 samples."""
+    space = {
+        "effective_batch": {"low": 16, "high": 1000},
+        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+        "epochs": 1,
+    }
+    # By dice: a sampler that learns would look where passes are few.
+    more = {"sampler": "random", "training": {"evaluations": 1}}
+    return study_file(space=space, memory={"limit": "600kB"}, budget={"trials": trials}, **more, **changes)
+
+
+def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    run(limited_study(study_file, 40))
+    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 40
+    assert all(trial.user_attrs["attempts"] == 1 for trial in trials)
+    assert sum(trial.params["effective_batch"] > trial.user_attrs["micro_batch"] for trial in trials) >= 10
+    assert max(trial.user_attrs["peak_bytes"] for trial in trials) <= 600_000
+
+
+def test_a_law_that_promised_too_much_is_mended_by_the_first_failure(
+    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = MemoryProbe._traced
+
+    def hopeful(self: MemoryProbe, kind: str, size: int) -> Any:
+        peak = honest(self, kind, size)
+        return replace(peak, total=round(0.7 * peak.total))
+
+    monkeypatch.setattr(MemoryProbe, "_traced", hopeful)
+    monkeypatch.setattr("bsearch.objectives.profiling.probe.confirmed", lambda law, probe, limit, usable, largest: (law, largest))
+    run(limited_study(study_file, 12))
+    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 12
+    attempts = Records(f"sqlite:///{tmp_path}/small.db").attempts("small")
+    failed = [row for row in attempts if row["outcome"] == "out_of_memory"]
+    assert 1 <= len(failed) <= 5
+    assert "over the limit" in failed[0]["message"]
+    for row in failed:
+        rows = [other for other in attempts if other["number"] == row["number"]]
+        assert len({other["setup"]["plan"]["effective_batch"] for other in rows}) == 1
+        assert len({other["setup"]["optimizer"]["learning_rate"] for other in rows}) == 1
+        assert rows[-1]["outcome"] == "complete"
+
+
+def test_a_second_study_pays_nothing_for_the_profile(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    run(limited_study(study_file, 1))
+
+    def never(*_: object) -> None:
+        raise AssertionError("profiled again")
+
+    monkeypatch.setattr("bsearch.search.run.serial.profile_objective", never)
+    assert run(limited_study(study_file, 1, study="another", storage="sqlite:///small.db")).study.name == "another"
+    with pytest.raises(AssertionError, match="profiled again"):
+        run(limited_study(study_file, 2, task=f"{TASKS}:AdamDigits", study="third", storage="sqlite:///small.db"))
+
+
+def test_each_value_that_changes_cost_has_a_profile_of_its_own(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    space = {
+        "effective_batch": {"low": 200, "high": 400},
+        "reference_rate": {"low": 0.02, "high": 0.5},
+        "width": {"choices": [8, 1024], "changes_cost": True},
+        "epochs": 1,
+    }
+    start = [{"effective_batch": 300, "reference_rate": 0.1, "width": width} for width in (8, 1024)]
+    run(study_file(space=space, memory={"limit": "6MB"}, start=start, budget={"trials": 2}))
+    narrow, wide = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
+    assert narrow.user_attrs["micro_batch"] > wide.user_attrs["micro_batch"]
+    assert (narrow.user_attrs["attempts"], wide.user_attrs["attempts"]) == (1, 1)
+
+
+def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = limited_study(study_file, 1)
+    result = CliRunner().invoke(main, ["profile", str(path), "--png", str(tmp_path / "memory.png")])
+    assert result.exit_code == 0, result.output
+    assert "traced on fake tensors" in result.output
+    assert "Limit 586 KiB, 5% kept free: the largest micro-batch is " in result.output
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads(CliRunner().invoke(main, ["profile", str(path), "--json"]).output)
+    document = document["memory"]
+    largest = document["largest_micro_batch"]
+    assert document["largest_effective_batch"]["4"] == 4 * largest
+    assert document["curve"][-1]["micro_batch"] == largest
+    assert all(abs(row["difference"]) < 0.04 for row in document["curve"] if row["difference"] is not None)
+    small = path.with_name("too-small.yaml")
+    small.write_text(path.read_text().replace("600kB", "100kB"))
+    for command in ("run", "check", "profile"):
+        refused = CliRunner().invoke(main, [command, str(small), *(["--serial"] if command == "run" else [])])
+        assert refused.exit_code == 2
+        assert "too-small.yaml:20: memory.limit: expected room for a pass of 1 sample, which peaks at" in refused.output

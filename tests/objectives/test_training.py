@@ -1,0 +1,332 @@
+"""Laws of the training loop: passes equal the one large batch, the budget is exact, a seed repeats bit for bit."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bsearch.objectives import Data, Loss, Task, TrialSetup
+from bsearch.objectives.digits import Digits
+from bsearch.objectives.profiling.live_bytes import LiveBytes
+from bsearch.objectives.profiling.probe import profile_objective
+from bsearch.objectives.training import TrainingRun, train_task
+from bsearch.spaces.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.errors import ObjectiveError
+from bsearch.spaces.learning_rate import OptimizerSettings
+from bsearch.spaces.plan import BatchPlan, plan_batch
+from bsearch.spaces.study import Memory, Training
+from bsearch.spaces.trial import Measurement
+from conftest import TASKS
+from tasks_for_tests import CountsSamples, NeedsTwo, Points
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+def setup(batch: int = 32, accumulation: int = 1, budget: int = 400, rate: float = 0.1, **changes: Any) -> TrialSetup:
+    training = Training.model_validate({"evaluations": 2, **changes.pop("training", {})})
+    made = TrialSetup(
+        study="law",
+        number=0,
+        attempt=0,
+        plan=BatchPlan(batch, accumulation),
+        optimizer=OptimizerSettings(rate),
+        samples_budget=budget,
+        training=training,
+        epochs=1,
+    )
+    return replace(made, **changes)
+
+
+class Net(Task):
+    """A small net in double precision; its loss may weigh classes, ignore labels, or count tokens."""
+
+    kind = "samples"
+
+    def data(self, setup: TrialSetup) -> Data:
+        generator = torch.Generator().manual_seed(3)
+        inputs = torch.randn(600, 6, generator=generator, dtype=self.dtype)
+        labels = torch.randint(0, 5, (600, 4) if self.kind == "tokens" else (600,), generator=generator)
+        ignored = torch.rand(labels.shape, generator=generator) < 0.3
+        if self.kind in ("ignored", "tokens"):
+            labels[ignored] = -100
+        data = TensorDataset(inputs, labels)
+        return Data(data, data)
+
+    dtype = torch.float64
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        outputs = 20 if self.kind == "tokens" else 5
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, outputs)).to(self.dtype)
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        inputs, labels = batch
+        logits = model(inputs)
+        if self.kind == "tokens":
+            logits = logits.view(-1, 5, 4)
+        weights = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=self.dtype) if self.kind == "weights" else None
+        total = nn.functional.cross_entropy(logits, labels, weight=weights, reduction="sum")
+        if weights is not None:
+            return Loss(total, weights[labels].sum())
+        return Loss(total, (labels != -100).sum() if self.kind in ("ignored", "tokens") else len(labels))
+
+
+def mean_loss_gradient(task: Net, batch: int) -> list[torch.Tensor]:
+    """The slow, obvious twin: one backward of torch's own mean over the whole batch."""
+    run = TrainingRun(task, setup(batch))
+    inputs, labels = run.train_fetcher.fetch(run.stream.take(0, batch))
+    logits = run.model(inputs)
+    if task.kind == "tokens":
+        logits = logits.view(-1, 5, 4)
+    weights = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=task.dtype) if task.kind == "weights" else None
+    nn.functional.cross_entropy(logits, labels, weight=weights).backward()
+    return [parameter.grad for parameter in run.parameters if parameter.grad is not None]
+
+
+def accumulated_gradient(task: Net, batch: int, accumulation: int) -> list[torch.Tensor]:
+    """What our step hands to the optimizer."""
+    run = TrainingRun(task, setup(batch, accumulation))
+    kept: list[torch.Tensor] = []
+    run.optimizer.register_step_pre_hook(lambda *_: kept.extend(p.grad.clone() for p in run.parameters if p.grad is not None))
+    position, passes = 0, []
+    for samples in run.setup.plan.passes():
+        if samples:
+            passes.append((samples, run.train_fetcher.fetch(run.stream.take(position, samples))))
+            position += samples
+    run.step(passes, batch)
+    return kept
+
+
+def relative_error(ours: Iterable[torch.Tensor], theirs: Iterable[torch.Tensor]) -> float:
+    ours, theirs = torch.cat([g.flatten() for g in ours]), torch.cat([g.flatten() for g in theirs])
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("kind", ["samples", "weights", "ignored", "tokens"])
+@pytest.mark.parametrize(("batch", "accumulation"), [(1, 1), (7, 3), (2, 5), (257, 2), (500, 3), (509, 8), (97, 97)])
+def test_accumulated_passes_equal_the_one_large_batch(kind: str, batch: int, accumulation: int) -> None:
+    task = Net()
+    task.kind = kind
+    if kind == "ignored" and batch == 1:
+        pytest.skip("the one sample is ignored: torch's own mean is 0/0 there")
+    assert relative_error(accumulated_gradient(task, batch, accumulation), mean_loss_gradient(task, batch)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["samples", "weights", "tokens"])
+def test_in_single_precision_they_are_equal_to_rounding(kind: str) -> None:
+    task = Net()
+    task.kind, task.dtype = kind, torch.float32
+    assert relative_error(accumulated_gradient(task, 509, 8), mean_loss_gradient(task, 509)) < 1e-5
+
+
+def test_a_step_whose_every_label_is_ignored_moves_nothing() -> None:
+    class Ignored(Net):
+        kind = "ignored"
+
+        def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+            return super().loss(model, [batch[0], torch.full_like(batch[1], -100)], setup)
+
+    gradients = accumulated_gradient(Ignored(), 8, 2)
+    assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients)
+
+
+def test_ignored_labels_do_not_make_a_trial_diverge() -> None:
+    class Ignored(Net):
+        kind = "ignored"
+        dtype = torch.float32
+
+    measurements = list(train_task(Ignored(), setup(1, 1, 40)))
+    assert all(math.isfinite(m.train_loss or 0.0) for m in measurements)
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 7])
+def test_micro_batch_and_accumulation_change_nothing_but_rounding(accumulation: int) -> None:
+    one = [m.train_loss for m in train_task(Digits(), setup(100, 1, 1197))]
+    several = [m.train_loss for m in train_task(Digits(), setup(100, accumulation, 1197))]
+    assert several == pytest.approx(one, rel=1e-4)
+
+
+def trained(task: Task, made: TrialSetup) -> tuple[list[Measurement], dict[str, torch.Tensor]]:
+    run = TrainingRun(task, made)
+    return list(run.measurements()), run.model.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_same_seed_gives_the_same_parameters_bit_for_bit(workers: int) -> None:
+    _, first = trained(Digits(), setup(37, 2, 600))
+    _, again = trained(Digits(), setup(37, 2, 600, training={"workers": workers}))
+    _, other = trained(Digits(), setup(37, 2, 600, training={"seed": 1}))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize(("batch", "budget"), [(1, 30), (7, 90), (30, 90), (29, 91), (13, 7 * 13), (30, 45)])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_trial_sees_its_budget_exactly(tmp_path: Path, batch: int, budget: int, accumulation: int) -> None:
+    log = tmp_path / "samples.txt"
+    made = setup(batch, accumulation, budget, parameters={"log": str(log)}, training={"evaluations": 4})
+    measurements = list(train_task(CountsSamples(), made))
+    seen = [int(name) for name in log.read_text().split()]
+    assert len(seen) == budget == measurements[-1].samples_seen
+    for epoch in range(budget // 30):
+        assert sorted(seen[30 * epoch : 30 * (epoch + 1)]) == list(range(30))
+    assert [m.samples_seen for m in measurements] == sorted({m.samples_seen for m in measurements})
+    assert len(measurements) <= 4
+
+
+def test_a_remainder_too_small_for_a_plan_joins_the_step_before() -> None:
+    made = setup(8, 1, 401, smallest_micro_batch=2)
+    measurements = list(train_task(NeedsTwo(), made))
+    assert measurements[-1].samples_seen == 401
+    assert measurements[-1].facts["steps"] == 50
+    assert measurements[-1].facts["ghost_batch"] == 8
+
+
+def test_running_statistics_move_as_far_in_passes_as_in_one_batch() -> None:
+    def moved(accumulation: int) -> torch.Tensor:
+        run = TrainingRun(NeedsTwo(), setup(64, accumulation))
+        norm = next(module for module in run.model.modules() if isinstance(module, nn.BatchNorm1d))
+        for samples in run.setup.plan.passes():
+            norm(torch.full((samples, 2), 5.0))
+        return norm.running_mean
+
+    assert torch.allclose(moved(1), moved(4), rtol=2e-3)
+
+
+def test_clipping_bounds_the_whole_steps_gradient() -> None:
+    task = Net()
+    free = accumulated_gradient(task, 64, 4)
+    run = TrainingRun(task, setup(64, 4, training={"clip_norm": 0.01}))
+    kept: list[torch.Tensor] = []
+    run.optimizer.register_step_pre_hook(lambda *_: kept.extend(p.grad.clone() for p in run.parameters if p.grad is not None))
+    batches = [(16, run.train_fetcher.fetch(run.stream.take(16 * part, 16))) for part in range(4)]
+    run.step(batches, 64)
+    norm = float(torch.cat([g.flatten() for g in kept]).norm())
+    assert norm == pytest.approx(0.01, rel=1e-3)
+    assert relative_error([g / norm for g in kept], [g / torch.cat([h.flatten() for h in free]).norm() for g in free]) < 1e-3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_precision_learns(precision: str) -> None:
+    last = list(train_task(Digits(), setup(50, 2, 1197 * 4, training={"precision": precision})))[-1]
+    assert last.accuracy is not None
+    assert last.accuracy > 0.8
+
+
+def test_layout_changes_nothing_but_rounding() -> None:
+    plain = list(train_task(Digits(), setup(50, 2, 1197)))[-1]
+    last = list(train_task(Digits(), setup(50, 2, 1197, training={"channels_last": True})))[-1]
+    assert last.train_loss == pytest.approx(plain.train_loss, rel=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_learns_the_same() -> None:
+    plain = list(train_task(Digits(), setup(100, 1, 1000)))[-1]
+    compiled = list(train_task(Digits(), setup(100, 1, 1000, training={"compile": True})))[-1]
+    assert compiled.train_loss == pytest.approx(plain.train_loss, rel=1e-3)
+
+
+def test_the_schedule_reaches_every_group_at_its_own_share() -> None:
+    class Layers(Points):
+        def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
+            first, *rest = parameters
+            groups = [{"params": [first], "lr": setup.learning_rate / 10}, {"params": rest}]
+            return torch.optim.SGD(groups, lr=setup.learning_rate)
+
+    run = TrainingRun(Layers(), setup(training={"schedule": "linear", "warmup": 0.5}))
+    run.set_rate(0.25)
+    assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.005, 0.05])
+    run.set_rate(0.75)
+    assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.005, 0.05])
+
+
+def profile_of(name: str, made: TrialSetup) -> DeviceProfile:
+    return profile_objective(f"{TASKS}:{name}", ProfileRequest(made, Memory(), highest=100))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NoSamples", "Task.data: train: expected at least one sample, got an empty data set"),
+        ("PerSampleLoss", r"PerSampleLoss.loss: expected a scalar sum over 1 samples, got shape \(1,\). Use reduction='sum'"),
+        ("TensorLoss", r"TensorLoss.loss: expected Loss\(total, denominator\), got Tensor of shape \(1,\)"),
+        ("NanAtOnce", "NanAtOnce.loss: expected a finite loss from the new model's first batch, got nan"),
+        ("MeanLoss", r"MeanLoss.loss: expected the sum over the batch's samples, got what looks like their mean \(8 samples"),
+        ("MeanScore", r"MeanScore.score 'error': expected the sum over the batch's samples, got what looks like their mean"),
+        ("BroadcastLoss", r"BroadcastLoss.loss: .* grows with the square of the batch .* such as \(N, 1\) against \(N,\)"),
+        ("BroadcastScore", r"BroadcastScore.score: expected .*(at most 1, got|square of the batch)"),
+        ("IgnoresTheRate", "IgnoresTheRate.optimizer: expected a group at setup.learning_rate = 0.1, got 0.123"),
+    ],
+)
+def test_a_broken_contract_is_told_before_the_first_trial(name: str, message: str) -> None:
+    with pytest.raises(ObjectiveError, match=message):
+        profile_of(name, setup())
+
+
+def test_a_loss_that_is_told_only_while_training_is_no_fault() -> None:
+    assert profile_of("LossWhileTraining", setup()).smallest_micro_batch == 1
+
+
+def test_a_rule_of_decay_wants_its_decay_in_the_optimizer() -> None:
+    # AdamPoints gives its optimizer no weight decay.
+    made = setup(rule="adamw_tau", optimizer=OptimizerSettings(0.1, weight_decay=0.02))
+    with pytest.raises(ObjectiveError, match=r"rule adamw_tau: expected a group with weight_decay=setup.weight_decay = 0.02"):
+        profile_of("AdamPoints", made)
+    profile = profile_of("AdamPoints", setup())
+    assert (profile.adaptive, profile.decoupled_decay) == (True, False)
+
+
+def test_the_profile_finds_the_smallest_workable_micro_batch() -> None:
+    assert profile_of("Points", setup()).smallest_micro_batch == 1
+    profile = profile_of("NeedsTwo", setup(parameters={"unread": 1}))
+    assert profile.smallest_micro_batch == 2
+    assert profile.batch_statistics
+    assert profile.unused_parameters == ("unread",)
+    assert (profile.training_set, profile.evaluation_set, profile.optimizer) == (400, 101, "SGD")
+    assert not profile.adaptive
+    with pytest.raises(ObjectiveError, match=r"expected a metric that Points.score gives \(accuracy, val_loss\), got 'f1'"):
+        profile_of("Points", setup(metric="f1"))
+
+
+def test_more_accumulation_needs_less_memory() -> None:
+    peaks = [list(train_task(Digits(), setup(600, k, 1197 * 6)))[-1].facts["peak_bytes"] for k in (1, 2, 4)]  # 12 steps each
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] > 1.5 * peaks[2]
+
+
+def test_living_bytes_are_counted_once_and_forgotten() -> None:
+    kept = torch.zeros(1000)
+    counter = LiveBytes()
+    counter.register([kept], "parameters")
+    with counter:
+        assert counter.live_bytes == 4096
+        made = kept + 1
+        view = made[10:].view(-1)
+        assert counter.live_bytes == 8192
+        del made
+        assert counter.live_bytes == 8192
+        del view
+        assert counter.live_bytes == 4096
+        for _ in range(5):
+            torch.zeros(2000)
+    assert counter.peak_bytes == 4096 + 8192
+    assert counter.live_parts["parameters"] == 4096
+
+
+def test_counted_steps_are_priced_as_the_others() -> None:
+    slow = list(train_task(Digits(), setup(100, 1, 1197 * 4)))[-1]
+    assert slow.facts["peak_bytes"]
+    few = list(train_task(Digits(), setup(1000, 1, 2000)))[-1]
+    assert "peak_bytes" not in few.facts
+    # Under a limit the first steps of each size are counted however few there are, and still have a time.
+    limited = list(train_task(Digits(), setup(1000, 1, 2000, memory_limit_bytes=10**9)))[-1]
+    assert limited.facts["peak_bytes"]
+    assert limited.elapsed_s > 0
+    assert math.isfinite(slow.elapsed_s)
+    assert plan_batch(1000).accumulation == 1

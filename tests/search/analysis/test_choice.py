@@ -1,0 +1,55 @@
+"""One point of a front is chosen by its number, its knee, or how near the best it is."""
+
+import pytest
+from bsearch.search.analysis.choice import chosen_trial, fastest_within
+from bsearch.search.analysis.pareto import front_of
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.trial import ParetoFront, TrialRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+points = st.lists(st.tuples(st.floats(0.1, 100), st.floats(0, 1)), min_size=1, max_size=12)
+
+
+def front(pairs: list[tuple[float, float]], direction: str = "maximize") -> ParetoFront:
+    records = [TrialRecord(number, "complete", {}, {}, *pair) for number, pair in enumerate(pairs)]
+    return front_of(records, direction=direction)
+
+
+@given(points, st.floats(0, 1), st.sampled_from(["maximize", "minimize"]))
+def test_the_fastest_within_is_near_enough_and_none_faster_is(pairs, share, direction):
+    members = front(pairs, direction).trials
+    best = members[-1].accuracy
+    chosen = fastest_within(front(pairs, direction), share)
+    near = [trial for trial in members if abs(trial.accuracy - best) <= share * abs(best)]
+    assert chosen in near
+    assert chosen.train_s == min(trial.train_s for trial in near)
+
+
+@given(points)
+def test_within_nothing_is_the_best(pairs):
+    assert fastest_within(front(pairs), 0.0).accuracy == front(pairs).trials[-1].accuracy
+
+
+def test_not_asked_the_knee_is_chosen_or_the_best_where_there_is_none():
+    bent = front([(1, 0.1), (2, 0.8), (100, 0.9)])
+    assert chosen_trial("s", bent).number == chosen_trial("s", bent, at_knee=True).number == 1
+    assert chosen_trial("s", front([(1, 0.1), (2, 0.8)])).number == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"number": 7}, "trial 7 is not on its front; expected one of 0, 1"),
+        ({"at_knee": True}, "no knee yet"),
+        ({"number": 0, "within": 0.1}, "one of --trial, --knee and --within"),
+    ],
+)
+def test_a_choice_that_cannot_be_made_says_why(asked, words):
+    with pytest.raises(StudyFileError, match=words):
+        chosen_trial("s", front([(1, 0.1), (2, 0.8)]), **asked)
+
+
+def test_an_empty_front_has_nothing_to_choose():
+    with pytest.raises(StudyFileError, match="no finished trial"):
+        chosen_trial("s", ParetoFront(()))

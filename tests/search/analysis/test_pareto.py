@@ -1,0 +1,140 @@
+"""The front against a slow double loop, and what is said about its points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import optuna
+import pytest
+from bsearch.search.report.page.draw import picture
+from bsearch.search.report.export import csv_text, json_text, study_document, trial_document
+from bsearch.search.report.page.figures import StudyFigures
+from bsearch.search.analysis.pareto import front_members, front_of, knee, no_slower, no_worse
+from bsearch.search.store.stored import StoredStudy
+from bsearch.search.report.terminal import comparison, front_plot, knee_words, seconds
+from bsearch.spaces.study_file import study_from_dict
+from bsearch.spaces.trial import ParetoFront, TrialRecord
+from conftest import small_study
+from hypothesis import given
+from hypothesis import strategies as st
+
+numbers = st.integers(0, 6).map(float) | st.floats(0, 1e6)
+points = st.lists(st.tuples(numbers, numbers), max_size=30)
+
+
+def beats(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    return a[0] <= b[0] and a[1] <= b[1] and a != b
+
+
+def record(number: int, train_s: float, accuracy: float, outcome: str = "complete", **facts: object) -> TrialRecord:
+    return TrialRecord(number, outcome, {"effective_batch": 10 + number}, facts, train_s, accuracy)  # type: ignore[arg-type]
+
+
+def front_picture(records: list[TrialRecord], front: ParetoFront) -> bytes:
+    study = StoredStudy("sqlite:///s.db", "s", study_from_dict(small_study()), {}, 0.0, tuple(records), front)
+    return picture(StudyFigures(study).front_figure(), "png")
+
+
+@given(points)
+def test_the_front_is_what_no_other_point_beats(points: list[tuple[float, float]]) -> None:
+    slow = [index for index, point in enumerate(points) if not any(beats(other, point) for other in points)]
+    members = front_members(points)
+    assert sorted(members) == slow
+    assert [points[index][0] for index in members] == sorted(points[index][0] for index in members)
+
+
+@given(points.filter(lambda points: len(points) > 0))
+def test_it_is_the_front_that_optuna_draws(points: list[tuple[float, float]]) -> None:
+    study = optuna.create_study(directions=["minimize", "maximize"])
+    for time, loss in points:
+        study.add_trial(optuna.trial.create_trial(values=[time, -loss]))
+    assert sorted(front_members(points)) == sorted(trial.number for trial in study.best_trials)
+
+
+def test_equal_trials_are_both_on_the_front_the_earlier_first() -> None:
+    front = front_of([record(0, 1.0, 0.5), record(1, 1.0, 0.5), record(2, 1.0, 0.4)])
+    assert [trial.number for trial in front.trials] == [0, 1]
+
+
+def test_only_complete_trials_are_on_the_front() -> None:
+    outcomes = ["diverged", "stopped", "infeasible", "error", "interrupted", "running"]
+    records = [record(number, 0.1, 0.99, outcome) for number, outcome in enumerate(outcomes)]
+    assert [trial.number for trial in front_of([*records, record(9, 5.0, 0.2)]).trials] == [9]
+    assert front_of([]).trials == ()
+
+
+def test_a_metric_to_minimize_turns_the_front() -> None:
+    records = [record(0, 1.0, 0.5), record(1, 2.0, 0.3), record(2, 3.0, 0.4)]
+    assert [trial.number for trial in front_of(records, "val_loss", "minimize").trials] == [0, 1]
+
+
+@given(points)
+def test_the_knee_is_inside_the_front_and_below_its_chord(points: list[tuple[float, float]]) -> None:
+    members = [points[index] for index in front_members(points)]
+    bend = knee(members)
+    assert bend is None or 0 < bend < len(members) - 1
+
+
+def front_and_records() -> tuple[ParetoFront, list[TrialRecord]]:
+    records = [
+        record(0, 10.0, 0.90, start=0),
+        record(1, 1.0, 0.50),
+        record(2, 4.0, 0.90),
+        record(3, 9.0, 0.95),
+        record(4, 40.0, 0.96),
+        record(5, 2.0, 0.1, "diverged"),
+    ]
+    return front_of(records), records
+
+
+def test_the_end_says_how_the_front_compares_with_todays_setting() -> None:
+    front, records = front_and_records()
+    assert [trial.number for trial in front.trials] == [1, 2, 3, 4]
+    faster, better = no_worse(front, records[0]), no_slower(front, records[0])
+    assert faster is not None
+    assert better is not None
+    assert (faster.number, better.number) == (2, 3)
+    assert list(comparison(front, records)) == [
+        "Your setting today (trial 0: accuracy 0.9 in 10 s) -> trial 2 has at least its accuracy (0.9) in 4 s (-60% time); "
+        "trial 3 has accuracy 0.95 (+0.05) in its time or less."
+    ]
+    best = [record(0, 1.0, 0.99, start=0), record(1, 2.0, 0.5)]
+    assert "is on the front" in next(iter(comparison(front_of(best), best)))
+    lost = [record(0, 1.0, 0.1, "diverged", start=0)]
+    assert "diverged" in next(iter(comparison(front_of(lost), lost)))
+
+
+def test_the_knee_is_named_in_words() -> None:
+    front, _ = front_and_records()
+    assert front.knee == 2
+    assert knee_words(front) == (
+        "Knee: trial 2, accuracy 0.9 in 4 s: 90% less time than the best (0.96 in 40 s); the fastest is 1 s with 0.5."
+    )
+    assert knee_words(front_of([record(0, 1.0, 0.5)])) is None
+
+
+def test_exports_hold_the_front_and_say_which_is_the_knee() -> None:
+    front, records = front_and_records()
+    document = study_document("s", "sqlite:///s.db", front, records)
+    assert document["trials"] == {"complete": 5, "diverged": 1}
+    rows = document["front"]
+    assert [row["trial"] for row in rows if row["knee"]] == [2]
+    lines = csv_text(rows).splitlines()
+    assert lines[0].startswith("trial,outcome,on_front,knee,train_s,accuracy,effective_batch")
+    assert lines[1].startswith("1,complete,True,False,1.0,0.5,11")
+    assert csv_text([trial_document(record, front) for record in records]).count("\n") == 7
+    assert '"knee": 2' in json_text(document)
+    assert front_picture(records, front).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("records", [[], [record(0, 1.0, 0.5)], [record(0, 1.0, 0.5), record(1, 1.0, 0.5)]])
+def test_small_fronts_are_drawn_without_fuss(records: Iterable[TrialRecord]) -> None:
+    records = list(records)
+    front = front_of(records)
+    front_plot(front, records, 80)
+    assert front_picture(records, front).startswith(b"\x89PNG")
+
+
+def test_seconds_are_said_as_people_say_them() -> None:
+    assert [seconds(value) for value in (None, math.nan, 0.5, 61, 3600)] == ["-", "-", "0.5 s", "1 min 1 s", "1 h 0 min"]

@@ -1,0 +1,327 @@
+"""The dashboard: what it serves, to whom, and what a person sees in a browser."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import json
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+from bsearch.cli import main
+from bsearch.search.report.notes import code, code_block, escaped, trial_note
+from bsearch.search.store.stored import StoredStudy
+from bsearch.spaces.trial import ParetoFront, TrialRecord
+from click.testing import CliRunner
+from conftest import TASKS, small_study
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("optuna_dashboard")
+
+# A loss that counts, one that diverges, one that raises, one that no rule allows.
+START = [
+    {"effective_batch": batch, "reference_rate": 0.02, "rule": rule, "epochs": 2}
+    for batch, rule in ((32, "sqrt"), (33, "sqrt"), (35, "sqrt"), (399, "adam_sde"))
+]
+
+
+def bsearch(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study file whose study has run, with trials of every fate."""
+    path = tmp_path_factory.mktemp("fates") / "study.yaml"
+    space = {
+        "effective_batch": {"low": 8, "high": 400},
+        "reference_rate": {"low": 1e-3, "high": 1e-1, "at_batch": 32},
+        "rule": ["adam_sde", "sqrt"],
+        "epochs": {"low": 1, "high": 3},
+    }
+    study = small_study(task=f"{TASKS}:EveryFate", space=space, start=START, budget={"trials": 12})
+    path.write_text(yaml.safe_dump(study))
+    bsearch("run", path, "--serial")
+    return path
+
+
+@pytest.fixture
+def study(begun: Path, tmp_path: Path) -> Path:
+    """That study, for one test to change."""
+    return Path(shutil.copytree(begun.parent, tmp_path / "study")) / "study.yaml"
+
+
+@contextmanager
+def served(study: Path, *options: str) -> Iterator[str]:
+    """The address of the study's page, while its dashboard runs."""
+    command = [sys.executable, "-m", "bsearch", "dashboard", str(study), "--port", "0", "--no-open", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None and server.stderr is not None
+            line = server.stdout.readline()
+            assert "http://127.0.0.1:" in line, server.stderr.read()
+            yield line.split(": ")[1].split()[0]
+        finally:
+            server.send_signal(signal.SIGINT)
+            errors = server.communicate(timeout=20)[1]
+        assert (server.returncode, errors) == (0, "")
+
+
+def asked(address: str, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+    """Status, headers and document of an answer."""
+    connection = http.client.HTTPConnection(address.split("/")[2], timeout=60)
+    connection.request(
+        method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json", **headers}
+    )
+    with connection.getresponse() as answer:
+        return answer.status, answer.headers, answer.read().decode()
+
+
+def study_document(address: str, query: str = "") -> dict[str, Any]:
+    status, _, text = asked(address, "/api/studies/1" + query)
+    assert status == 200, text
+    return dict(json.loads(text))
+
+
+def test_the_study_is_served_with_its_names_its_front_and_its_fates(study: Path) -> None:
+    front = [int(row["trial"]) for row in csv.DictReader(bsearch("export", study).splitlines())]
+    records = StoredStudy.open(str(study)).records
+    with served(study) as address:
+        assert address.endswith("/dashboard/studies/1")
+        document = study_document(address)
+        assert document["name"] == "small"
+        assert document["directions"] == ["minimize", "maximize"]
+        assert document["objective_names"] == ["train_s", "accuracy"]
+        assert [trial["number"] for trial in document["best_trials"]] == front
+        trials = {trial["number"]: trial for trial in document["trials"]}
+        assert [trials[number]["state"] for number in range(4)] == ["Complete", "Complete", "Fail", "Pruned"]
+        for record in records:
+            feasible = all(one <= 0 for one in trials[record.number]["constraints"])
+            assert feasible == (record.outcome not in ("diverged", "infeasible")), record
+            assert "message" not in [one["key"] for one in trials[record.number]["user_attrs"]]
+        notes = [trials[number]["note"]["body"] for number in range(4)]
+        assert "B = 32 samples a step" in notes[0] and "rule sqrt from 0.02 at batch 32" in notes[0]
+        assert notes[1].startswith("**Diverged**: `train_loss was not finite after 33 of")
+        assert notes[2].startswith("**Failed**: ``") and "Traceback (most recent call last)" in notes[2]
+        assert notes[3].startswith("**Infeasible**, so it was not trained: `rule adam_sde: expected kappa")
+        assert f"--to hf --trial {front[0]}`" in trials[front[0]]["note"]["body"]
+        # A page that knows the first trials asks for the others, and is told the whole front.
+        newest = study_document(address, "?after=11")
+        assert len(newest["trials"]) == len(records) - 11
+        assert [trial["number"] for trial in newest["best_trials"]] == front
+        for _ in range(150):  # the sentences take a while
+            note = study_document(address)["note"]["body"]
+            if "reload this page" not in note:
+                break
+            time.sleep(0.2)
+        assert f"## small: 12 of 12 trials, {len(front)} on the front" in note
+        assert "Best accuracy: " in note and "- Your setting today (trial 0" in note
+        assert f"bsearch export {study} --to hf" in note
+
+
+def test_the_dashboard_writes_nothing_and_keeps_what_a_person_wrote(study: Path) -> None:
+    def attributes() -> list[Any]:
+        with sqlite3.connect(study.parent / "small.db") as database:
+            return database.execute("SELECT * FROM study_system_attributes").fetchall()
+
+    before = attributes()
+    with served(study) as address:
+        assert study_document(address)["note"]["body"]
+        assert attributes() == before
+        assert asked(address, "/api/studies/1/note", "PUT", {"body": "mine", "version": 1})[0] == 204
+        assert asked(address, "/api/studies/1/2/note", "PUT", {"body": "", "version": 1})[0] == 204
+        assert study_document(address)["note"] == {"version": 1, "body": "mine"}
+    with served(study) as address:
+        document = study_document(address)
+        assert document["note"]["body"] == "mine"
+        assert document["trials"][1]["note"] == {"version": 1, "body": ""}  # taken away on purpose
+        assert document["trials"][2]["note"]["body"].startswith("**Failed**")
+    bsearch("run", study, "--serial", "--trials", "13")  # a driver is not disturbed by what a person wrote
+
+
+def test_older_studies_and_those_of_others_are_served_too(study: Path) -> None:
+    with sqlite3.connect(study.parent / "small.db") as database:
+        database.execute("DELETE FROM study_system_attributes WHERE key = 'study:metric_names'")
+    optuna.create_study(study_name="another", storage=f"sqlite:///{study.parent}/small.db").add_trial(
+        optuna.trial.create_trial(value=1.0)
+    )
+    with served(study) as address:
+        assert study_document(address)["objective_names"] == ["train_s", "accuracy"]
+        another = json.loads(asked(address, "/api/studies/2")[2])
+        assert (another["name"], another["note"]["body"], len(another["best_trials"])) == ("another", "", 1)
+
+
+def test_pages_of_other_sites_and_changes_of_trials_are_refused(study: Path) -> None:
+    with served(study) as address:
+        base = address.split("/dashboard")[0]
+        note = {"body": "theirs", "version": 1}
+        assert asked(address, "/api/studies/1", Host="evil.example:8080")[0] == 403  # a name that was made to point here
+        assert asked(address, "/api/studies/1", Host="localhost:9000")[0] == 200  # through a tunnel
+        assert asked(address, "/api/studies/1/note", "PUT", note, Origin="http://evil.example")[0] == 403
+        assert asked(address, "/api/studies/1/note", "PUT", note, Origin="null")[0] == 403
+        for path, method in (
+            ("/api/studies/1", "DELETE"),
+            ("/api/studies", "POST"),
+            ("/api/studies/1/rename", "POST"),
+            ("/api/trials/1/tell", "POST"),
+            ("/api/trials/1/user-attrs", "POST"),
+        ):
+            status, _, text = asked(address, path, method, {})
+            assert (status, "only notes can be written" in text) == (403, True), path
+        assert asked(address, "/api/studies/1/note", "PUT", note, Origin=base)[0] == 204
+    assert StoredStudy.open(str(study)).records
+
+
+def test_the_report_is_linked_once_it_is_written_and_runs_apart(study: Path) -> None:
+    with served(study) as address:
+        assert "bsearch report" in study_document(address)["note"]["body"]
+        assert asked(address, "/bsearch/reports/1")[0] == asked(address, "/bsearch/reports/7")[0] == 404
+        (study.parent / "results" / "small" / "report.html").write_text("<h1>All of it</h1>")
+        assert "[The report](/bsearch/reports/1)" in study_document(address)["note"]["body"]
+        status, headers, text = asked(address, "/bsearch/reports/1")
+        assert (status, text, headers["Content-Type"]) == (200, "<h1>All of it</h1>", "text/html; charset=utf-8")
+        policy = headers["Content-Security-Policy"]
+        assert "sandbox" in policy and "allow-same-origin" not in policy and "default-src 'none'" in policy
+
+
+def test_a_port_that_is_taken_is_told(study: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(main, ["dashboard", str(study), "--port", str(port)])
+    assert result.exit_code == 1
+    assert f"port {port}: Address already in use. Name another with --port, or 0" in result.output
+
+
+# ---------------------------------------------------------------- notes
+
+MARKUP = st.text(alphabet=st.sampled_from(list("`*_[]()<>#+-=!|~$&\\.:/@1aw \n\t")), max_size=40) | st.text(max_size=20)
+
+
+def inline(text: str) -> list[Any]:
+    """What a renderer makes of a line: its one paragraph's parts."""
+    from markdown_it import MarkdownIt
+
+    blocks = [block for block in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text) if block.level <= 1]
+    assert [block.type for block in blocks] == ["paragraph_open", "inline", "paragraph_close"], text
+    return list(blocks[1].children or [])
+
+
+@given(MARKUP.filter(str.strip))
+def test_texts_of_strangers_stay_texts(text: str) -> None:
+    line = " ".join(escaped(text).split())
+    if not line:
+        return
+    parts = inline(line)
+    assert {part.type for part in parts} <= {"text", "text_special"}, parts
+    shown = "".join(part.content for part in parts)
+    assert "://" not in shown and "www." not in shown
+
+
+@given(MARKUP.filter(lambda text: bool(" ".join(text.split()))))
+def test_code_shows_a_text_as_it_is(text: str) -> None:
+    from bsearch.spaces.errors import plain
+
+    line = " ".join(plain(text).split())
+    if line:
+        (part,) = inline(code(text))
+        assert (part.type, part.content) == ("code_inline", line)
+
+
+@given(MARKUP)
+def test_no_line_ends_a_block_of_code(text: str) -> None:
+    from markdown_it import MarkdownIt
+
+    blocks = MarkdownIt("commonmark").parse(code_block(f"first\n{text}"))
+    assert [block.type for block in blocks] == ["fence"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "facts", "words"),
+    [
+        ("stopped", {}, "**Stopped**: it could no longer reach the front at its own time. `why`"),
+        ("interrupted", {"continued_by": 8}, "**Interrupted**: `why`. Trial 8 goes on from there."),
+        ("out_of_memory", {}, "**Out of memory**, and no smaller plan was left: `why`"),
+        ("running", {}, "**Running.**"),
+        ("waiting", {}, "**Waiting** to be started."),
+        ("complete", {"repeats": 3, "seed": 1}, "**Trains trial 3 again with seed 1**: accuracy 0.9 in 2 s of training."),
+    ],
+)
+def test_a_note_tells_how_a_trial_came_out(begun: Path, outcome: Any, facts: dict[str, Any], words: str) -> None:
+    plan = {"effective_batch": 500, "accumulation": 3, "devices": 1, "learning_rate": 0.1}
+    record = TrialRecord(7, outcome, {"reference_rate": 0.02, "width": "a|b"}, plan | facts, 2.0, 0.9, "why")
+    spec = StoredStudy.open(str(begun)).spec
+    note = trial_note(record, spec, ParetoFront(()), study="study.yaml")
+    assert note.startswith(words)
+    assert "B = 500 samples a step, as 167+167+166." in note
+    assert "Parameters: `width = a|b`." in note
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.mark.browser
+def test_a_person_sees_names_fates_and_notes(study: Path, tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on the PATH")
+    (study.parent / "results" / "small" / "report.html").write_text(
+        "<h1>All of it</h1><script>document.title = self.origin</script>"
+    )
+    faults: list[str] = []
+    with served(study) as address, playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+
+        def see(text: str) -> None:
+            playwright.expect(page.get_by_text(text).first).to_be_visible(timeout=30_000)
+
+        page.goto(address)
+        see("Pareto Front")
+        for name in ("train_s", "accuracy"):
+            see(name)
+        page.screenshot(path=tmp_path / "study.png")
+
+        page.goto(f"{address}/trials?numbers=2")
+        see("Failed")
+        see("Traceback (most recent call last)")
+        see("<img src=x onerror=alert(1)>")
+        assert page.locator("img").count() == page.get_by_role("link", name="a link").count() == 0
+        assert page.get_by_role("heading", name="Heading").count() == 0
+        # No long message makes the page wider than the window.
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+        page.screenshot(path=tmp_path / "failed.png")
+
+        page.goto(f"{address}/trials?numbers=3")
+        see("Infeasible")
+        see("rule adam_sde: expected kappa")
+        page.screenshot(path=tmp_path / "infeasible.png")
+
+        page.goto(f"{address}/note")
+        see("small: 12 of 12 trials")
+        see("Best accuracy")
+        page.screenshot(path=tmp_path / "note.png")
+        page.get_by_role("link", name="The report").click()
+        see("All of it")
+        assert page.title() == "null"  # of no site, so it reaches nothing here
+        browser.close()
+    assert faults == []

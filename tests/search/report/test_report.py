@@ -1,0 +1,259 @@
+"""The report: one page that needs nothing else, and the same figures as pictures and data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bsearch.cli import main
+from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
+from bsearch.search.report.export import csv_text
+from bsearch.search.report.page.figures import StudyFigures
+from bsearch.search.analysis.pareto import front_of
+from bsearch.search.analysis.powers_of_two import powers_of_two
+from bsearch.search.report.page.page import faster_words, picks, report_page
+from bsearch.search.store.stored import StoredStudy
+from bsearch.spaces.trial import TrialRecord
+from click.testing import CliRunner
+from conftest import TASKS, small_study
+
+STRANGE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+def made_study(folder: Path, **changes: Any) -> Path:
+    """A real study that was run to its end, its file."""
+    import yaml
+
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(small_study(**changes), sort_keys=False))
+    ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    assert ran.exit_code == 0, ran.output
+    return path
+
+
+@pytest.fixture(scope="module")
+def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trials of several fates, with known times, a memory limit and repeats; some texts of a stranger's."""
+    return made_study(
+        tmp_path_factory.mktemp("report"),
+        task=f"{TASKS}:ManyFates",
+        space={
+            "effective_batch": {"low": 8, "high": 300},
+            "reference_rate": {"low": 0.001, "high": 0.5, "at_batch": 64},
+            "rule": ["sqrt", "adam_sde"],
+            "epochs": {"low": 1, "high": 4},
+        },
+        memory={"limit": "64MiB"},
+        sampler="random",
+        stopping="none",
+        confirm=1,
+        budget={"trials": 24, "profile_s": 2},
+        start=[{"effective_batch": 64, "reference_rate": 0.01, "rule": "sqrt", "epochs": 2}],
+    )
+
+
+@pytest.fixture(scope="module")
+def study(study_path: Path) -> StoredStudy:
+    return StoredStudy.open(str(study_path))
+
+
+@pytest.fixture(scope="module")
+def page(study: StoredStudy) -> str:
+    strange = tuple(
+        replace(record, message=STRANGE, parameters={**record.parameters, STRANGE: STRANGE}) for record in study.records
+    )
+    front = replace(
+        study.front, trials=tuple(replace(t, parameters={**t.parameters, STRANGE: STRANGE}) for t in study.front.trials)
+    )
+    strangers = replace(study, records=strange, front=front)
+    return report_page(strangers, StudyFigures.of(strangers).all())
+
+
+def test_the_page_holds_all_it_shows_and_asks_nothing_of_a_network(page: str) -> None:
+    ours = page.replace(page[page.index("<script>") : page.index('<script type="application/json"')], "")
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)[^"'#]""", ours)
+    assert "default-src 'none'" in page
+    assert "http://" not in ours
+    assert "https://" not in ours
+
+
+def test_texts_of_strangers_stay_texts(page: str) -> None:
+    assert "<script>document.title" not in page
+    assert "<img src=x" not in page
+    assert "owned" in page  # shown, not lost
+
+
+def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(study: StoredStudy) -> None:
+    figures = StudyFigures.of(study).all()
+    assert [figure.name for figure in figures] == [
+        "front",
+        "batch-accuracy",
+        "batch-time",
+        "rate-batch",
+        "memory",
+        "step-time",
+        "powers-of-two",
+        "learning-curves",
+        "timeline",
+    ]
+    for figure in figures:
+        rows = list(csv.DictReader(io.StringIO(csv_text(figure.rows()))))
+        assert len(rows) == sum(len(layer.x) for layer in figure.layers)
+        drawn = plotly_document(figure)
+        assert [trace["tone"] in LOOKS for trace in drawn["traces"]] == [True] * len(figure.layers)
+        json.dumps(drawn, allow_nan=False)
+        assert picture(figure, "png").startswith(b"\x89PNG")
+        assert picture(figure, "svg") == picture(figure, "svg")
+        assert figure.words
+
+
+def test_the_front_figure_holds_every_trial_that_has_a_place(study: StoredStudy) -> None:
+    layers = {layer.name: layer for layer in StudyFigures.of(study).front_figure().layers}
+    assert layers["trials on the front"].trials == tuple(trial.number for trial in study.front.trials)
+    shown = {number for layer in layers.values() for number in layer.trials}
+    ended = {record.number for record in study.records if record.outcome == "complete"}
+    assert ended <= shown
+    assert {record.number for record in study.records if record.outcome == "diverged" and record.train_s} <= shown
+    assert layers["your setting today"].trials == (0,)
+
+
+def test_only_a_study_with_profiles_has_memory_and_speed(tmp_path: Path) -> None:
+    path = made_study(tmp_path, budget={"trials": 3}, sampler="random")
+    names = [figure.name for figure in StudyFigures.of(StoredStudy.open(str(path))).all()]
+    assert "memory" not in names
+    assert "step-time" in names  # the clock's own
+
+
+def test_the_command_writes_page_and_figures(study_path: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["report", str(study_path), "--figures", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert (study_path.parent / "results" / "small" / "report.html").stat().st_size > 1_000_000
+    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 9
+    assert result.output.count("wrote ") == 28
+
+
+def front(*points: tuple[float, float]) -> Any:
+    return front_of([TrialRecord(n, "complete", {"effective_batch": 8}, {}, *pair) for n, pair in enumerate(points)])
+
+
+def test_the_picks_are_the_points_most_users_want_each_once() -> None:
+    chosen = picks(front((1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9)))
+    assert [(pick.name, pick.trial.number) for pick in chosen] == [("Knee", 1), ("Nearly the best, sooner", 2), ("Best", 3)]
+    assert [pick.trial.number for pick in picks(front((1, 0.5)))] == [0]
+    assert picks(front()) == []
+
+
+def test_being_faster_is_priced_by_the_front() -> None:
+    said = list(faster_words(front((1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9))))
+    assert len(said) == 2  # at 1/2 and 1/4 of the time it is the same trial
+    assert said[0] == "In 1/2 of the best's time (10 s instead of 40 s): accuracy 0.895 instead of 0.9 (trial 2)."
+    assert "(trial 1)" not in said[0]
+
+
+def test_powers_of_two_are_told_from_the_same_trials(study: StoredStudy) -> None:
+    found = powers_of_two(study, StudyFigures.of(study).profiles)
+    assert found is not None
+    assert all(trial.settings["effective_batch"] in (8, 16, 32, 64, 128, 256) for trial in found.kept.trials)
+    assert found.moved is not None
+    accuracies = {record.number: record.accuracy for record in study.front.trials}
+    assert all(accuracies.get(trial.number, trial.accuracy) == trial.accuracy for trial in found.moved.trials)
+
+
+# In a real browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium here")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser: Any, page: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens the page at a width and in a colour scheme; afterwards nothing may have been logged or asked for."""
+    (tmp_path / "report.html").write_text(page)
+    said: list[str] = []
+    contexts = []
+
+    def open_at(width: int = 1280, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        view = context.new_page()
+        view.on("console", lambda message: said.append(message.text))
+        view.on("pageerror", lambda error: said.append(str(error)))
+        view.on("request", lambda request: said.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
+        view.goto((tmp_path / "report.html").as_uri())
+        view.wait_for_selector("#plot-timeline svg")
+        return view
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_is_accessible_and_fits(opened: Callable[..., Any], width: int, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    view = opened(width, scheme)
+    found = axe.Axe().run(view).response["violations"]
+    assert [(one["id"], one["impact"]) for one in found if one["impact"] in ("serious", "critical")] == []
+    assert not view.evaluate("document.documentElement.scrollWidth > innerWidth")
+    assert view.title() == "small: speed against accuracy"
+
+
+@pytest.mark.browser
+def test_a_point_is_chosen_and_its_settings_are_copied(opened: Callable[..., Any], study: StoredStudy) -> None:
+    view = opened()
+    view.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    last = study.front.trials[-1]
+    view.click(f"button.row[data-trial='{last.number}']")
+    assert view.inner_text("#picked-title") == f"Settings of trial {last.number}"
+    view.click("button[aria-label='copy effective_batch']")
+    view.get_by_text("effective_batch copied").wait_for()
+    assert view.evaluate("navigator.clipboard.readText()") == str(last.settings["effective_batch"])
+    view.select_option("#framework", "deepspeed")
+    assert json.loads(view.inner_text("#export"))["train_batch_size"] > 0
+    # And by the figure itself.
+    first = study.front.trials[0].number
+    view.evaluate("n => document.getElementById('plot-front').emit('plotly_click', {points: [{customdata: n}]})", first)
+    assert view.inner_text("#picked-title") == f"Settings of trial {first}"
+
+
+@pytest.mark.browser
+def test_colours_change_with_the_button_and_paper_is_white(opened: Callable[..., Any]) -> None:
+    view = opened(scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = view.evaluate(ground)
+    view.click("#theme")
+    assert view.evaluate(ground) != dark
+    view.click("#theme")
+    view.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert view.evaluate(ground) == "rgb(255, 255, 255)"
+    view.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert view.evaluate(ground) == dark
+
+
+@pytest.mark.browser
+def test_data_is_saved_as_csv(opened: Callable[..., Any], study: StoredStudy) -> None:
+    view = opened()
+    with view.expect_download() as saved:
+        view.click("button[data-csv='front']")
+    rows = list(csv.DictReader(Path(saved.value.path()).read_text().splitlines()))
+    assert {row["layer"] for row in rows} >= {"front", "trials on the front"}

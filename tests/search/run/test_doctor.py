@@ -1,0 +1,160 @@
+"""What `bsearch doctor` finds where things are in order, and where they are broken for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from bsearch.cli import main
+from bsearch.search.run.doctor import Finding, cgroup_limit, cpu, disk, examined, memory, open_files, packages, storage_findings
+from bsearch.search.store.records import Records
+from click.testing import CliRunner, Result
+from conftest import BSEARCH
+
+
+def doctor(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["doctor", *map(str, arguments)])
+
+
+def the(findings: Iterator[Finding], name: str) -> Finding:
+    return next(finding for finding in findings if finding.name == name)
+
+
+def test_a_sound_machine_is_told_in_lines_and_in_a_document(study_file: Callable[..., Path]) -> None:
+    path = study_file()
+    told = doctor(path, "--no-ray")
+    assert "is not there yet; `bsearch run` makes it" in told.output
+    assert not path.with_name("small.db").exists()  # nothing was made
+    document = json.loads(doctor(path, "--no-ray", "--json").output)
+    names = {finding["name"] for finding in document["findings"]}
+    assert {"packages", "cpu", "gpu", "files", "disk", "storage"} <= names
+    assert document["counts"]["problem"] == 0
+    assert told.exit_code == 0
+
+
+def test_every_warning_and_problem_says_what_to_do() -> None:
+    assert next(cpu(limits=[["150000", "100000"]])).state in ("ok", "warning")
+    for findings in (
+        cpu(limits=[["10000", "100000"]]),
+        memory(limits=[[str(2**28)]]),
+        open_files((256, 4096)),
+        open_files((1024, -1)),
+    ):
+        for finding in findings:
+            assert finding.state != "ok"
+            assert finding.advice
+
+
+def test_a_container_limit_is_the_least_of_all_groups_above(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "a" / "cpu.max").write_text("200000 100000\n")
+    (inner / "cpu.max").write_text("max 100000\n")
+    mine = tmp_path / "cgroup"
+    mine.write_text("0::/a/b\n")
+    assert cgroup_limit("cpu.max", tmp_path, mine) == [["max", "100000"], ["200000", "100000"]]
+
+
+def test_a_database_is_looked_at_and_never_changed(tmp_path: Path) -> None:
+    file = tmp_path / "study.db"
+    url = f"sqlite:///{file}"
+    assert "not there yet" in the(storage_findings(url), "storage").found
+    Records(url).close()
+    before = file.read_bytes()
+    assert the(storage_findings(url), "storage").state == "ok"
+    assert file.read_bytes() == before
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("UPDATE bsearch_alembic_version SET version_num = '9999'")
+        connection.commit()
+    assert "a newer bsearch has written it" in the(storage_findings(url), "storage").found
+    file.write_bytes(b"no database at all" * 100)
+    assert the(storage_findings(url), "storage").state == "problem"
+
+
+def test_a_database_that_another_writes_is_no_puzzle(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    Records(url).close()
+    with closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        found = the(storage_findings(url), "storage")
+    assert (found.state, "locked" in found.found) == ("problem", True)
+
+
+def test_a_holder_is_named_and_a_dead_one_too(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    records = Records(url)
+    records.keep_study("mine", "mine", {}, {})
+    records.take("mine")
+    assert any("mine is run by process" in finding.found for finding in storage_findings(url))
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
+        connection.execute("UPDATE bsearch_study SET heartbeat_at = 0, holder = 'elsewhere:1:2026-01-01 00:00:00 UTC 1.2-abc'")
+        connection.commit()
+    found = [finding for finding in storage_findings(url) if "its driver is gone" in finding.found]
+    assert [finding.state for finding in found] == ["warning"]
+    records.close()
+
+
+def test_passwords_are_masked_and_a_server_that_is_not_there_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and never listens
+        url = f"postgresql+psycopg://ann:s3cret@127.0.0.1:{taken.getsockname()[1]}/db"
+        told = doctor("--no-ray", "--storage", url)
+    assert (told.exit_code, "s3cret" in told.output) == (1, False)
+    assert "problem  storage" in told.output
+
+
+def test_a_full_disk_and_a_missing_package_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert disk(tmp_path, "results").name == "disk"
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["no-such-package-here>=1", "click>=900"])
+    found = [(finding.state, finding.advice) for finding in packages() if finding.state != "ok"]
+    assert found == [("problem", "pip install 'no-such-package-here>=1'"), ("problem", "pip install 'click>=900'")]
+
+
+def test_a_check_that_fails_itself_ends_no_other() -> None:
+    def broken() -> Iterator[Finding]:
+        raise ZeroDivisionError("division by zero")
+
+    found = list(examined([("broken", broken), ("files", open_files)]))
+    assert [finding.name for finding in found] == ["broken", "files"]
+    assert found[0].state == "warning"
+
+
+def session(group: int) -> list[int]:
+    """Processes of a session that are still there."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, member = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue
+        if int(member) == group and state != "Z":
+            found.append(int(process.name))
+    return found
+
+
+@pytest.mark.ray
+def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    with subprocess.Popen(
+        [BSEARCH, "doctor"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        told = process.communicate(timeout=200)[0]
+    assert "starts and answers" in told
+    assert process.returncode == 0, told
+    assert not session(process.pid)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.ray
+def test_an_address_where_nobody_listens_is_told_with_its_variable(tmp_path: Path) -> None:
+    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
+    told = subprocess.run([BSEARCH, "doctor"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert "RAY_ADDRESS=127.0.0.1:1 is set: unset it" in told.stdout

@@ -1,0 +1,119 @@
+"""The time that is left, against a slow twin: a simulated study whose slots and times are known."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from itertools import pairwise
+
+import pytest
+from bsearch.search.run.eta import Pace, Span, at_once, remaining_s
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SECONDS = st.floats(0.1, 100.0)
+
+
+def schedule(takes_s: list[float], slots: int) -> list[tuple[float, float]]:
+    """When each trial begins and ends where the next one takes the slot that is free first."""
+    free_at, planned = [0.0] * slots, []
+    for take_s in takes_s:
+        begun_s = heapq.heappop(free_at)
+        planned.append((begun_s, begun_s + take_s))
+        heapq.heappush(free_at, begun_s + take_s)
+    return planned
+
+
+def spans_at(now_s: float, planned: list[tuple[float, float]], slowdown: float = 1.0, overhead_s: float = 0.0) -> list[Span]:
+    """What is known at a moment: those that began, with their known seconds; neighbours and overhead stretch them."""
+    spans = []
+    for begun_s, ended_s in planned:
+        if begun_s > now_s:
+            continue
+        trained_s = ended_s - begun_s - overhead_s
+        known_s = trained_s / slowdown
+        if ended_s <= now_s:
+            spans.append(Span(begun_s, ended_s, known_s, trained_s, 1.0, counts=True))
+        else:
+            spans.append(Span(begun_s, None, known_s))
+    return spans
+
+
+def told(now_s: float, planned: list[tuple[float, float]], **stretched: float) -> float:
+    spans = spans_at(now_s, planned, **stretched)
+    left_s = remaining_s(spans, now_s, len(planned) - len(spans))
+    assert left_s is not None
+    return left_s
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+@pytest.mark.parametrize("trials", [1, 2, 7, 8, 9, 20])
+def test_equal_trials_are_told_to_the_second_at_every_moment(slots: int, trials: int) -> None:
+    planned = schedule([10.0] * trials, slots)
+    end_s = math.ceil(trials / slots) * 10.0
+    assert max(ended_s for _, ended_s in planned) == end_s
+    moments = [0.25 * step for step in range(int(end_s * 4) + 1)]
+    lefts = [told(now_s, planned) for now_s in moments]
+    assert lefts == pytest.approx([end_s - now_s for now_s in moments], abs=1e-6)
+    assert all(later <= earlier for earlier, later in pairwise(lefts))
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=30), st.integers(1, 6), st.floats(0, 1))
+@settings(deadline=None, max_examples=200)
+def test_what_is_left_is_never_negative_and_right_once_the_last_trial_runs(
+    takes_s: list[float], slots: int, moment: float
+) -> None:
+    planned = schedule(takes_s, slots)
+    end_s = max(ended_s for _, ended_s in planned)
+    assert told(moment * end_s, planned) >= 0
+    last_begun_s = max(begun_s for begun_s, _ in planned)
+    now_s = last_begun_s + moment * (end_s - last_begun_s)
+    left = [Pace().left_s(span, now_s) for span in spans_at(now_s, planned) if span.ended_s is None]
+    assert max(left, default=0.0) == pytest.approx(end_s - now_s, abs=1e-6)
+
+
+@given(st.lists(st.floats(5.0, 10.0), min_size=12, max_size=40), st.integers(1, 4))
+@settings(deadline=None, max_examples=100)
+def test_trials_of_several_lengths_are_as_good_as_their_mean(takes_s: list[float], slots: int) -> None:
+    planned = schedule(takes_s, slots)
+    now_s = sorted(begun_s for begun_s, _ in planned)[len(planned) // 2]
+    spans = spans_at(now_s, planned)
+    # The twin deals out trials of the mean that was seen: times lie within a factor of two, so does what is left.
+    true_s = max(ended_s for _, ended_s in planned) - now_s
+    assert true_s / 2 - 10 <= told(now_s, planned) <= true_s * 2 + 10
+    assert at_once(spans) <= slots
+
+
+def test_neighbours_and_overhead_are_learned_from_trials_that_ended() -> None:
+    # Known are 4 s; beside neighbours they are 8, and starting and evaluating take 2 more.
+    planned = schedule([10.0] * 8, 2)
+    early, late = (told(now_s, planned, slowdown=2.0, overhead_s=2.0) for now_s in (0.0, 10.0))
+    assert early == pytest.approx(16.0)  # nothing ended yet: four rounds of what is known
+    assert late == pytest.approx(30.0)
+
+
+def test_quick_trials_that_end_first_do_not_make_the_study_look_short() -> None:
+    # Of two slots one had five trials of a second, the other still runs one of a hundred.
+    spans = [Span(second, second + 1.0, 1.0, 1.0, 1.0, counts=True) for second in range(5)] + [Span(0.0, None, 100.0)]
+    left_s = remaining_s(spans, 5.0, 10)
+    mean_s = (5 * 1.0 + 100.0) / 6
+    assert left_s is not None
+    assert left_s >= 5 * mean_s
+
+
+def test_slots_that_rest_between_trials_rest_on() -> None:
+    spans = [Span(12.0 * round_, 12.0 * round_ + 10, 10.0, 10.0, 1.0, counts=True) for round_ in range(3)]
+    assert remaining_s([*spans, Span(36.0, None, 10.0)], 36.0, 2) == pytest.approx(10 + 2 * 12.0)
+
+
+def test_without_known_times_a_trial_goes_by_its_own_speed() -> None:
+    assert remaining_s([Span(0.0)], 5.0, 3) is None
+    assert remaining_s([Span(0.0, None, None, 4.0, 0.25)], 5.0, 0) == pytest.approx(15.0)
+    # Over its known time it goes on at the speed that it had.
+    assert remaining_s([Span(0.0, None, 4.0, 4.0, 0.5)], 8.0, 0) == pytest.approx(8.0)
+
+
+def test_a_lost_attempt_costs_time_and_counts_for_nothing() -> None:
+    clean = [Span(0.0, 10.0, 10.0, 10.0, 1.0, counts=True), Span(10.0, None, 10.0)]
+    lost = [Span(0.0, 10.0, 10.0, 10.0, 1.0, counts=True), Span(10.0, 20.0, 10.0, 10.0, 1.0), Span(20.0, None, 10.0)]
+    assert (remaining_s(lost, 20.0, 4) or 0) > (remaining_s(clean, 10.0, 4) or 0)

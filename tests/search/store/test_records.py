@@ -1,0 +1,357 @@
+"""The storage: one driver at a time, nothing lost between our tables and Optuna's, changes told."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import optuna
+import pytest
+import sqlalchemy as sa
+from bsearch.objectives.loading import objective_hash
+from bsearch.search.store.database import Patience
+from bsearch.search.run.driver import differences, run_study
+from bsearch.search.store.records import LOCK_EXPIRES_S, Records
+from bsearch.search.run.serial import SerialRunner
+from bsearch.search.run.study_run import Event, StudyRun
+from bsearch.search.suggest.suggester import open_storage
+from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.storage import masked
+from bsearch.spaces.study_file import read_study
+from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
+from conftest import TASKS
+from open_database import open_database
+from test_training import setup
+
+
+@pytest.fixture
+def records(url: str) -> Records:
+    kept = Records(url)
+    kept.keep_study("law", "law", {"a": 1}, {"b": 2})
+    return kept
+
+
+def sql(records: Records, statement: str, **values: object) -> None:
+    with records.engine.begin() as connection:
+        connection.execute(sa.text(statement), values)
+
+
+def test_what_was_written_is_read_back(records: Records) -> None:
+    made = setup(37, 2)
+    records.begin(made)
+    records.measured(made, Measurement(100, 0.5, 0.25, {"accuracy": 0.25, "val_loss": float("nan")}, train_loss=float("inf")))
+    records.end(made, Outcome("complete", "fine"), {"values": [1.0, 2.0]})
+    (row,) = records.attempts("law")
+    assert (row["outcome"], row["message"], row["result"]) == ("complete", "fine", {"values": [1.0, 2.0]})
+    assert TrialSetup.from_dict(row["setup"]) == made
+    (point,) = records.curve("law", 0)
+    assert (point["samples_seen"], point["accuracy"], point["train_loss"]) == (100, 0.25, None)
+
+
+def test_the_database_is_set_up_for_one_writer_and_many_readers(tmp_path: Path) -> None:
+    with Records(f"sqlite:///{tmp_path}/small.db").engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1
+
+
+def test_one_driver_holds_a_study(records: Records, url: str) -> None:
+    records.take("law")
+    records.take("law")  # it is ours already
+    other = Records(url)
+    with pytest.raises(
+        LauncherError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} is running it since 20.* UTC "
+    ):
+        other.take("law")
+    assert records.beat("law", 2.5)
+    assert not other.beat("law", 1.0)
+    records.release("law")
+    other.take("law")
+    assert not records.beat("law", 1.0)
+    assert records.studies()[0].driver_s == 2.5
+
+
+def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsewhere(records: Records, url: str) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    other = Records(url)
+
+    def held_by(holder: str, age_s: float) -> None:
+        sql(records, "UPDATE bsearch_study SET holder = :holder, heartbeat_at = :at", holder=holder, at=time.time() - age_s)
+
+    held_by(f"{socket.gethostname()}:{gone.pid}:noon x", 1.0)
+    other.take("law")
+    # The number of a dead driver may be another process's by now, and a living one's clock may have jumped.
+    held_by(re.sub(r"(\.\d+)-", r"\g<1>0-", records.holder), 1.0)
+    other.take("law")
+    held_by(records.holder, 2 * LOCK_EXPIRES_S)
+    with pytest.raises(LauncherError, match=f"process {os.getpid()} on"):
+        other.take("law")
+    held_by("elsewhere:1:noon x", 1.0)
+    with pytest.raises(LauncherError, match="process 1 on elsewhere is running it since noon"):
+        other.take("law")
+    held_by("elsewhere:1:noon x", LOCK_EXPIRES_S + 1)
+    other.take("law")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_drivers_own_clock_neither_steals_a_lock_nor_keeps_it(
+    records: Records, url: str, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, elsewhere = time.time, Records(url)
+    elsewhere.holder = "elsewhere:1:noon x"
+    monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
+    elsewhere.take("law")
+    assert elsewhere.beat("law", 1.0)
+    monkeypatch.setattr(time, "time", real)
+    with pytest.raises(LauncherError, match="last sign of life 0 s ago"):
+        records.take("law")
+    sql(records, "UPDATE bsearch_study SET heartbeat_at = heartbeat_at - :past", past=LOCK_EXPIRES_S + 1)
+    monkeypatch.setattr(time, "time", lambda: real() - hours * 3600)
+    records.take("law")
+
+
+@pytest.mark.parametrize("before", [None, "elsewhere:1:noon x"])
+def test_of_many_drivers_at_once_exactly_one_wins(url: str, before: str | None) -> None:
+    drivers = [Records(url) for _ in range(6)]
+    drivers[0].keep_study("law", "law", {}, {})
+    start = threading.Barrier(len(drivers))
+
+    def race(driver: Records) -> bool:
+        start.wait()
+        try:
+            driver.take("law")
+        except LauncherError as error:
+            assert re.search("is running it since|took it a moment ago", str(error))
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(drivers)) as threads:
+        for _ in range(5):
+            sql(drivers[0], "UPDATE bsearch_study SET holder = :holder, heartbeat_at = 0", holder=before)
+            won = [driver for driver, wins in zip(drivers, threads.map(race, drivers), strict=True) if wins]
+            assert len(won) == 1
+            assert [driver for driver in drivers if driver.holds("law")] == won
+
+
+def test_a_holder_that_comes_to_life_keeps_its_study(records: Records, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Records(url)
+    elsewhere.holder = "elsewhere:1:noon x"
+    elsewhere.take("law")
+
+    def meanwhile(holder: str, silent_s: float) -> bool:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(elsewhere.beat, "law", 1.0).result()
+        return True
+
+    monkeypatch.setattr("bsearch.search.store.records._is_gone", meanwhile)
+    with pytest.raises(LauncherError, match="another driver took it a moment ago"):
+        records.take("law")
+    assert elsewhere.holds("law")
+
+
+def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) -> None:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["bsearch.search.suggest.suggester", "psycopg"])
+    start = context.Barrier(4)
+    processes = [context.Process(target=open_database, args=(url, start)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert [study.name for study in Records(url).studies()] == ["law"]
+    assert optuna.get_all_study_names(open_storage(url)) == []
+
+
+def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bsearch.search.store.database.BUSY_S", 0.05)
+    told: list[str] = []
+    url = f"sqlite:///{tmp_path}/small.db"
+    records = Records(url, patience=Patience(url, told.append, 60.0))
+    other = sqlite3.connect(tmp_path / "small.db", check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    threading.Timer(3.0, other.rollback).start()
+    records.keep_study("law", "law", {}, {})
+    assert [study.name for study in records.studies()] == ["law"]
+    assert told[0] == "the database does not answer (database is locked); trying for up to 1 min"
+    assert told[1].startswith("the database answers again, after ")
+    assert len(told) == 2
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(LauncherError, match=r"small.db: the database has not answered for \d s: database is locked\. "):
+        Records(url, patience=_answered(Patience(url, told.append, 0.5))).keep_study("law", "law", {}, {})
+    with pytest.raises(LauncherError, match=r"small.db: the database does not answer: database is locked\. Look whether"):
+        Patience(url, told.append, 60.0)(lambda: open_and_write(url))
+    other.close()
+
+
+def _answered(patience: Patience) -> Patience:
+    patience(lambda: None)
+    return patience
+
+
+def open_and_write(url: str) -> None:
+    with Records(url)._transaction() as connection:
+        connection.execute(sa.text("UPDATE bsearch_study SET spec = ''"))
+
+
+def test_what_is_written_twice_is_as_written_once(records: Records) -> None:
+    made = setup(37, 2)
+    measured = Measurement(100, 0.5, 0.25, {"accuracy": 0.25}, train_loss=1.0)
+    for _ in range(2):
+        records.keep_study("law", "law", {"a": 1}, {"b": 3})
+        records.keep_profile("about", {"bytes": 1})
+        records.begin(made)
+        records.measured(made, measured)
+        records.end(made, Outcome("complete"), {"values": [1.0, 2.0]})
+    assert [study.spec for study in records.studies()] == [{"b": 3}]
+    assert (len(records.attempts("law")), len(records.curve("law", 0))) == (1, 1)
+    assert records.profile("about") == {"bytes": 1}
+
+
+def test_a_newer_schema_is_refused(records: Records, url: str) -> None:
+    sql(records, "UPDATE bsearch_alembic_version SET version_num = '9999'")
+    with pytest.raises(LauncherError, match="a newer bsearch has written it"):
+        Records(url)
+
+
+def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url: str) -> None:
+    run(study_file(task=f"{TASKS}:Points", budget={"trials": 1}, storage=url))
+    assert len(optuna.load_study(study_name="small", storage=open_storage(url)).trials) == 1
+    tables = sa.inspect(Records(url).engine).get_table_names()
+    assert {name for name in tables if name.startswith("bsearch_")} == {
+        "bsearch_study",
+        "bsearch_attempt",
+        "bsearch_measurement",
+        "bsearch_profile",
+        "bsearch_alembic_version",
+    }
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("nonsense", "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql.*; got 'nonsense'"),
+        ("oracel://u:secret@h/d", r"no such kind of database.*got 'oracel://u:\*\*\*@h/d'"),
+        ("mysql+pymysql://u:secret@h/d", r"driver 'pymysql' is not installed. Install it: pip install pymysql; got .*\*\*\*"),
+        ("sqlite:////sys/study/study.db", "expected a folder that can be written, but /sys/study: "),
+    ],
+)
+def test_a_storage_that_cannot_be_is_told(named: str, message: str) -> None:
+    with pytest.raises(StudyFileError, match=message) as error:
+        Records(named)
+    assert "secret" not in str(error.value)
+
+
+def test_a_database_that_refuses_is_told(tmp_path: Path) -> None:
+    (tmp_path / "no.db").write_text("this is no database, and long enough to be looked at by SQLite as one " * 20)
+    with pytest.raises(LauncherError, match=r"no.db: the database refused: file is not a database"):
+        Records(f"sqlite:///{tmp_path}/no.db")
+    with pytest.raises(LauncherError, match="no such database yet"):
+        Records(f"sqlite:///{tmp_path}/missing.db", create=False)
+
+
+def test_passwords_are_masked() -> None:
+    assert masked("postgresql+psycopg://u:secret@h/d") == "postgresql+psycopg://u:***@h/d"
+
+
+def run(path: Path, **options: object):  # type: ignore[no-untyped-def]
+    spec = read_study(path)
+    return run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task), **options)  # type: ignore[arg-type]
+
+
+def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., Path]) -> None:
+    run(study_file(task=f"{TASKS}:Points", budget={"trials": 1}))
+    changed = study_file(task=f"{TASKS}:NeedsTwo", budget={"trials": 1}, training={"evaluations": 3})
+    with pytest.raises(StudyFileError) as error:
+        run(changed)
+    told = str(error.value).splitlines()
+    assert "task.name: was Points, now NeedsTwo" in told
+    assert "training.evaluations: was 2, now 3" in told
+    assert "begin afresh with --new" in told[-1]
+    assert run(changed, fresh=True).study.name == "small-2"
+    # Each file goes on with its own study.
+    assert run(changed).study.name == "small-2"
+    assert run(study_file(task=f"{TASKS}:Points", budget={"trials": 1})).study.name == "small"
+
+
+def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    start = [{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}]
+    path = study_file(task="tasks.py:Mine", start=start, budget={"trials": 2})
+    good = f"import sys; sys.path.insert(0, {str(TASKS.parent)!r})\nfrom tasks_for_tests import Points, Raises\n"
+    (tmp_path / "tasks.py").write_text(good + "class Mine(Raises): pass\n")
+    assert "failed alike" in run(path).failure
+    # A new process would import the file anew.
+    for name in [name for name in sys.modules if name.startswith("bsearch_task_") and name.endswith("_tasks")]:
+        del sys.modules[name]
+    (tmp_path / "tasks.py").write_text(good + "class Mine(Points): pass\n")
+    result = run(path)
+    assert (result.study.name, result.failure) == ("small", "")
+    complete = [record for record in result.study.records if record.outcome == "complete"]
+    assert [record.facts.get("start") for record in complete] == [0, None]
+    (tmp_path / "tasks.py").write_text(good + "class Mine(Points): depth = 2\n")
+    with pytest.raises(StudyFileError, match=r"task\.code: was "):
+        run(path)
+
+
+def test_differences_name_the_keys() -> None:
+    assert list(differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4})) == [("a.c", 2, 3), ("d", None, 4)]
+
+
+def test_a_driver_that_died_between_the_two_writes_loses_nothing(
+    study_file: Callable[..., Path], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 3}, storage=url)
+
+    class Died(BaseException):
+        """As SIGKILL would: nothing of ours may run after it."""
+
+    def die(self: StudyRun, number: int, result: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(StudyRun, "_finish", die)  # our table has the end, Optuna has not been told
+        patch.setattr(StudyRun, "sweep", lambda self: None)
+        run(path)
+    study = optuna.load_study(study_name="small", storage=open_storage(url))
+    assert [trial.state.name for trial in study.trials] == ["RUNNING"]
+    events: list[Event] = []
+    run(path, notify=events.append)
+    trials = optuna.load_study(study_name="small", storage=open_storage(url)).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3
+    assert [event.record.number for event in events if event.record is not None] == [0, 1, 2]
+
+
+def test_a_driver_that_died_in_a_trial_has_it_tried_again_once(
+    study_file: Callable[..., Path], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2}, storage=url)
+
+    class Died(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(StudyRun, "measured", die)
+        patch.setattr(StudyRun, "sweep", lambda self: None)
+        run(path)
+    # A second driver dies as well, between queueing the trial again and closing the old one.
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr("bsearch.search.suggest.suggester.Suggester.tell", die)
+        run(path)
+    run(path)
+    trials = optuna.load_study(study_name="small", storage=open_storage(url)).trials
+    assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert trials[0].params == trials[1].params
+    assert (trials[0].user_attrs["continued_by"], trials[1].user_attrs["continues"]) == (1, 0)

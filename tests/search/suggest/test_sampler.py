@@ -1,0 +1,234 @@
+"""FrontSampler: its gain is the expected hypervolume, its process is a Gaussian process; it is an ordinary Optuna sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from bsearch.objectives.loading import objective_hash
+from bsearch.search.run.driver import run_study
+from bsearch.search.analysis.gaussian_process import conditioned, fitted
+from bsearch.search.suggest.sampler import Coding, Evidence, FrontModel, FrontSampler
+from bsearch.search.run.serial import SerialRunner
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.study_file import read_study
+from conftest import TASKS
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+SPACE: dict[str, BaseDistribution] = {
+    "batch": IntDistribution(3, 777, log=True),
+    "layers": IntDistribution(2, 10, step=4),
+    "rate": FloatDistribution(1e-4, 2.0, log=True),
+    "dropout": FloatDistribution(0.0, 0.5),
+    "rule": CategoricalDistribution(("linear", "sqrt", "power")),
+}
+
+
+@given(
+    st.integers(3, 777),
+    st.sampled_from([2, 6, 10]),
+    st.floats(1e-4, 2.0),
+    st.floats(0.0, 0.5),
+    st.sampled_from(["linear", "sqrt", "power"]),
+)
+def test_parameters_survive_their_coding(batch: int, layers: int, rate: float, dropout: float, rule: str) -> None:
+    coding = Coding(SPACE)
+    values = {"batch": batch, "layers": layers, "rate": rate, "dropout": dropout, "rule": rule}
+    back = coding.decode(coding.encode(values))
+    assert (back["batch"], back["layers"], back["rule"]) == (batch, layers, rule)
+    assert back["rate"] == pytest.approx(rate)
+    assert back["dropout"] == pytest.approx(dropout)
+    assert coding.width == 7
+
+
+@given(st.lists(st.floats(0, 1), min_size=7, max_size=7))
+def test_every_point_of_the_cube_is_a_legal_setting(point: list[float]) -> None:
+    coding = Coding(SPACE)
+    values = coding.decode(np.array(point))
+    for name, distribution in SPACE.items():
+        assert distribution._contains(distribution.to_internal_repr(values[name]))
+
+
+def test_settled_points_are_those_of_their_parameters() -> None:
+    """The slow twin: decoded and encoded again, one by one."""
+    coding = Coding(SPACE)
+    points = np.random.default_rng(0).random((200, coding.width))
+    assert coding.settled(points) == pytest.approx(
+        np.array([coding.encode(coding.decode(point)) for point in points]), abs=1e-12
+    )
+
+
+def test_the_process_is_the_textbooks() -> None:
+    """The slow twin: the conditional of a joint normal, by plain inverses."""
+    chance = np.random.default_rng(0)
+    points, values, others = chance.random((12, 3)), chance.standard_normal(12), chance.random((5, 3))
+    log_scales, log_noise = np.log([0.3, 0.8, 2.0]), math.log(0.05)
+    process = conditioned(points, values, log_scales, log_noise, float(values.mean()), float(values.std()))
+
+    def covariance(some: np.ndarray, more: np.ndarray) -> np.ndarray:
+        def of(a: np.ndarray, b: np.ndarray) -> float:
+            r = math.sqrt(sum(((x - y) / math.exp(s)) ** 2 for x, y, s in zip(a, b, log_scales, strict=True)))
+            return (1 + math.sqrt(5) * r + 5 * r * r / 3) * math.exp(-math.sqrt(5) * r)
+
+        return np.array([[of(a, b) for b in more] for a in some])
+
+    inverse = np.linalg.inv(covariance(points, points) + (math.exp(log_noise) + 1e-8) * np.eye(12))
+    cross = covariance(others, points)
+    mean = values.mean() + values.std() * cross @ inverse @ ((values - values.mean()) / values.std())
+    deviation = values.std() * np.sqrt(np.diag(covariance(others, others) - cross @ inverse @ cross.T))
+    got_mean, got_deviation = process.predict(others)
+    assert got_mean == pytest.approx(mean, rel=1e-6)
+    assert got_deviation == pytest.approx(deviation, rel=1e-5)
+
+
+def test_a_fit_finds_what_matters_and_the_noise() -> None:
+    chance = np.random.default_rng(1)
+    points = chance.random((120, 3))
+    values = np.sin(6 * points[:, 0]) + 0.1 * chance.standard_normal(120)
+    process = fitted(points, values)
+    assert process.log_scales[0] < min(process.log_scales[1:]) - 1
+    assert math.exp(process.log_noise / 2) * process.deviation == pytest.approx(0.1, rel=0.35)
+    fresh = chance.random((200, 3))
+    mean, deviation = process.predict(fresh)
+    away = (mean - np.sin(6 * fresh[:, 0])) / deviation
+    assert np.abs(away).mean() < 2
+
+
+def area(points: list[tuple[float, float]], end: float, worst: float) -> float:
+    """Hypervolume by a plain sweep: log seconds, lower is better; accuracy, higher is better."""
+    total, best = 0.0, worst
+    for time, accuracy in sorted(points):
+        if accuracy > best and time < end:
+            total += (accuracy - best) * (end - time)
+            best = accuracy
+    return total
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_gain_is_the_expected_hypervolume(known: bool) -> None:
+    """Against dice: the mean gain of the area under twenty thousand draws of seconds and accuracy."""
+    chance = np.random.default_rng(2)
+    points = chance.random((8, 2))
+    seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * chance.standard_normal(8)), points.sum(1)
+    nothing = np.empty((0, 2))
+    model = FrontModel(Evidence(points, seconds, accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing), {})
+    candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
+    times = np.array([0.3, 1.1, 1.7]) if known else None
+    gains = model.gain(candidates, times)
+    cuts, levels = model._strips()
+    front = list(zip(cuts[:-1], levels[1:], strict=True))
+    mean, deviation = model.believes["accuracy"].predict(candidates)
+    time, time_deviation = model.believes["seconds"].predict(candidates) if times is None else (times, np.zeros(3))
+    before = area(front, cuts[-1], levels[0])
+    for index in range(3):
+        drawn = zip(
+            time[index] + time_deviation[index] * chance.standard_normal(20000),
+            model.scale.back(mean[index] + deviation[index] * chance.standard_normal(20000)),
+            strict=True,
+        )
+        more = np.array([area([*front, one], cuts[-1], levels[0]) - before for one in drawn])
+        assert gains[index] == pytest.approx(more.mean(), rel=0.02, abs=5 * more.std() / math.sqrt(20000) + 1e-6)
+
+
+def trade(parameters: Mapping[str, Any]) -> tuple[float, float]:
+    """Seconds and accuracy of a pretended training: larger batches are faster, and the best rate rises with them."""
+    batch, rate = parameters["batch"], parameters["rate"]
+    away = math.log(rate) - math.log(0.01 * math.sqrt(batch))
+    return 100.0 / batch + 0.05, 0.95 - 0.03 * math.log(batch) - 0.05 * away**2
+
+
+TRADE: dict[str, BaseDistribution] = {"batch": SPACE["batch"], "rate": SPACE["rate"]}
+
+
+def studied(sampler: optuna.samplers.BaseSampler, trials: int) -> list[tuple[float, float]]:
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    for _ in range(trials):
+        trial = study.ask(TRADE)
+        study.tell(trial, trade(trial.params))
+    return [(math.log(one.values[0]), one.values[1]) for one in study.trials]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_it_finds_more_front_than_chance(known: bool) -> None:
+    def of(sampler: optuna.samplers.BaseSampler) -> float:
+        return area(studied(sampler, 20), math.log(34), 0.0)
+
+    law = (lambda parameters: trade(parameters)[0]) if known else None
+    ours = [of(FrontSampler(space=TRADE, known_seconds=law, seed=seed)) for seed in range(4)]
+    chance = [of(optuna.samplers.RandomSampler(seed=seed)) for seed in range(4)]
+    assert np.median(ours) > max(chance)
+    assert min(ours) > np.median(chance)
+
+
+def test_the_same_seed_proposes_the_same_and_needs_no_space() -> None:
+    assert studied(FrontSampler(seed=3), 12) == studied(FrontSampler(seed=3), 12)
+    assert studied(FrontSampler(space=TRADE, seed=3), 9) != studied(FrontSampler(space=TRADE, seed=4), 9)
+
+
+def test_trials_that_run_side_by_side_differ() -> None:
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=FrontSampler(space=TRADE))
+    for _ in range(10):
+        trial = study.ask(TRADE)
+        study.tell(trial, trade(trial.params))
+    coding = Coding(TRADE)
+    pending = [coding.encode(study.ask(TRADE).params) for _ in range(6)]
+    apart = [float(np.abs(a - b).max()) for i, a in enumerate(pending) for b in pending[:i]]
+    assert min(apart) > 0.003
+
+
+def test_what_cannot_be_planned_is_not_proposed() -> None:
+    def law(parameters: Mapping[str, Any]) -> float:
+        return math.nan if parameters["batch"] > 100 else trade(parameters)[0]
+
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=FrontSampler(space=TRADE, known_seconds=law))
+    for _ in range(16):
+        trial = study.ask(TRADE)
+        study.tell(trial, trade(trial.params))
+    assert all(one.params["batch"] <= 100 for one in study.trials[4:])
+
+
+@pytest.mark.parametrize("directions", [["minimize"], ["maximize", "maximize"], ["minimize", "minimize"], ["minimize"] * 3])
+def test_studies_without_seconds_go_to_optunas_own(directions: list[str]) -> None:
+    study = optuna.create_study(directions=directions, sampler=FrontSampler())
+    for number in range(14):
+        trial = study.ask(TRADE)
+        if number % 5 == 4:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, [math.sin(number)] * len(directions))
+    assert len({one.params["batch"] for one in study.trials}) > 5
+
+
+def test_infinite_values_and_laws_do_no_harm() -> None:
+    def law(parameters: Mapping[str, Any]) -> float:
+        return math.inf if parameters["batch"] > 300 else 0.0 if parameters["batch"] > 100 else trade(parameters)[0]
+
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=FrontSampler(space=TRADE, known_seconds=law))
+    for number in range(14):
+        trial = study.ask(TRADE)
+        assert trial.params["batch"] <= 100
+        study.tell(trial, [math.inf, 0.5] if number % 4 == 1 else trade(trial.params))
+
+
+@pytest.mark.parametrize("sampler", ["front", "gp", "nsga2", "qmc", "random", "optuna.samplers:RandomSampler"])
+def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str) -> None:
+    path = study_file(task=f"{TASKS}:Points", sampler=sampler, budget={"trials": 7, "profile_s": 0.3})
+    spec = read_study(path)
+    result = run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))
+    assert [record.outcome for record in result.study.records] == ["complete"] * 7
+    assert len({record.parameters["effective_batch"] for record in result.study.records}) > 3
+
+
+def test_a_sampler_that_is_none_is_told(study_file: Callable[..., Path]) -> None:
+    with pytest.raises(StudyFileError, match=r"sampler: expected one of front, tpe, .*; got 'tpee'\. Did you mean 'tpe'"):
+        read_study(study_file(sampler="tpee"))
+    spec = read_study(study_file(task=f"{TASKS}:Points", sampler="math:pi"))
+    with pytest.raises(StudyFileError, match="sampler: expected an Optuna sampler at math:pi, got float"):
+        run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))

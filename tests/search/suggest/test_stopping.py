@@ -1,0 +1,147 @@
+"""Early stopping: what curves promise holds as often as it says, and nothing that could matter is stopped."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bsearch.search.suggest.stopping import (
+    LEAST_CURVES,
+    STOPPING,
+    Curve,
+    FrontStopping,
+    NeverStopping,
+    RankHalving,
+    Stopping,
+    expectation,
+    front_ranks,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+TABLE = Path(__file__).parents[3] / "benchmarks" / "data" / "digits.csv.gz"
+
+
+def measured_curves(seed: int) -> list[tuple[float, list[float]]]:
+    """(seconds, accuracies at tenths) of trainings of digits, in an order of chance."""
+    with gzip.open(TABLE, "rt") as file:
+        rows = [(float(row["train_s"]), [float(value) for value in row["curve"].split()]) for row in csv.DictReader(file)]
+    whole = [row for row in rows if len(row[1]) == 10]
+    order = np.random.default_rng(seed).permutation(len(whole))
+    return [whole[index] for index in order]
+
+
+def finished(curves: list[tuple[float, list[float]]]) -> list[Curve]:
+    return [Curve(seconds, [(tenth + 1) / 10 for tenth in range(10)], values, done=True) for seconds, values in curves]
+
+
+def played(stopping: Stopping, curves: list[tuple[float, list[float]]]) -> tuple[list[int], int, int]:
+    """Run trainings one after another.
+
+    Returns:
+        The stopped ones, how many of them would have risen above the front at their time, and how many in all would have.
+    """
+    stopped, ended, wrong, risers = [], [], 0, 0
+    for number, (seconds, values) in enumerate(curves):
+        rises = values[-1] > max((end for taken, end in ended if taken <= seconds), default=-1.0)
+        risers += rises
+        for tenth, value in enumerate(values, start=1):
+            if stopping.report(number, tenth / 10, seconds, value):
+                stopped.append(number)
+                wrong += rises
+                break
+        else:
+            ended.append((seconds, values[-1]))
+            stopping.ended(number, seconds, values[-1])
+    return stopped, wrong, risers
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.6, 0.9])
+def test_promises_hold_about_as_often_as_they_say(fraction: float) -> None:
+    """Real curves: few come to less than the 5 % point, and few to more than the 95 % point."""
+    above = []
+    for seed in range(4):
+        curves = measured_curves(seed)
+        known = finished(curves[:40])
+        for seconds, values in curves[40:100]:
+            seen = round(10 * fraction)
+            promised = expectation(Curve(seconds, [(tenth + 1) / 10 for tenth in range(seen)], values[:seen]), known)
+            assert promised is not None
+            above.append(promised.chance_above(values[-1]))
+    assert np.mean(np.array(above) > 0.95) < 0.15
+    assert np.mean(np.array(above) < 0.05) < 0.15
+
+
+def test_of_those_that_would_rise_above_the_front_no_more_than_the_risk_are_stopped() -> None:
+    plays = [played(FrontStopping(risk=0.05), measured_curves(seed)[:150]) for seed in range(8)]
+    assert sum(len(stopped) for stopped, _, _ in plays) > 600
+    assert sum(wrong for _, wrong, _ in plays) / sum(risers for _, _, risers in plays) < 0.06
+
+
+def test_more_risk_stops_more() -> None:
+    counts = [len(played(FrontStopping(risk), measured_curves(0)[:100])[0]) for risk in (0.001, 0.05, 0.4)]
+    assert counts[0] < counts[1] < counts[2]
+
+
+def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> None:
+    curves = measured_curves(1)
+    stopping = FrontStopping()
+    for number, (seconds, values) in enumerate(curves[:40]):
+        for tenth, value in enumerate(values, start=1):
+            assert not stopping.report(number, tenth / 10, seconds, value) or number >= LEAST_CURVES
+        stopping.ended(number, seconds, values[-1])
+    fastest = min(seconds for seconds, _ in curves) / 2
+    assert not any(stopping.report(99, (tenth + 1) / 10, fastest, 0.05) for tenth in range(9))
+    slowest = max(seconds for seconds, _ in curves) * 2
+    assert any(stopping.report(100, (tenth + 1) / 10, slowest, 0.05) for tenth in range(9))
+
+
+@pytest.mark.parametrize("kind", ["front", "halving", "none"])
+def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> None:
+    curves = measured_curves(2)[:60]
+    saw, reads = STOPPING[kind](0.05), STOPPING[kind](0.05)
+    stopped = set(played(saw, curves)[0])
+    for number, (seconds, _) in enumerate(curves):
+        # As the database keeps them: what was reported, and whether it trained to its end.
+        curve = saw.curve_of(number)
+        reads.learn(number, seconds, curve, done=number not in stopped)
+    for seconds, values in measured_curves(3)[:30]:
+        said = [
+            [one.report(1000, (tenth + 1) / 10, seconds, value) for tenth, value in enumerate(values)] for one in (saw, reads)
+        ]
+        assert said[0] == said[1]
+        for one in (saw, reads):
+            one.curves.pop(1000)
+            if isinstance(one, RankHalving):
+                for came in one._came.values():
+                    came.pop(1000, None)
+
+
+def test_an_interrupted_trial_begins_its_curve_again() -> None:
+    stopping = NeverStopping()
+    for fraction, accuracy in ((0.1, 0.2), (0.2, 0.3), (0.1, 0.25), (0.2, 0.35), (0.3, 0.5)):
+        stopping.report(0, fraction, 1.0, accuracy)
+    assert stopping.curve_of(0) == [(0.1, 0.25), (0.2, 0.35), (0.3, 0.5)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=25))
+def test_ranks_of_fronts_are_those_of_peeling(points: list[tuple[int, int]]) -> None:
+    def beats(a: tuple[int, int], b: tuple[int, int]) -> bool:
+        return a[0] <= b[0] and a[1] >= b[1] and a != b
+
+    # The slow twin: a rank is the longest chain of points each beating the next.
+    def depth(point: tuple[int, int]) -> int:
+        better = [other for other in set(points) if beats(other, point)]
+        return 1 + max(map(depth, better)) if better else 0
+
+    assert front_ranks(points) == [depth(point) for point in points]
+
+
+def test_halving_keeps_a_third_of_what_comes_to_a_rung() -> None:
+    curves = measured_curves(4)[:90]
+    stopping = RankHalving()
+    stopped, _, _ = played(stopping, curves)
+    assert 40 < len(stopped) < 85

@@ -1,0 +1,71 @@
+"""Warm start: an earlier study of the same task teaches the next one, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bsearch.objectives.loading import objective_hash
+from bsearch.search.run.driver import StudyResult, run_study
+from bsearch.search.run.serial import SerialRunner
+from bsearch.search.run.study_run import Event
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.study_file import read_study
+
+
+def ran(path: Path) -> tuple[StudyResult, list[str]]:
+    spec, said = read_study(path), []
+
+    def notify(event: Event) -> None:
+        if event.kind == "message":
+            said.append(event.text)
+
+    return run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task), notify=notify), said
+
+
+@pytest.fixture
+def earlier(study_file: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """Runs a first study, then gives files of later ones in the same storage."""
+    storage = f"sqlite:///{tmp_path}/both.db"
+    budget = {"trials": 10, "profile_s": 0.3}
+    ran(study_file(study="first", storage=storage, budget=budget, stopping="none"))
+
+    def later(**changes: Any) -> Path:
+        return study_file(**{"study": "second", "storage": storage, "budget": budget, "warm_start": ["first"], **changes})
+
+    return later
+
+
+def test_an_earlier_study_spares_the_first_points(earlier: Callable[..., Path]) -> None:
+    result, said = ran(earlier(budget={"trials": 3, "profile_s": 0.3}))
+    assert "warm start: 10 trials of first lie in this space" in said
+    # Its own front is drawn from its own trials alone.
+    assert len(result.study.records) == 3
+    assert {trial.number for trial in result.study.front.trials} <= {0, 1, 2}
+    cold, _ = ran(earlier(study="third", warm_start=None, budget={"trials": 3, "profile_s": 0.3}))
+    assert [one.parameters for one in cold.study.records] != [one.parameters for one in result.study.records]
+
+
+def test_trials_outside_the_space_are_left_out(earlier: Callable[..., Path]) -> None:
+    space = {
+        "effective_batch": {"low": 16, "high": 60},
+        "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+        "rule": "linear",
+        "epochs": 2,
+    }
+    _, said = ran(earlier(space=space, budget={"trials": 1, "profile_s": 0.3}))
+    (told,) = [words for words in said if words.startswith("warm start")]
+    assert int(told.split()[2]) < 10
+
+
+def test_what_teaches_nothing_is_refused(earlier: Callable[..., Path]) -> None:
+    with pytest.raises(StudyFileError, match=r"warm_start\.0: .*expected the same training"):
+        ran(earlier(study="other", training={"schedule": "linear"}))
+    with pytest.raises(StudyFileError, match=r"warm_start\.0: .*holds none of the name 'frist'"):
+        ran(earlier(warm_start=["frist"]))
+    with pytest.raises(StudyFileError, match="expected times known beforehand"):
+        ran(earlier(budget={"trials": 3, "profile_s": 0}))
+    with pytest.raises(StudyFileError, match="expected sampler: front"):
+        ran(earlier(sampler="tpe"))

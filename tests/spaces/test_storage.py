@@ -1,0 +1,135 @@
+"""Where a study is kept: what is shown of its URL, where a secret one is read from, what lies on a network."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path, PurePath
+
+import pytest
+from bsearch.cli import main
+from bsearch.search import database as database_module
+from bsearch.search.store.records import Records
+from bsearch.search.suggest.suggester import open_storage
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.storage import masked, network_file_system, storage_of
+from click.testing import CliRunner
+from conftest import TASKS
+
+MOUNTS = r"""
+/dev/vda / ext4 rw,relatime 0 0
+proc /proc proc rw 0 0
+server:/home /home nfs4 rw,vers=4.2 0 0
+/dev/sdb1 /home/ann/fast xfs rw 0 0
+//nas/share /mnt/two\040words cifs rw 0 0
+scratch@tcp:/fs /scratch lustre rw 0 0
+/dev/sdc1 /scratch/local ext4 rw 0 0
+fuse-overlayfs /var/containers fuse.fuse-overlayfs rw 0 0
+ann@host: /mnt/over fuse.sshfs rw 0 0
+/dev/sdd1 /mnt/hidden ext4 rw 0 0
+server:/hidden /mnt/hidden nfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/", None),
+        ("/work/study", None),
+        ("/home", "nfs4"),
+        ("/home/ann/study", "nfs4"),
+        ("/home/ann/fast/study", None),
+        ("/homeless", None),
+        ("/mnt/two words/study", "cifs"),
+        ("/scratch/ann", "lustre"),
+        ("/scratch/local/ann", None),
+        ("/var/containers/x", None),
+        ("/mnt/over", "fuse.sshfs"),
+        ("/mnt/hidden/x", "nfs"),
+    ],
+)
+def test_the_longest_mount_point_says_what_a_folder_lies_on(folder: str, kind: str | None) -> None:
+    assert network_file_system(MOUNTS, PurePath(folder)) == kind
+
+
+def test_no_mounts_are_no_network() -> None:
+    assert network_file_system("", PurePath("/home")) is None
+    assert network_file_system("nonsense\n\n", PurePath("/home")) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("postgresql+psycopg://u:s3cret@h/d", "postgresql+psycopg://u:***@h/d"),
+        ("postgresql://u:s3cret@h:5432/d?sslmode=require", "postgresql://u:***@h:5432/d?sslmode=require"),
+        ("postgresql://:s3cret@h/d", "postgresql://:***@h/d"),
+        ("postgresql://u@h/d?password=s3cret&x=1", "postgresql://u@h/d?password=***&x=1"),
+        ("postgresql://u@h/d?x=1&SSLPassword=s3cret", "postgresql://u@h/d?x=1&SSLPassword=***"),
+        ("postgresql://u:s3cr@et/s3cret@h/d", "postgresql://u:***@h/d"),
+        ("postgresql:u:s3cret@h/d", "postgresql:***@h/d"),
+        ("postgresql//u:s3cret@h/d", "postgresql//u:***@h/d"),
+        ("could not open postgresql://u:s3cret@h/d, see a@b", "could not open postgresql://u:***@h/d, see a@b"),
+        ("postgresql://u@h/d", "postgresql://u@h/d"),
+        ("sqlite:////home/ann/a:b@c/study.db", "sqlite:////home/ann/a:b@c/study.db"),
+        ("study.yaml:9: space.rule: expected linear, got 'a@b'", "study.yaml:9: space.rule: expected linear, got 'a@b'"),
+    ],
+)
+def test_no_password_is_shown(written: str, shown: str) -> None:
+    assert masked(written) == shown
+    assert masked(shown) == shown
+
+
+def test_a_password_with_an_unescaped_at_is_told_how_to_be_written() -> None:
+    with pytest.raises(StudyFileError, match=r"a password with @ written as %40.*got 'postgresql\+psycopg://u:\*\*\*@h/d'"):
+        Records("postgresql+psycopg://u:s3cr@et@h/d")
+
+
+def test_the_storage_may_be_named_by_a_file(tmp_path: Path, study_file: Callable[..., Path]) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"sqlite:///{tmp_path}/hidden.db\n")
+    given = {"BSEARCH_STORAGE_FILE": str(secret)}
+    assert storage_of({}) is None
+    assert storage_of(given) == f"sqlite:///{tmp_path}/hidden.db"
+    assert storage_of(given | {"BSEARCH_STORAGE": "sqlite:///first.db"}) == "sqlite:///first.db"
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 1})
+    result = CliRunner().invoke(main, ["run", str(path), "--serial"], env=given)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "hidden.db").exists()
+    assert not (tmp_path / "small.db").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "one two", b"\xff"])
+def test_a_storage_file_that_says_nothing_is_refused(content: str | bytes | None, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    if content is not None:
+        secret.write_bytes(content if isinstance(content, bytes) else content.encode())
+    result = CliRunner().invoke(main, ["show", "study.yaml"], env={"BSEARCH_STORAGE_FILE": str(secret)})
+    assert (result.exit_code, f"BSEARCH_STORAGE_FILE: {secret}: " in result.output) == (2, True)
+
+
+def test_on_a_network_file_system_sqlite_keeps_a_rollback_journal_and_the_user_is_warned_once(
+    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
+    arguments = ["run", str(path), "--serial"]
+    assert "network file system" not in CliRunner().invoke(main, [*arguments, "--trials", "1"]).output
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path.resolve()} nfs4 rw 0 0\n")
+    monkeypatch.setattr(database_module, "MOUNTS", mounts)
+    told = CliRunner().invoke(main, arguments)
+    assert told.exit_code == 0, told.output
+    assert told.output.count("network file system (nfs4)") == 1
+    assert not (tmp_path / "small.db-wal").exists()
+    url = f"sqlite:///{tmp_path}/small.db"
+    for engine in (Records(url).engine, open_storage(url).engine):  # type: ignore[attr-defined]
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+    with sqlite3.connect(tmp_path / "small.db") as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+def test_a_folder_with_braces_is_no_template(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 1}, storage="sqlite:///{x}/small.db")
+    assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0
+    assert (tmp_path / "{x}" / "small.db").exists()
