@@ -1,5 +1,96 @@
-"""Hyperparameter search that treats batch size as what it is: a number to be tuned."""
+"""Hyperparameter search that treats the batch size as what it is: a number to be tuned.
 
-from importlib.metadata import version
+    import bsearch
 
-__version__ = version("bsearch")
+    study = bsearch.run("study.yaml")      # or resume it
+    study.front.to_frame()                 # the Pareto front of training time against accuracy
+    study.plot()
+    print(study.export(to="hf"))           # the knee's settings, to paste into a Trainer
+
+The names in `__all__` are the public interface. They are imported on first use: `import bsearch` imports neither torch nor Ray.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cluster.study import Study, run
+    from .objectives.checkpoint import Checkpoint
+    from .objectives.task import Data, Loss, Score, Task
+    from .search.suggest.ask_tell import Search
+    from .search.suggest.sampler import FrontSampler
+    from .spaces.errors import (
+        BsearchError,
+        ClusterError,
+        InfeasiblePlanError,
+        OutputError,
+        ProfilingError,
+        StorageError,
+        StudyFileError,
+        TaskError,
+    )
+    from .spaces.plan import plan_batch
+    from .spaces.trial import Measurement, TrialSetup
+
+_MODULES = {
+    "BsearchError": "spaces.errors",
+    "Checkpoint": "objectives.checkpoint",
+    "ClusterError": "spaces.errors",
+    "Data": "objectives.task",
+    "FrontSampler": "search.suggest.sampler",
+    "InfeasiblePlanError": "spaces.errors",
+    "Loss": "objectives.task",
+    "Measurement": "spaces.trial",
+    "OutputError": "spaces.errors",
+    "ProfilingError": "spaces.errors",
+    "Score": "objectives.task",
+    "Search": "search.suggest.ask_tell",
+    "StorageError": "spaces.errors",
+    "Study": "cluster.study",
+    "StudyFileError": "spaces.errors",
+    "Task": "objectives.task",
+    "TaskError": "spaces.errors",
+    "TrialSetup": "spaces.trial",
+    "plan_batch": "spaces.plan",
+    "run": "cluster.study",
+}
+
+__all__ = [
+    "BsearchError",
+    "Checkpoint",
+    "ClusterError",
+    "Data",
+    "FrontSampler",
+    "InfeasiblePlanError",
+    "Loss",
+    "Measurement",
+    "OutputError",
+    "ProfilingError",
+    "Score",
+    "Search",
+    "StorageError",
+    "Study",
+    "StudyFileError",
+    "Task",
+    "TaskError",
+    "TrialSetup",
+    "plan_batch",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("bsearch")
+    elif name in _MODULES:
+        value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -10,7 +10,6 @@ import sys
 import traceback
 import webbrowser
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
-from dataclasses import replace
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -25,17 +24,16 @@ from rich.text import Text
 
 from . import __version__
 from .search.report.completion import launchers, study_files, study_names
-from .spaces.errors import BsearchError, LauncherError, StudyFileError, cut, plain
+from .spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, cut, plain
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
 from .spaces.storage import masked, storage_of
 from .spaces.study import StudySpec, share
-from .spaces.study_file import located, plain_value, read_study, settled, study_from_dict
+from .spaces.study_file import located, plain_value, read_study, resolve_study, study_from_dict
 
 if TYPE_CHECKING:
     from .cluster.submit.submitter import Submitter
     from .search.run.driver import StudyResult
-    from .search.run.runner import Runner
     from .search.store.stored import StoredStudy
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted.
@@ -52,7 +50,7 @@ class _Commands(click.Group):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             click.echo(plain(masked(str(error))), err=True)
-            ctx.exit(FAILED if isinstance(error, LauncherError) else BAD_INPUT)
+            ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(INTERRUPTED)
@@ -65,8 +63,8 @@ class _Commands(click.Group):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             click.echo(
-                f"bsearch failed in a way it should not: {type(error).__name__}: {plain(masked(str(error)))}\n"
-                "`bsearch --debug ...` shows where; please report it.",
+                f"internal error: {type(error).__name__}: {plain(masked(str(error)))}\n"
+                "This is a bug in bsearch: please report it, with what `bsearch --debug ...` prints.",
                 err=True,
             )
             ctx.exit(FAILED)
@@ -140,7 +138,7 @@ def _terminal(as_json: bool = False) -> Console:
 @click.option("--rule", metavar="RULE[,RULE]", help="Learning-rate rules, where STUDY names a task; default: sqrt.")
 @click.option("--name", metavar="NAME", help="Name of the study, where STUDY names a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of the study's own number.")
-@click.option("--new", "fresh", is_flag=True, help="Begin a new study beside the one that was begun before.")
+@click.option("--new", "fresh", is_flag=True, help="Create a new study beside the existing one.")
 @click.option("--serial", is_flag=True, help="Run trials one after the other in this process, without Ray.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for front.csv, front.json and front.png.")
 @storage_option
@@ -161,10 +159,10 @@ def run(
     storage: str | None,
     as_json: bool,
 ) -> None:
-    """Run the study in STUDY, or go on with it, and print its front.
+    """Run the study in STUDY, or resume it, and print its front.
 
     STUDY is a study file, or a task as module:name or path/file.py:name with --batch and --rate.
-    The same command again continues where the study stood.
+    The same command again resumes the study.
     """
     options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
     file, spec = _study(study, options, trials, storage)
@@ -172,7 +170,7 @@ def run(
     with _located(file):
         with _documents_only(as_json):
             result = _run(spec, out or _results(spec, spec.study), console, fresh=fresh, serial=serial)
-        _tell(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
+        _print_result(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
 
 
@@ -186,7 +184,7 @@ def _study(
         file = None
     else:
         if given:
-            raise click.UsageError(f"--{next(iter(given))} goes with a task; a study file says it itself. Change {study}.")
+            raise click.UsageError(f"--{next(iter(given))} is for a task; a study file has its own setting. Edit {study}.")
         file = Path(study)
         spec = read_study(file, storage=storage)
     if trials is not None:
@@ -208,7 +206,7 @@ def _study_of_options(task: str, options: dict[str, str | None], storage: str | 
     if options["rule"]:
         space["rule"] = options["rule"].split(",")
     name = options["name"] or task.rpartition(":")[2].lower()
-    return settled(study_from_dict({"study": name, "task": task, "space": space}), Path.cwd(), storage)
+    return resolve_study(study_from_dict({"study": name, "task": task, "space": space}), Path.cwd(), storage)
 
 
 def _span(option: str, text: str) -> Any:
@@ -247,29 +245,14 @@ def _located(file: Path | None) -> Any:
 
 
 def _run(spec: StudySpec, out: Path, console: Console, *, fresh: bool, serial: bool) -> StudyResult:
-    from .objectives.loading import objective_hash
+    from .cluster.study import run_study_here
     from .search.report.terminal.live import LiveView
-    from .search.run.driver import run_study
 
-    code = objective_hash(spec.task)
-    with _runner(spec, out, serial, console) as runner:
-        view = LiveView(console)
-        with view:
-            return run_study(spec, runner, code, fresh=fresh, notify=view.notify, watch=view.watch)
+    with LiveView(console) as view:
+        return run_study_here(spec, out, serial=serial, fresh=fresh, notify=view.notify, watch=view.watch)
 
 
-def _runner(spec: StudySpec, out: Path, serial: bool, console: Console) -> AbstractContextManager[Runner]:
-    if serial:
-        from .search.run.serial import SerialRunner
-
-        return nullcontext(SerialRunner(spec.devices))
-    from .cluster.tune import TuneRunner
-
-    console.print(f"study {spec.study}: starting Ray (its messages: {_near(out / 'ray.log')})", style="dim")
-    return TuneRunner(spec.cluster, spec.devices, out / "ray.log")
-
-
-def _near(path: Path) -> str:
+def _from_here(path: Path) -> str:
     """A path as people would type it from here."""
     try:
         return str(path.relative_to(Path.cwd()))
@@ -277,39 +260,39 @@ def _near(path: Path) -> str:
         return str(path)
 
 
-def _tell(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
+def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
     """The end of a run: the front, its files, and what comes next."""
     from .search.report.export import json_text, study_document, write_front
     from .search.report.page.draw import picture
     from .search.report.page.figures import StudyFigures
-    from .search.report.terminal.tables import outcome_words
+    from .search.report.terminal.tables import outcome_counts
     from .spaces.readable import seconds
 
-    kept = result.study
-    document = study_document(kept.name, masked(kept.url), kept.front, kept.records)
+    stored = result.study
+    document = study_document(stored.name, masked(stored.url), stored.front, stored.records)
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s}
-    counted = sum(record.counts for record in kept.records)
+    counted = sum(record.counts for record in stored.records)
     console.print()
-    if kept.front.trials:
-        _print_front(kept, counted, console)
-        for path in write_front(out, document, picture(StudyFigures(kept).front_figure(), "png")):
-            console.print(f"wrote {_near(path)}", style="dim")
+    if stored.front.trials:
+        _print_front(stored, counted, console)
+        for path in write_front(out, document, picture(StudyFigures(stored).front_figure(), "png")):
+            console.print(f"wrote {_from_here(path)}", style="dim")
     else:
-        console.print(f"{kept.name} has no finished trial yet, so there is no front.")
-    others = outcome_words(record for record in kept.records if record.outcome not in ("complete", "waiting"))
+        console.print(f"{stored.name} has no finished trial yet, so there is no front.")
+    others = outcome_counts(record for record in stored.records if record.outcome not in ("complete", "waiting"))
     if others:
         console.print(f"Other trials: {others}")
     again = f"bsearch run {study}" if study.suffix in (".yaml", ".yml") else "the same command again"
     if result.failure:
         console.print(f"The study stopped: {result.failure}")
-        failed = [record for record in kept.records if record.outcome == "error"]
+        failed = [record for record in stored.records if record.outcome == "error"]
         if failed:
             console.print(f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.")
     elif result.stopped:
         more = "raise it, then " if "budget.hours" in result.stopped else ""
-        console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To go on: {more}{again}")
+        console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To resume: {more}{again}")
     elif counted < spec.budget.trials:
-        console.print(f"{counted} of {spec.budget.trials} trials are done. To go on: {again}")
+        console.print(f"{counted} of {spec.budget.trials} trials are done. To resume: {again}")
     shown = _shown(study, spec)
     following = {
         f"bsearch report {shown}": "a page to look at and choose from",
@@ -343,43 +326,17 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     how far the front will span in time, and advice.
     """
     spec = read_study(study, storage=storage)
-    from .objectives.loading import load_objective, objective_hash
-    from .objectives.task import Task
-    from .search.report.terminal.forecast import as_document, forecast_parts
-    from .search.run.forecast import forecast
-    from .search.run.serial import SerialRunner
-    from .search.store.database import storage_engine
-    from .spaces.planning import cost_keys, legal_batches, profile_faults, profile_request
+    from .search.report.terminal.forecast import check_document, forecast_parts
+    from .search.run.check import check_study
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
-        runner = SerialRunner(spec.devices)
-        assert spec.storage is not None
-        objective_hash(spec.task)
-        storage_engine(spec.storage).dispose()
-        keys = cost_keys(spec)
-        timing_s = max(min(float(spec.budget.profile_s) or 5.0, 5.0) / len(keys), 1.0)
-        requests = {key: replace(profile_request(spec, runner.device, key), timing_s=timing_s) for key in keys}
-        profiles = {key: runner.profile(spec.task, request) for key, request in requests.items()}
-        profile = next(iter(profiles.values()))
-        legal = legal_batches(spec, profiles.values())
-        if faults := [fault for one in profiles.values() for fault in profile_faults(spec, one, legal)]:
-            raise StudyFileError(dict.fromkeys(faults))
-    if not isinstance(load_objective(spec.task), Task):
-        console.print(f"{study}: valid. {spec.task} is a generator: its steps cannot be timed beforehand.")
-        if as_json:
-            click.echo(json.dumps(as_document(spec.study, profile, None), indent=2))
-        return
-    cores = spec.devices.cpus * min(spec.devices.counts)
-    slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
-    told = forecast(spec, profiles, slots if runner.device == "cpu" else 1)
+        checked = check_study(spec)
     if as_json:
-        click.echo(json.dumps(as_document(spec.study, profile, told), indent=2))
+        click.echo(json.dumps(check_document(spec.study, checked), indent=2))
         return
-    console.print(f"{study}: valid", style="bold")
-    for part in forecast_parts(str(study), spec, profiles, legal, told, slots):
+    for part in forecast_parts(str(study), spec, checked):
         console.print(part)
-    console.print(f"Next: bsearch run {study}")
 
 
 # ---------------------------------------------------------------- profile
@@ -402,54 +359,27 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     fastest accumulation for each effective batch.
     """
     spec = read_study(study, storage=storage)
-    from .objectives.loading import objective_hash
-    from .objectives.profiling.probe import memory_rows
     from .search.report.export import json_text, write_file
-    from .search.report.terminal.profile import (
-        memory_plot,
-        memory_tables,
-        profile_document,
-        profile_picture,
-        speed_plot,
-        speed_tables,
-    )
-    from .search.run.serial import SerialRunner
-    from .search.store.stored import study_identity
-    from .spaces.planning import cost_keys, profile_request
+    from .search.report.terminal.profile import profile_document, profile_parts, profile_picture
+    from .search.run.check import profile_study
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
-        runner = SerialRunner(spec.devices)
-        timing_s = float(spec.budget.profile_s) if seconds is None else seconds
-        requests = {
-            key: replace(profile_request(spec, runner.device, key, traces=True), timing_s=timing_s) for key in cost_keys(spec)
-        }
-        profiles = {key: runner.profile(spec.task, request) for key, request in requests.items()}
-        first = next(iter(profiles))
-        rows = memory_rows(spec.task, requests[first], profiles[first], 5.0 if seconds is None else seconds)
-    task = study_identity(spec, objective_hash(spec.task))["task"]
-    document = profile_document(spec, task, profiles, rows)
+        document = profile_document(spec, profile_study(spec, seconds))
     for path, content in ((png, lambda: profile_picture(document)), (out, lambda: json_text(document))):
         if path is not None:
             write_file(path, content())
     if as_json:
         click.echo(json_text(document), nl=False)
         return
-    console.print(f"{spec.study} on {document['device']}, {spec.training.precision}", style="bold")
-    for part in memory_tables(document["memory"]):
+    for part in profile_parts(document, console.width):
         console.print(part)
-    console.print(memory_plot(document["memory"], console.width))
-    for law in document["speed"]:
-        console.print()
-        for part in speed_tables(law):
-            console.print(part)
-        console.print(speed_plot(law, console.width))
     for path in (png, out):
         if path is not None:
             console.print(f"wrote {path}", style="dim")
 
 
-@main.command(epilog=_epilog("bsearch reprice study.yaml --profile a100.json"))
+@main.command(epilog=_epilog("bsearch retime study.yaml --profile a100.json"))
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option(
     "--profile",
@@ -461,34 +391,34 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
 @name_option
 @storage_option
 @json_option
-def reprice(study: str, profile_file: Path, name: str | None, storage: str | None, as_json: bool) -> None:
+def retime(study: str, profile_file: Path, name: str | None, storage: str | None, as_json: bool) -> None:
     """Redraw a study's front for another device's step times, without training anything.
 
     Accuracies stay; a device with less memory plans more passes for the same effective batch.
     """
-    from .search.analysis.retime import read_profile, repriced, repriced_words
+    from .search.analysis.retime import read_profile, retimed, retimed_summary
     from .search.report.export import json_text, study_document
-    from .search.report.terminal.tables import front_plot, front_table, knee_words
+    from .search.report.terminal.tables import front_plot, front_table, knee_sentence
     from .search.store.stored import StoredStudy
 
     device = read_profile(profile_file)
-    kept = StoredStudy.open(study, name, storage)
-    attempts = kept.kept().attempts(kept.name)
-    after = repriced(kept.spec, kept.identity["task"], kept.records, attempts, device)
+    stored = StoredStudy.open(study, name, storage)
+    attempts = stored.tables().attempts(stored.name)
+    after = retimed(stored.spec, stored.identity["task"], stored.records, attempts, device)
     if as_json:
-        document = study_document(kept.name, masked(kept.url), after.front, after.records)
+        document = study_document(stored.name, masked(stored.url), after.front, after.records)
         document |= {"device": device.name, "was": after.was, "left_out": after.left_out, "notes": after.notes}
         click.echo(json_text(document), nl=False)
         return
     console = _terminal()
     trials = len(after.records) + len(after.left_out)
     console.print(
-        f"Front of {kept.name} on {device.name}: {len(after.front.trials)} of {trials} trials",
+        f"Front of {stored.name} on {device.name}: {len(after.front.trials)} of {trials} trials",
         style="bold",
     )
     console.print(front_table(after.front))
     console.print(front_plot(after.front, after.records, console.width))
-    for words in (knee_words(after.front), repriced_words(kept.front, after), *after.notes, *after.left_out):
+    for words in (knee_sentence(after.front), retimed_summary(stored.front, after), *after.notes, *after.left_out):
         console.print(words or "")
 
 
@@ -572,7 +502,7 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
         given[name] = plain_value(value, f"--set {name}")
     space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant", **given}
     name = re.sub(r"[^A-Za-z0-9]+", "-", study.rpartition(":")[2]) or "bench"
-    return settled(study_from_dict({"study": name, "task": study, "space": space}), Path.cwd())
+    return resolve_study(study_from_dict({"study": name, "task": study, "space": space}), Path.cwd())
 
 
 # ---------------------------------------------------------------- plan and rules
@@ -581,15 +511,21 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
 @main.command(epilog=_epilog("bsearch plan 500 --devices 2 --cap 96 --rate 0.1 --at-batch 256 --rule linear"))
 @click.argument("effective_batch", type=click.IntRange(min=1))
 @click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel workers.")
-@click.option("--cap", type=click.IntRange(min=1), help="Samples that fit one pass on one device.")
-@click.option("--accumulation", type=click.IntRange(min=1), help="Wished passes per step; raised where fewer do not fit.")
-@click.option("--smallest", type=click.IntRange(min=1), default=1, show_default=True, help="Samples a pass needs at least.")
+@click.option("--cap", type=click.IntRange(min=1), help="The largest micro-batch that fits one device.")
+@click.option("--accumulation", type=click.IntRange(min=1), help="Micro-batches per step; raised where fewer do not fit.")
+@click.option(
+    "--smallest",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="The smallest micro-batch the model works with.",
+)
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Reference learning rate.")
 @click.option("--at-batch", type=click.IntRange(min=1), default=256, show_default=True, help="Batch of the reference rate.")
 @click.option("--rule", type=click.Choice(list(RATE_RULES)), default="sqrt", show_default=True)
 @click.option("--exponent", type=float, default=0.5, show_default=True, help="Exponent of the rule power.")
 @click.option(
-    "--noise-batch", type=click.FloatRange(min=0, min_open=True), help="Of the rules saturating and surge, in samples."
+    "--noise-batch", type=click.FloatRange(min=0, min_open=True), help="For the rules saturating and surge, in samples."
 )
 @click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, help="At the reference batch, for adamw_tau.")
 @click.option(
@@ -616,7 +552,7 @@ def plan(
     epochs: float,
     as_json: bool,
 ) -> None:
-    """Print how one step of EFFECTIVE_BATCH samples is made: shares, passes, weights, learning rate, known time."""
+    """Print how one step of EFFECTIVE_BATCH samples is made: shares, micro-batches, weights, learning rate, known time."""
     from .search.report.terminal.plan import plan_document, plan_parts
 
     known = None
@@ -661,7 +597,11 @@ def plan(
 @main.command(epilog=_epilog("bsearch rules\n  bsearch rules study.yaml"))
 @click.argument("study", metavar="[STUDY|URL]", required=False, shell_complete=study_files)
 @click.option(
-    "--batch", "batches", type=click.IntRange(min=1), multiple=True, help="Tell the best rate here too; may be repeated."
+    "--batch",
+    "batches",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Report the best rate at this batch too; may be repeated.",
 )
 @name_option
 @storage_option
@@ -690,24 +630,23 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
 
 
 def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
-    from .search.analysis.best_rate import study_rates
     from .search.report.export import json_text
     from .search.report.terminal.tables import rates_document, rates_table, rule_verdict
     from .search.store.stored import StoredStudy
 
-    kept = StoredStudy.open(study, name, storage)
+    stored = StoredStudy.open(study, name, storage)
     with _located(None if "://" in study else Path(study)):
-        found = study_rates(kept.name, kept.spec, kept.front, kept.records, batches)
+        found = stored.best_rates(batches)
     if as_json:
-        click.echo(json_text(rates_document(kept.name, found)), nl=False)
+        click.echo(json_text(rates_document(stored.name, found)), nl=False)
         return
     console = _terminal()
     left_out = f"; {found.left_out} that failed to learn are left out" if found.left_out else ""
-    console.print(f"Best rate against batch in {kept.name}: {found.trials} trials{left_out}", style="bold")
+    console.print(f"Best rate against batch in {stored.name}: {found.trials} trials{left_out}", style="bold")
     console.print(rule_verdict(found))
     console.print(rates_table(found))
     console.print(
-        "Intervals are of 90 %. They rest on the batches and rates tried, and on training as long as these trials.", style="dim"
+        "Intervals are 90 %. They hold for the batches and rates tried, and for training as long as these trials.", style="dim"
     )
 
 
@@ -760,15 +699,15 @@ def show(
     from .search.report.terminal.tables import trials_table
     from .search.store.stored import StoredStudy
 
-    kept = StoredStudy.open(study, name, storage)
-    front, records = kept.front, kept.records
+    stored = StoredStudy.open(study, name, storage)
+    front, records = stored.front, stored.records
     console = _terminal(as_json)
     if trial is not None:
-        _show_trial(kept, trial, as_json)
+        _show_trial(stored, trial, as_json)
         return
     chosen = [record for record in records if outcome in (None, record.outcome)]
     if as_json:
-        document = study_document(kept.name, masked(kept.url), front, records)
+        document = study_document(stored.name, masked(stored.url), front, records)
         if every or outcome:
             document["all"] = [trial_document(record, front) for record in chosen]
         click.echo(json_text(document), nl=False)
@@ -776,7 +715,7 @@ def show(
     if every or outcome:
         console.print(trials_table(chosen, front))
         return
-    _print_study(kept, console)
+    _print_study(stored, console)
 
 
 def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
@@ -789,32 +728,32 @@ def _watch(study: str, name: str | None, storage: str | None, every_s: float) ->
         with LiveView(console) as view:
             end = watch_study(StoredStudy.open(study, name, storage), view, every_s)
     except KeyboardInterrupt:
-        console.print("no longer watching; the study goes on", style="dim")
+        console.print("stopped watching; the study goes on", style="dim")
         return INTERRUPTED
     _print_study(StoredStudy.open(study, name, storage), console)
     console.print(end.why)
     return 0 if end.done else FAILED
 
 
-def _print_front(kept: StoredStudy, trials: int, console: Console) -> None:
+def _print_front(stored: StoredStudy, trials: int, console: Console) -> None:
     """The front of so many trials as table, plot and sentences."""
-    from .search.report.terminal.tables import front_plot, front_table, front_words
+    from .search.report.terminal.tables import front_plot, front_summary, front_table
 
-    front, records = kept.front, kept.records
-    console.print(f"Front of {kept.name}: {len(front.trials)} of {trials} trials", style="bold")
+    front, records = stored.front, stored.records
+    console.print(f"Front of {stored.name}: {len(front.trials)} of {trials} trials", style="bold")
     console.print(front_table(front))
     plot = front_plot(front, records, console.width)
     console.print(f"\n{plot}" if plot else "")
-    for words in front_words(kept.name, kept.spec, front, records):
-        console.print(words)
+    for sentence in front_summary(stored):
+        console.print(sentence)
 
 
-def _print_study(kept: StoredStudy, console: Console) -> None:
+def _print_study(stored: StoredStudy, console: Console) -> None:
     """The front, and how many trials ended in which way."""
-    from .search.report.terminal.tables import outcome_words
+    from .search.report.terminal.tables import outcome_counts
 
-    _print_front(kept, len(kept.records), console)
-    console.print(f"Trials: {outcome_words(kept.records)}")
+    _print_front(stored, len(stored.records), console)
+    console.print(f"Trials: {outcome_counts(stored.records)}")
 
 
 def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
@@ -824,14 +763,14 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     record = next((record for record in records if record.number == number), None)
     if record is None:
         raise StudyFileError(f"study {study.name}: has no trial {number}; its trials are 0 to {len(records) - 1}")
-    kept = study.kept()
+    tables = study.tables()
     curve = [
         {key: row[key] for key in ("attempt", "samples_seen", "elapsed_s", "accuracy", "train_loss")}
-        for row in kept.curve(study.name, number)
+        for row in tables.curve(study.name, number)
     ]
     attempts = [
         {key: row[key] for key in ("attempt", "outcome", "message", "traceback", "started_at", "ended_at")}
-        for row in kept.attempts(study.name, number)
+        for row in tables.attempts(study.name, number)
     ]
     document = trial_document(record, front) | {"curve": curve, "attempts": attempts}
     if as_json:
@@ -893,16 +832,16 @@ def export(
     from .search.store.stored import StoredStudy
 
     _check_export(ctx, framework)
-    kept = StoredStudy.open(study, name, storage)
-    front, records = kept.front, kept.records
+    stored = StoredStudy.open(study, name, storage)
+    front, records = stored.front, stored.records
     if framework is not None:
-        text = _pasted(kept, framework, number, at_knee, within, to_terminal=out is None and sys.stdout.isatty())
+        text = _pasted(stored, framework, number, at_knee, within, to_terminal=out is None and sys.stdout.isatty())
     else:
         rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
         if kind == "csv":
             text = csv_text(rows)
         else:
-            document = study_document(kept.name, masked(kept.url), front, records)
+            document = study_document(stored.name, masked(stored.url), front, records)
             text = json_text(document if what == "front" else document | {"all": rows})
     if out is None:
         click.echo(text, nl=False)
@@ -919,23 +858,19 @@ def _check_export(ctx: click.Context, framework: str | None) -> None:
 
 
 def _pasted(
-    kept: StoredStudy, framework: str, number: int | None, at_knee: bool, within: float | None, *, to_terminal: bool
+    stored: StoredStudy, framework: str, number: int | None, at_knee: bool, within: float | None, *, to_terminal: bool
 ) -> str:
     """One trial's settings for a framework; which trial, what it promises, and notes that are not seen anyway, go to stderr."""
+    from .cluster.study import choice_words
     from .search.analysis.choice import chosen_trial
     from .search.report.frameworks.settings import chosen_settings
     from .search.report.frameworks.texts import FRAMEWORKS
 
-    record = chosen_trial(kept.name, kept.front, kept.records, number=number, at_knee=at_knee, within=within)
-    if number is not None:
-        why = "as asked"
-    elif within is not None:
-        why = f"the fastest within {within:.3g} of the best"
-    else:
-        why = "the knee" if record.number == kept.front.knee else "the best"
-    chosen = chosen_settings(kept, record, why)
+    record = chosen_trial(stored.name, stored.front, stored.records, number=number, at_knee=at_knee, within=within)
+    why = choice_words(stored.front, record, number, within)
+    chosen = chosen_settings(stored, record, why)
     pasted = FRAMEWORKS[framework](chosen)
-    click.echo(plain(f"study {kept.name}, trial {chosen.trial} ({why}): {chosen.promise}"), err=True)
+    click.echo(plain(f"study {stored.name}, trial {chosen.trial} ({why}): {chosen.promise}"), err=True)
     seen = to_terminal and "# note: " in pasted.text
     for note in () if seen else pasted.notes:
         click.echo(plain(f"note: {note}"), err=True)
@@ -960,12 +895,12 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
     from .search.report.page.page import report_page, write_figures
     from .search.store.stored import StoredStudy
 
-    kept = StoredStudy.open(study, name, storage)
-    drawn = StudyFigures.of(kept).all()
-    path = write_file(out or _results_beside(study) / kept.name / "report.html", report_page(kept, drawn))
-    click.echo(f"wrote {plain(_near(path.absolute()))}")
+    stored = StoredStudy.open(study, name, storage)
+    drawn = StudyFigures.of(stored).all()
+    path = write_file(out or _results_beside(study) / stored.name / "report.html", report_page(stored, drawn))
+    click.echo(f"wrote {plain(_from_here(path.absolute()))}")
     for figure in write_figures(drawn, figures) if figures else ():
-        click.echo(f"wrote {plain(_near(figure.absolute()))}")
+        click.echo(f"wrote {plain(_from_here(figure.absolute()))}")
     if opened:
         click.launch(str(path.absolute()))
 
@@ -985,9 +920,9 @@ def dashboard(study: str, name: str | None, port: int, opens: bool | None, stora
     from .search.report.dashboard import dashboard_server
     from .search.store.stored import StoredStudy
 
-    kept = StoredStudy.open(study, name, storage)
-    with dashboard_server(kept, masked(study), _results_beside(study), port) as (address, serve), suppress(KeyboardInterrupt):
-        click.echo(f"study {plain(kept.name)}: {address} (Ctrl-C ends it)")
+    stored = StoredStudy.open(study, name, storage)
+    with dashboard_server(stored, masked(study), _results_beside(study), port) as (address, serve), suppress(KeyboardInterrupt):
+        click.echo(f"study {plain(stored.name)}: {address} (Ctrl-C ends it)")
         click.echo(f"what was found, in words: {address}/note")
         if "SSH_CONNECTION" in os.environ:
             own = address.split(":")[2].split("/")[0]
@@ -1179,8 +1114,8 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:
-        told = [f"{count} {state}s" for state, count in document["counts"].items() if count and state != "ok"]
-        console.print(", ".join(told).replace("1 problems", "1 problem").replace("1 warnings", "1 warning") or "All is well.")
+        counts = [f"{count} {state}s" for state, count in document["counts"].items() if count and state != "ok"]
+        console.print(", ".join(counts).replace("1 problems", "1 problem").replace("1 warnings", "1 warning") or "All is well.")
     ctx.exit(FAILED if document["counts"]["problem"] else 0)
 
 

@@ -26,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the models th
 
 from bsearch.objectives import Task
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.loading import objective_hash
+from bsearch.objectives.loading import task_code_hash
 from bsearch.objectives.profiling.memory import MemoryProbe, memory_law
 from bsearch.objectives.training import train_task
 from bsearch.search.run.driver import run_study
-from bsearch.search.store.records import Records
 from bsearch.search.run.serial import SerialRunner
+from bsearch.search.store.records import Records
 from bsearch.spaces.memory import readable_bytes
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study
@@ -90,7 +90,7 @@ def ours(folder: Path, trials: int) -> tuple[int, int, int]:
     }
     path.write_text(yaml.safe_dump(study))
     spec = read_study(path)
-    result = run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))
+    result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
     assert spec.storage is not None
     attempts = Records(spec.storage).attempts("limited")
     lost = sum(record.outcome == "error" for record in result.study.records)

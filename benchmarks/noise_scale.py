@@ -37,13 +37,13 @@ def seconds_of_steps(name: str, plan: BatchPlan, seconds: float) -> Iterator[tup
     # As many on every rank, whatever each one's clock says.
     begun = time.perf_counter()
     for _ in range(10):
-        run.step(run.passes(plan, loader), plan.effective_batch)
+        run.step(run.micro_batches(plan, loader), plan.effective_batch)
     rounds = max(2, int(seconds / run.ranks.longest((time.perf_counter() - begun) / 10) / 128))
     for _ in range(rounds):
         for number in range(128):
             begun = clock()
             run.noise.looks = bool(number % 2)
-            run.step(run.passes(plan, loader), plan.effective_batch)
+            run.step(run.micro_batches(plan, loader), plan.effective_batch)
             taken[run.noise.looks].append(clock() - begun)
         begun = clock()
         run.noise.read(run.ranks.mean)

@@ -104,20 +104,20 @@ class Table(Problem):
     def _cost(self, key: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(value for name, value in zip(self.names, key, strict=True) if name != "reference_rate")
 
-    def _near(self, parameters: Mapping[str, Any]) -> tuple[float, ...]:
+    def _nearest(self, parameters: Mapping[str, Any]) -> tuple[float, ...]:
         return tuple(
             min(grid, key=lambda one: abs(math.log(one / parameters[name])))
             for name, grid in zip(self.names, self.grid, strict=True)
         )
 
     def seconds(self, parameters: Mapping[str, Any]) -> float:
-        return self.taken[self._cost(self._near(parameters))]
+        return self.taken[self._cost(self._nearest(parameters))]
 
     def accuracy(self, parameters: Mapping[str, Any]) -> float:
-        return statistics.fmean(curve[-1] for curve in self.curves[self._near(parameters)])
+        return statistics.fmean(curve[-1] for curve in self.curves[self._nearest(parameters)])
 
     def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
-        curves = self.curves[self._near(parameters)]
+        curves = self.curves[self._nearest(parameters)]
         return curves[int(chance.integers(len(curves)))]
 
     def everything(self) -> list[tuple[float, float]]:
@@ -199,17 +199,17 @@ class Zeus(Problem):
         self.runs = {batch: [0.0 if math.isnan(one) else fewest / one for one in epochs[batch]] for batch in self.taken}
         self.space = {"effective_batch": IntDistribution(min(self.taken), max(self.taken), log=True)}
 
-    def _near(self, parameters: Mapping[str, Any]) -> int:
+    def _nearest(self, parameters: Mapping[str, Any]) -> int:
         return min(self.taken, key=lambda one: abs(math.log(one / parameters["effective_batch"])))
 
     def seconds(self, parameters: Mapping[str, Any]) -> float:
-        return self.taken[self._near(parameters)]
+        return self.taken[self._nearest(parameters)]
 
     def accuracy(self, parameters: Mapping[str, Any]) -> float:
-        return statistics.fmean(self.runs[self._near(parameters)])
+        return statistics.fmean(self.runs[self._nearest(parameters)])
 
     def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
-        runs = self.runs[self._near(parameters)]
+        runs = self.runs[self._nearest(parameters)]
         return [0.0] * (FRACTIONS - 1) + [runs[int(chance.integers(len(runs)))]]
 
     def everything(self) -> list[tuple[float, float]]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import optuna
 from bsearch.search.analysis.best_rate import BestRates, best_rates
-from bsearch.spaces.trial import TrialRecord
+from bsearch.spaces.trial import TrialFacts, TrialRecord
 from problems import Laws, Table
 
 from search import search_of
@@ -55,7 +55,7 @@ def trials(problem: Laws, kind: str, count: int, seed: int) -> list[TrialRecord]
         search.tell(number, seconds, accuracy)
         batch = parameters["effective_batch"]
         rate = parameters["reference_rate"] * math.sqrt(batch / 256)
-        facts = {"effective_batch": batch, "learning_rate": rate, "rule": "sqrt"}
+        facts = TrialFacts(effective_batch=batch, learning_rate=rate, rule="sqrt")
         records.append(TrialRecord(number, "complete", parameters, facts, seconds, accuracy))
     return records
 
@@ -89,7 +89,7 @@ def digits(count: int, draws: int = 12) -> str:
         for number in np.random.default_rng(seed).choice(len(rows), count, replace=False).tolist():
             (batch, reference_rate, epochs), accuracy = rows[number]
             parameters = {"effective_batch": int(batch), "reference_rate": reference_rate, "epochs": epochs}
-            facts = {"effective_batch": int(batch), "learning_rate": reference_rate * math.sqrt(batch / 64)}
+            facts = TrialFacts(effective_batch=int(batch), learning_rate=reference_rate * math.sqrt(batch / 64))
             records.append(TrialRecord(number, "complete", parameters, facts, 1.0, accuracy))
         exponents.append(best_rates("digits", records).exponent)
     low, middle, high = np.quantile([one.value for one in exponents], [0.25, 0.5, 0.75])

@@ -45,13 +45,13 @@ import sqlalchemy as sa
 import yaml
 from bsearch.cluster.tune import TuneRunner
 from bsearch.objectives import Measurement, TrialSetup
-from bsearch.objectives.loading import load_objective, objective_hash
-from bsearch.search.run.driver import run_study
+from bsearch.objectives.loading import load_task, task_code_hash
 from bsearch.search.analysis.pareto import study_front
-from bsearch.spaces.planning import known_seconds
+from bsearch.search.run.driver import run_study
 from bsearch.search.run.study_run import StudyRun
-from bsearch.search.suggest.suggester import Suggester, open_storage, trial_record
+from bsearch.search.suggest.suggester import Suggester, frozen_record, open_storage
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.planning import known_seconds
 from bsearch.spaces.step_time import StepTime
 from bsearch.spaces.study import StudySpec
 from bsearch.spaces.study_file import read_study
@@ -280,8 +280,8 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
         result = {"state": "COMPLETE", "values": [law(parameters), accuracy], "constraint": 0.0, "facts": came}
         clocked("tell", suggester.tell, oldest.number, result)
         trials = clocked("trials", suggester.trials)
-        clocked("record", trial_record, trials[oldest.number])
-    ended = [trial_record(trial) for trial in trials if trial.state.is_finished()]
+        clocked("record", frozen_record, trials[oldest.number])
+    ended = [frozen_record(trial) for trial in trials if trial.state.is_finished()]
     for _ in range(3):
         clocked("front", study_front, ended, spec.objectives)
     return "".join(f" {spread(of_one)}" for of_one in taken.values())
@@ -295,7 +295,7 @@ class Host:
 
     def __init__(self, task: str) -> None:
         self._workers: dict[int, Any] = {}
-        load_objective(task)  # before threads do so side by side
+        load_task(task)  # before threads do so side by side
         gc.collect()
         gc.freeze()  # a worker collects garbage after each trial, and here one would wait for the others' imports
 
@@ -435,7 +435,7 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     )
     processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices, spec.task)
     with SimulatedRunner(spec.cluster, spec.devices, folder / "ray.log") as runner, processes:
-        result = run_study(spec, runner, objective_hash(spec.task), watch=watch)
+        result = run_study(spec, runner, task_code_hash(spec.task), watch=watch)
     ray.shutdown()
     used.append(usage())
     if result.failure:

@@ -66,7 +66,7 @@ def ours(task: Task, plan: BatchPlan) -> Callable[[int], float]:
         begun = time.perf_counter()
         for number in range(count):
             run.set_rate(0.1 + number / 1000)
-            summed.add_(run.step(run.passes(plan, loader), plan.effective_batch))
+            summed.add_(run.step(run.micro_batches(plan, loader), plan.effective_batch))
         return time.perf_counter() - begun
 
     return steps
@@ -131,7 +131,7 @@ def main() -> None:
             plans = [replace(BatchPlan(batch), accumulation=4) for batch in (uneven, even)]
             a, b, ratio = compared(ours(task, plans[0]), ours(task, plans[1]), rounds)
             print(
-                f"{name:<18} {uneven} = {plans[0].passes()!s:<26} {a * 1e3:8.3f}  {b * 1e3:8.3f}  "
+                f"{name:<18} {uneven} = {plans[0].micro_batches()!s:<26} {a * 1e3:8.3f}  {b * 1e3:8.3f}  "
                 f"{ratio * even / uneven - 1:+9.1%}"
             )
 

@@ -1,7 +1,7 @@
 """The Runner over Ray Tune: a thin Searcher that hands out attempts; `worker` holds the Trainable that runs them.
 
-One Tune trial is one attempt at a trial of ours. Tune schedules them and keeps their processes alive from one to
-the next; what to try, what an end means and when it is over stays with `StudyRun`, in the driver's database.
+One Tune trial is one attempt at a trial of ours. Tune schedules them and reuses their processes; what to try, what an end
+means and when the study is over stays with `StudyRun`, in the driver's database. No study state lives in Ray.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# A Ray that we start listens on the loopback alone. `_node_ip_address="127.0.0.1"` would not do it, for Ray replaces it by the
-# machine's own address; this switch does, named after the systems where it is the default. Joining a cluster takes that one's.
+# A Ray that we start listens on the loopback interface only. `_node_ip_address="127.0.0.1"` is not enough, since Ray
+# replaces it by the machine's own address; this switch does it, named after the systems where it is the default. A cluster
+# that we join keeps its own setting.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-# Ctrl-C is ours (search.driver): Tune would stop by itself and tell nobody.
+# Ctrl-C is ours (search.run.driver): Tune would stop by itself and report nothing.
 os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 
 import ray
@@ -43,43 +44,43 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..objectives.data_parallel import environment
+from ..objectives.environment import environment
 from ..search.run.study_run import NODE_DIED, StudyRun
 from ..spaces.device import DeviceProfile, ProfileRequest
-from ..spaces.errors import Fault, LauncherError, ObjectiveError, StudyFileError
+from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .worker import AttemptTrainable, kind_of, profile_here
 
-# Ray's resource that tells a machine's kind of accelerator, and the least that may be asked of it.
+# Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
 _KIND, _TOUCH = "accelerator_type:", 0.001
-# Machines that joined or left are seen after this long.
-_LOOK_AGAIN_S = 5.0
-# Ray's head is looked at this often, and missed for good after so long: before Ray's own patience ends, and we with it.
-_HEAD_LOOKED_AT_S, _HEAD_LOST_S = 2.0, 30.0
-# A signal that reached another thread is heard after this long.
-_AWAKE_S = 0.1
-# Beside the one that is always asked ahead, there is one more for so many slots.
+# Machines that joined or left are noticed after this long.
+_REFRESH_S = 5.0
+# How often Ray's head is checked, and after how long without an answer it is lost: before Ray itself ends the process.
+_HEAD_CHECKED_S, _HEAD_LOST_S = 2.0, 30.0
+# The main thread wakes this often to handle signals.
+_WAKE_S = 0.1
+# Besides the one suggestion always made ahead, there is one more per this many slots.
 _SLOTS_FOR_ONE_AHEAD = 16
-# Trials that Tune may hold before they run: as many as it likes, for the searcher gives no more than there is room for.
+# Trials that Tune may hold before they run: any number, since the searcher limits them.
 _MOST_PENDING = 100_000
 
 
 class StudySearcher(Searcher):
-    """Tune's view of a StudyRun: gives out attempts, and passes on what comes back."""
+    """Tune's view of a StudyRun: hands out attempts, and passes on what comes back."""
 
     def __init__(self, study: StudyRun, task: str, slots: Callable[[], int]) -> None:
         super().__init__(metric=None, mode=None)
         self._study, self._task, self._slots = study, task, slots
         self._numbers: dict[str, int] = {}
-        self.died: dict[str, str] = {}  # what ended a trial's worker, by the scheduler that hears of it first
-        self._told: dict[str, str] = {}  # outcomes that came before their trial's end
+        self.died: dict[str, str] = {}  # why a trial's worker died, from the scheduler, which learns it first
+        self._outcomes: dict[str, str] = {}  # outcomes that came before their trial's end
 
     def suggest(self, trial_id: str) -> Any:
         """A Tune config, `FINISHED`, or None for "ask again later"."""
-        # Tune may ask for all its slots at once, so that their processes start together, and a little ahead; a suggestion
-        # made earlier than that would know less than it could. Where several trials end within one ask, Tune ends the
-        # processes that nothing waits for, and starts others (docs/scaling.md).
+        # Tune may ask for all its slots at once, so that their processes start together, and a little ahead; suggestions made
+        # any earlier would know fewer results. Where several trials end within one ask, Tune ends processes that have no
+        # pending trial, and starts others (docs/scaling.md).
         slots = self._slots()
         if len(self._numbers) > slots + slots // _SLOTS_FOR_ONE_AHEAD:
             return None
@@ -96,39 +97,41 @@ class StudySearcher(Searcher):
             "devices": setup.plan.devices,
         }
 
-    def hopeless(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Pass on where an attempt runs, or what it measured; True where it is to be ended there."""
+    def should_stop(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Pass on where an attempt runs, or what it measured; True where it should stop there."""
         if "placed" in result and trial_id in self._numbers:
             made = TrialSetup.from_dict(json.loads(result["setup"]))
-            self._guarded(lambda: self._study.placed(self._numbers[trial_id], result["placed"], made))
-        if "measurement" not in result or trial_id not in self._numbers or trial_id in self._told:
+            self._guarded(lambda: self._study.place(self._numbers[trial_id], result["placed"], made))
+        if "measurement" not in result or trial_id not in self._numbers or trial_id in self._outcomes:
             return False
         measurement = Measurement.from_dict(json.loads(result["measurement"]))
         host = f"{result['hostname']} ({result['node_ip']})"
-        go_on = self._guarded(lambda: self._study.measured(self._numbers[trial_id], measurement, host))
-        if not go_on and not self._study.stopping:
-            self._told[trial_id] = json.dumps(Outcome("stopped").to_dict())
-        return not go_on
+        should_stop = self._guarded(lambda: self._study.report(self._numbers[trial_id], measurement, host))
+        if should_stop is None:  # it crashed, and the study stops
+            return True
+        if should_stop and not self._study.stop_reason:
+            self._outcomes[trial_id] = json.dumps(Outcome("stopped").to_dict())
+        return bool(should_stop)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if "outcome" in result:
-            self._told[trial_id] = result["outcome"]
+            self._outcomes[trial_id] = result["outcome"]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         number = self._numbers.pop(trial_id, None)
         if number is None:
             return
-        told = self._told.pop(trial_id, None) or (result or {}).get("outcome")
-        if told:
-            outcome = Outcome.from_dict(json.loads(told))
-            self._guarded(lambda: self._study.ended(number, outcome))
-        elif error and not self._study.stopping:
+        reported = self._outcomes.pop(trial_id, None) or (result or {}).get("outcome")
+        if reported:
+            outcome = Outcome.from_dict(json.loads(reported))
+            self._guarded(lambda: self._study.end(number, outcome))
+        elif error and not self._study.stop_reason:
             died = self.died.pop(trial_id, "its worker died")
-            self._guarded(lambda: self._study.ended(number, Outcome("interrupted", died)))
-        # What the study's stop cut off is swept by the driver.
+            self._guarded(lambda: self._study.end(number, Outcome("interrupted", died)))
+        # Attempts interrupted by the study's stop are swept by the driver.
 
     def _guarded(self, call: Any) -> Any:
-        """Tune logs what a searcher raises and goes on; ours is to stop the study and be told to the user."""
+        """Tune logs a searcher's exceptions and goes on; ours stop the study and reach the user."""
         try:
             return call()
         except Exception as error:
@@ -142,14 +145,14 @@ class StudySearcher(Searcher):
         """Nothing: the storage is the only truth."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing, likewise."""
+        """Nothing, for the same reason."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles its searcher to restore from; a database connection cannot travel
 
 
-class _CauseOfDeath(FIFOScheduler):
-    """Hears why a trial's worker died, which Tune does not tell its searcher: a node takes its trials along innocently."""
+class _FailureObserver(FIFOScheduler):
+    """Observes why a trial's worker died, which Tune does not tell its searcher: a node's death is not its trials' fault."""
 
     def __init__(self, searcher: StudySearcher) -> None:
         super().__init__()
@@ -157,8 +160,8 @@ class _CauseOfDeath(FIFOScheduler):
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         with contextlib.suppress(OSError, TypeError):
-            told = Path(trial.error_file).read_text(encoding="utf-8", errors="replace")
-            if "node has died" in told or "node is dead" in told or "node was terminated" in told:
+            text = Path(trial.error_file).read_text(encoding="utf-8", errors="replace")
+            if any(words in text for words in ("node has died", "node is dead", "node was terminated")):
                 self._searcher.died[trial.trial_id] = NODE_DIED
         super().on_trial_error(controller, trial)
 
@@ -167,19 +170,19 @@ class _CauseOfDeath(FIFOScheduler):
 
 
 class _StudyStopper(tune.Stopper):
-    """Ends an attempt that the study gives up, and Tune's run when the study stops, whoever stopped it.
+    """Ends attempts that should stop, and Tune's run when the study stops.
 
-    Tune shows every result here first, and one that ends a trial to nobody else before the trial's end.
+    Tune passes every result here first, and a result that stops a trial to nobody else before the trial's end.
     """
 
     def __init__(self, study: StudyRun, searcher: StudySearcher) -> None:
         self._study, self._searcher = study, searcher
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return self._searcher.hopeless(trial_id, result)
+        return self._searcher.should_stop(trial_id, result)
 
     def stop_all(self) -> bool:
-        return bool(self._study.stopping)
+        return bool(self._study.stop_reason)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled
@@ -192,16 +195,16 @@ class TuneRunner:
         log_file: where Ray's own messages go.
 
     Raises:
-        LauncherError: Ray cannot be started or reached, or has no device of the asked kind.
+        ClusterError: Ray cannot be started or reached, or has no device of the asked kind.
     """
 
     def __init__(self, cluster: Cluster, devices: Devices, log_file: Path) -> None:
         self._cluster, self._devices, self._log_file = cluster, devices, log_file
         self.device: Literal["cpu", "gpu"] = "cpu"
-        self._mine = self._lost = False
+        self._started_here = self._lost = False
 
     def __enter__(self) -> TuneRunner:
-        _log_to(self._log_file)
+        _redirect_ray_logs(self._log_file)
         address = self._cluster.address
         if address == "local":
             address = os.environ.get("RAY_ADDRESS", "local")
@@ -221,15 +224,15 @@ class TuneRunner:
                     "`bsearch submit --launcher ray` sends the study there"
                 )
             elif address != "local":
-                _knock(address)
+                _check_reachable(address)
                 ray.init(address=address, **quiet)
             if not ray.is_initialized():
-                _take_token()
-                # Ray counts the machine's cores; a study that wants more at once than that says so itself.
+                _set_auth_token()
+                # Ray counts the machine's cores; a study that wants more trials at once says so itself.
                 ray.init(address="local", include_dashboard=False, **quiet)
-                self._mine = True
+                self._started_here = True
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
-            raise LauncherError(
+            raise ClusterError(
                 f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
                 f"Its own messages are in {self._log_file}; `bsearch doctor` looks for what is wrong."
             ) from error
@@ -239,7 +242,7 @@ class TuneRunner:
             needed = _words(self._resources(most))
             machines = sorted({_words(node["Resources"]) for node in _nodes()})
             self.__exit__()
-            raise LauncherError(
+            raise ClusterError(
                 f"devices: a trial on {most} device{'s' * (most > 1)} needs {needed} on one machine; there are machines with "
                 f"{' and with '.join(machines)}. Lower devices.per_trial or devices.cpus, or name another cluster.address."
             )
@@ -247,13 +250,13 @@ class TuneRunner:
 
     def __exit__(self, *error: object) -> None:
         if self._lost:
-            # Without its head Ray would keep the interpreter from ending, and end it rudely after a minute.
-            atexit.register(_leave)
+            # Without its head Ray would block the interpreter's exit for a minute, and then abort it.
+            atexit.register(_hard_exit)
         elif ray.is_initialized():
             ray.shutdown()
 
     def _resources(self, devices: int) -> dict[str, float]:
-        """What a trial on so many devices needs: one bundle, for its ranks talk inside one machine."""
+        """What a trial on so many devices needs: one bundle, since its ranks communicate within one machine."""
         needed: dict[str, float] = {"CPU": self._devices.cpus * devices}
         if self.device == "gpu":
             needed["GPU"] = devices
@@ -262,7 +265,7 @@ class TuneRunner:
         return needed
 
     def _room(self, devices: int) -> dict[str, int]:
-        """Trials on so many devices that fit each living machine side by side, by its id."""
+        """Trials on so many devices that fit each live machine side by side, by its id."""
         needed = self._resources(devices).items()
         return {
             node["NodeID"]: min(int(node["Resources"].get(name, 0) // amount) for name, amount in needed) for node in _nodes()
@@ -271,11 +274,11 @@ class TuneRunner:
     @property
     def started(self) -> bool:
         """Whether this process started Ray, rather than joined one."""
-        return self._mine
+        return self._started_here
 
     @property
     def slots(self) -> int:
-        """As many as there is room for now: machines come and go."""
+        """As many as fit now: machines come and go."""
         fit = sum(self._room(min(self._devices.counts)).values())
         return min(fit, self._cluster.trials_at_once or fit)
 
@@ -291,12 +294,12 @@ class TuneRunner:
         return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}"
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
-        # One call a process: whatever runs out of memory there leaves nothing behind for the trials.
+        # One call per process: running out of memory there leaves nothing behind for the trials.
         needed = self._resources(max(request.devices))
         rooms = self._room(max(request.devices))
         place = next((node["NodeID"] for node in _nodes() if kind_of(node) == kind and rooms.get(node["NodeID"])), None)
         if place is None:
-            raise LauncherError(f"the last machine with {kind or 'a device'} left before its device was looked at")
+            raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
         there: Any = NodeAffinitySchedulingStrategy(place, soft=False)
         profile = ray.remote(
             num_cpus=needed["CPU"],
@@ -308,17 +311,17 @@ class TuneRunner:
         try:
             answer = ray.get(profile.remote(reference, request.to_dict()))
         except RayError as error:
-            raise LauncherError(
-                f"the worker that tried the training code died: {str(error).splitlines()[0]} (details in {self._log_file})"
+            raise ClusterError(
+                f"the worker that profiled the task died: {str(error).splitlines()[0]} (details in {self._log_file})"
             ) from error
         if "faults" in answer:
             raise StudyFileError([Fault(key, message) for key, message in answer["faults"]])
         if "error" in answer:
-            raise ObjectiveError(answer["error"])
+            raise TaskError(answer["error"])
         return DeviceProfile.from_dict(answer)
 
     def run(self, study: StudyRun) -> None:
-        searcher = StudySearcher(study, study.spec.task, _remembered(lambda: self.slots, _LOOK_AGAIN_S))
+        searcher = StudySearcher(study, study.spec.task, _cached_for(lambda: self.slots, _REFRESH_S))
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 tune.with_resources(
@@ -326,7 +329,7 @@ class TuneRunner:
                 ),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
-                    scheduler=_CauseOfDeath(searcher),
+                    scheduler=_FailureObserver(searcher),
                     num_samples=-1,
                     max_concurrent_trials=None,
                     reuse_actors=True,
@@ -348,9 +351,9 @@ class TuneRunner:
             raise study.crashed
 
     def _fit(self, tuner: tune.Tuner, study: StudyRun) -> None:
-        """Run Tune beside this thread, which stays free to hear Ctrl-C and to see whether Ray's head still lives.
+        """Run Tune in a thread beside this one, which stays free to handle Ctrl-C and to check on Ray's head.
 
-        Without its head Ray waits for a minute and then ends the whole process, whatever is half done in it.
+        Without its head Ray waits for a minute and then ends the whole process, whatever is in progress.
         """
         failed: list[BaseException] = []
 
@@ -362,19 +365,19 @@ class TuneRunner:
 
         thread = threading.Thread(target=fit, daemon=True, name="bsearch-tune")
         thread.start()
-        seen = looked = time.monotonic()
+        seen = checked = time.monotonic()
         head = ray.get_runtime_context().gcs_address
         while thread.is_alive():
-            thread.join(_AWAKE_S)
-            if self._mine or time.monotonic() - looked < _HEAD_LOOKED_AT_S:
+            thread.join(_WAKE_S)
+            if self._started_here or time.monotonic() - checked < _HEAD_CHECKED_S:
                 continue
-            looked = time.monotonic()
+            checked = time.monotonic()
             if _answers(head):
                 seen = time.monotonic()
             elif time.monotonic() - seen > _HEAD_LOST_S:
                 study.fail(
-                    f"Ray's head at {head} has not answered for {_HEAD_LOST_S:.0f} s. Start it again, then this study: it goes "
-                    "on from what is finished, and running trials from their checkpoints"
+                    f"Ray's head at {head} has not answered for {_HEAD_LOST_S:.0f} s. Start it again, then this study: it "
+                    "resumes after the finished trials, and running ones from their checkpoints"
                 )
                 self._lost = True
                 return
@@ -382,8 +385,8 @@ class TuneRunner:
             raise failed[0]
 
 
-def _leave() -> None:
-    """End the process as failed, past what others wanted to do at its end."""
+def _hard_exit() -> None:
+    """End the process with exit code 1, skipping other exit handlers."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -391,20 +394,20 @@ def _leave() -> None:
 
 def _answers(address: str) -> bool:
     try:
-        _knock(address, timeout_s=_HEAD_LOOKED_AT_S)
+        _check_reachable(address, timeout_s=_HEAD_CHECKED_S)
     except OSError:
         return False
     return True
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """The living machines, the largest first: what is looked at on one of a kind is looked at where there is most room."""
+    """The live machines, the largest first: of each kind, the one with the most room is profiled."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     return sorted(alive, key=lambda node: (-node["Resources"].get("GPU", 0), -node["Resources"].get("CPU", 0), node["NodeID"]))
 
 
-def _remembered(ask: Callable[[], int], seconds: float) -> Callable[[], int]:
-    """An answer that is asked for anew after so many seconds."""
+def _cached_for(ask: Callable[[], int], seconds: float) -> Callable[[], int]:
+    """An answer that is cached for so many seconds."""
     known, at = 0, -math.inf
 
     def answer() -> int:
@@ -424,18 +427,18 @@ def _words(resources: Mapping[str, float]) -> str:
     return ", ".join([*counted, *(name.removeprefix(_KIND) for name in sorted(resources) if name.startswith(_KIND))])
 
 
-def _take_token() -> None:
-    """Give the Ray that this process starts a secret of its own, without which it answers nobody.
+def _set_auth_token() -> None:
+    """Protect the Ray that this process starts with a token of its own.
 
-    Ray switches tokens on for clusters it starts, but would keep one for ever in the home folder. What the user's own
-    environment says of tokens stays.
+    Ray enables tokens for clusters it starts, but would store one permanently in the home folder. Token settings in the
+    user's own environment are kept.
     """
     if not any(name.startswith("RAY_AUTH_") for name in os.environ):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
-def _knock(address: str, timeout_s: float = 10.0) -> None:
-    """Fail at once where nobody listens: Ray itself would wait for minutes.
+def _check_reachable(address: str, timeout_s: float = 10.0) -> None:
+    """Fail at once where nothing listens: Ray itself would wait for minutes.
 
     Raises:
         OSError: nothing answers there.
@@ -445,8 +448,8 @@ def _knock(address: str, timeout_s: float = 10.0) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
 
 
-def _log_to(file: Path) -> None:
-    """Ray's chatter goes to a file: the terminal shows ours."""
+def _redirect_ray_logs(file: Path) -> None:
+    """Send Ray's log messages to a file: the terminal shows ours."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))

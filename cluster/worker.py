@@ -1,4 +1,7 @@
-"""What Ray runs on a worker: attempts, one after another in the same process, and the profile of its device."""
+"""What Ray runs on a worker: attempts, one after another in the same process, and the profile of its device.
+
+The driver imports this module too, so torch is imported only where a worker needs it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from typing import Any
 import ray
 from ray import tune
 
-from ..objectives.profiling.probe import profile_objective
-from ..objectives.trial import start_attempt
 from ..spaces.device import ProfileRequest
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.trial import Measurement, Outcome, TrialSetup
@@ -35,11 +36,13 @@ class AttemptTrainable(tune.Trainable):
         kind, setup = next(iter(setups.items()))
         self._placed: dict[str, Any] | None = None
         if len(setups) > 1:
-            # Only here is it known what runs the attempt; a kind that joined since is planned for as the smallest is.
+            # Only here is the device known; a kind that joined since is planned for as the smallest is.
             kind = own_kind()
             smallest = min(setups.values(), key=lambda one: one.largest_micro_batch or math.inf)
             setup = setups.get(kind, smallest)
             self._placed = {"placed": kind, "setup": json.dumps(setup.to_dict())}
+        from ..objectives.trial import start_attempt
+
         self._attempt: Iterator[Measurement | Outcome] | None = start_attempt(config["task"], setup)
 
     def step(self) -> dict[str, Any]:
@@ -53,8 +56,8 @@ class AttemptTrainable(tune.Trainable):
         # As text: Tune would flatten dicts, and lose the empty ones.
         if isinstance(report, Measurement):
             return {"measurement": json.dumps(report.to_dict())}
-        # After running out of memory a process keeps fragments and half-freed graphs. Its outcome is told first; failing at
-        # the next step then makes Tune replace the process instead of reusing it.
+        # After running out of memory a process keeps fragments and half-freed graphs. Its outcome is reported first; failing
+        # at the next step then makes Tune replace the process instead of reusing it.
         self._spoiled = report.kind == "out_of_memory"
         return {"outcome": json.dumps(report.to_dict()), "done": not self._spoiled}
 
@@ -68,7 +71,7 @@ class AttemptTrainable(tune.Trainable):
 
 
 def kind_of(node: Mapping[str, Any]) -> str:
-    """The kind of accelerator a machine says it has, by Ray's name for it; `""` where it says none.
+    """The kind of accelerator of a machine, by Ray's name for it; `""` where it has none.
 
     >>> kind_of({"Resources": {"CPU": 4.0, "accelerator_type:A100": 1.0}})
     'A100'
@@ -85,9 +88,11 @@ def own_kind() -> str:
 
 
 def profile_here(reference: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The profile of this worker's device, or the user's error as words (exceptions of a task's own do not travel well)."""
+    """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle)."""
+    from ..objectives.profiling.probe import profile_task
+
     try:
-        return profile_objective(reference, ProfileRequest.from_dict(request)).to_dict()
+        return profile_task(reference, ProfileRequest.from_dict(request)).to_dict()
     except StudyFileError as error:
         return {"faults": [(fault.key, fault.message) for fault in error.faults]}
     except BsearchError as error:

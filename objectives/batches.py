@@ -146,15 +146,15 @@ class Fetcher(Dataset[Any]):
         return self.dataset[index]
 
 
-def batches(fetcher: Fetcher, passes: Iterable[SampleKeys], workers: int, pin_memory: bool = False) -> Iterator[Any]:
+def batches(fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int, pin_memory: bool = False) -> Iterator[Any]:
     """Batches in the order of `passes`, fetched here or by `workers` processes ahead of time."""
     if workers == 0:
-        for keys in passes:
+        for keys in micro_batches:
             yield fetcher.fetch(keys)
         return
     loader: DataLoader[Any] = DataLoader(
         fetcher,
-        batch_sampler=passes,  # type: ignore[arg-type]  # one "batch of indices" is one SampleKeys, which __getitems__ takes
+        batch_sampler=micro_batches,  # type: ignore[arg-type]  # one "batch of indices" is one SampleKeys, which __getitems__ takes
         num_workers=workers,
         collate_fn=_as_fetched,
         pin_memory=pin_memory,

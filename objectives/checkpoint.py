@@ -6,7 +6,6 @@ an attempt that goes on tells the whole curve again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -19,12 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from ..spaces.trial import Measurement, TrialSetup
+from .checkpoint_files import file_system_of
 
 # Another layout of the file is no checkpoint of ours.
 _FORMAT = 1
@@ -75,7 +74,7 @@ class Checkpoint:
         if self.url is None:
             return None
         try:
-            system, path = _place(self.url)
+            system, path = file_system_of(self.url)
             if not system.exists(path):
                 return None
             # Only plain values and tensors are read: a checkpoint is data, not code.
@@ -118,7 +117,7 @@ class Checkpoint:
         buffer = io.BytesIO()
         try:
             torch.save(kept, buffer)
-            system, path = _place(self.url)
+            system, path = file_system_of(self.url)
             system.makedirs(system._parent(path), exist_ok=True)
             if isinstance(system, LocalFileSystem):
                 _replace(Path(path), buffer.getbuffer())
@@ -135,17 +134,6 @@ def experiment_of(setup: TrialSetup) -> str:
     # Batch, budget and devices are the experiment's; how many passes a step takes is not.
     values |= {"effective_batch": setup.effective_batch, "devices": setup.plan.devices}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def forget(url: str) -> None:
-    """Remove a checkpoint, and its folder where it was the last one; one that is not there is removed already."""
-    with contextlib.suppress(Exception):
-        system, path = _place(url)
-        if system.exists(path):
-            system.rm_file(path)
-        parent = system._parent(path)
-        if isinstance(system, LocalFileSystem):
-            Path(parent).rmdir()  # only where it is empty
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -169,11 +157,6 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-
-
-def _place(url: str) -> tuple[Any, str]:
-    system, path = fsspec.core.url_to_fs(url)
-    return system, path
 
 
 def _replace(path: Path, content: Any) -> None:

@@ -29,10 +29,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..spaces.errors import BsearchError, ObjectiveError
+from ..spaces.errors import BsearchError, TaskError
 from ..spaces.plan import even_parts
 from ..spaces.trial import COUNTED, Outcome
-from .loading import users_line
+from .environment import environment
+from .loading import user_code_location
 from .noise_scale import NoiseScale
 
 # How long ranks that did not fail may take to notice that another did.
@@ -53,22 +54,22 @@ class Ranks:
         """The ranks this process belongs to.
 
         Raises:
-            ObjectiveError: this process is no rank of so many.
+            TaskError: this process is no rank of so many.
         """
         if devices == 1:
             return cls()
         if not dist.is_initialized() or dist.get_world_size() != devices:
-            raise ObjectiveError(f"expected to run as one of {devices} ranks, got a process of its own")
+            raise TaskError(f"expected to run as one of {devices} ranks, got a process of its own")
         return cls(dist.get_rank(), devices)
 
-    def adding(self, loss: nn.Module, device: torch.device, noise: NoiseScale) -> nn.Module:
+    def data_parallel(self, loss: nn.Module, device: torch.device, noise: NoiseScale) -> nn.Module:
         """The loss whose gradients are added up over the ranks in the pass that talks; `noise` may see each rank's own."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             parallel = DistributedDataParallel(
                 loss,
                 device_ids=[device] if device.type == "cuda" else None,
-                # Running statistics are agreed on where they are used: `agree_on_statistics`.
+                # Running statistics are agreed on where they are used: `sync_batch_norm_statistics`.
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
                 # Models may use parameters in some passes only; looking for them costs 35 us a step (docs/log.md).
@@ -94,7 +95,7 @@ class Ranks:
         dist.all_reduce(here)
         return here / self.count
 
-    def talking(self, loss: nn.Module, last: bool) -> AbstractContextManager[None]:
+    def sync_context(self, loss: nn.Module, last: bool) -> AbstractContextManager[None]:
         """Around a pass, forward and backward: gradients travel in the last one alone."""
         if isinstance(loss, DistributedDataParallel) and not last:
             return loss.no_sync()
@@ -125,7 +126,7 @@ class Ranks:
         work.wait()
         return both[0], both[1]
 
-    def agree_on_statistics(self, norms: Iterable[nn.modules.batchnorm._BatchNorm]) -> None:
+    def sync_batch_norm_statistics(self, norms: Iterable[nn.modules.batchnorm._BatchNorm]) -> None:
         """Give all ranks the mean of their running statistics, which is what averaging at every pass would have come to."""
         if self.count == 1:
             return
@@ -162,21 +163,6 @@ def _seen_and_added(noise: NoiseScale, bucket: Any) -> torch.futures.Future[Tens
         noise.see([here])
     work = dist.all_reduce(here, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
-
-
-@contextlib.contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables for what runs inside, and for processes started there; as they were before, afterwards."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 class RankDiedError(Exception):
@@ -433,7 +419,7 @@ def _that_travels(error: Exception) -> Exception:
     with contextlib.suppress(Exception):
         if isinstance(pickle.loads(pickle.dumps(error)), BsearchError | torch.OutOfMemoryError):  # noqa: S301  # our own bytes
             return error
-    return ObjectiveError(f"{type(error).__name__}: {error}{users_line(error)}")
+    return TaskError(f"{type(error).__name__}: {error}{user_code_location(error)}")
 
 
 def _die_with_parent() -> None:

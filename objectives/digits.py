@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from ..spaces.errors import ObjectiveError
+from ..spaces.errors import TaskError
 from ..spaces.study import near_miss
 from ..spaces.trial import TrialSetup
 from .task import Data, Task
@@ -41,7 +41,7 @@ def named_optimizer(parameters: Iterable[nn.Parameter], setup: TrialSetup, defau
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     if name not in kinds:
         known = ["sgd", *kinds]
-        raise ObjectiveError(f"space.optimizer: expected one of {', '.join(known)}; got {name!r}.{near_miss(name, known)}")
+        raise TaskError(f"space.optimizer: expected one of {', '.join(known)}; got {name!r}.{near_miss(name, known)}")
     return kinds[name](parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps, weight_decay=setup.weight_decay)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..spaces.errors import ObjectiveError
+from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan, step_plans
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
@@ -47,7 +47,7 @@ class TrainingRun:
     """One attempt at training a task: its data, model and optimizer, ready to step; on several devices, one rank's part.
 
     Raises:
-        ObjectiveError: the task's data, model or optimizer break their contract.
+        TaskError: the task's data, model or optimizer break their contract.
     """
 
     def __init__(self, task: Task, setup: TrialSetup) -> None:
@@ -71,8 +71,8 @@ class TrainingRun:
         seed_everything(setup.seed)
         model = task.model(setup)
         if not isinstance(model, nn.Module):
-            raise ObjectiveError(f"{_name(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
-        correct_batch_norm(model, len([size for size in setup.plan.passes(self.ranks.rank) if size]))
+            raise TaskError(f"{_name(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
+        correct_batch_norm(model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         if setup.training.sync_batch_norm and self.ranks.count > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if setup.training.channels_last:
@@ -83,7 +83,7 @@ class TrainingRun:
         self.noise = NoiseScale()
         self.loss: Any = _LossOf(task, self.model, setup)
         if self.ranks.count > 1:
-            self.loss = self.ranks.adding(self.loss, self.device, self.noise)
+            self.loss = self.ranks.data_parallel(self.loss, self.device, self.noise)
         if self.ranks.rank:
             # Weights are alike everywhere by now; what a model draws while it trains (dropout) is not to be.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
@@ -93,7 +93,7 @@ class TrainingRun:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
-            raise ObjectiveError(f"{_name(self.task)}.model: expected parameters to train, got none")
+            raise TaskError(f"{_name(self.task)}.model: expected parameters to train, got none")
         self.optimizer = self.task.optimizer(iter(self.parameters), self.setup)
         check_optimizer(f"{_name(self.task)}.optimizer", self.optimizer, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -118,7 +118,7 @@ class TrainingRun:
             return nullcontext()
         return torch.autocast(self.device.type, _DTYPES[precision])
 
-    def step(self, passes: Sequence[tuple[int, Any]], size: int) -> Tensor:
+    def step(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """One optimizer step over `size` samples, this device's part in passes of (samples, batch).
 
         A batch may be a function that makes it. Devices talk in the last pass alone.
@@ -129,10 +129,10 @@ class TrainingRun:
         totals: list[Tensor] = []
         denominator: Tensor | float = 0.0
         looks = self.noise.looks
-        for number, (samples, batch) in enumerate(passes, start=1):
+        for number, (samples, batch) in enumerate(micro_batches, start=1):
             made = self._on_device(batch() if callable(batch) else batch)
-            last = number == len(passes)
-            with self.ranks.talking(self.loss, last):
+            last = number == len(micro_batches)
+            with self.ranks.sync_context(self.loss, last):
                 with self.autocast():
                     loss_total, loss_denominator = self.loss(made, samples)
                 del made
@@ -148,7 +148,7 @@ class TrainingRun:
         total, denominator = self.ranks.end_sum(summing)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
-        bring_to(self._gradients(), denominator, size)
+        rescale_gradients(self._gradients(), denominator, size)
         if self.setup.training.clip_norm is not None:
             whole = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
         elif looks:
@@ -171,7 +171,7 @@ class TrainingRun:
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
-    def stand_still(self) -> None:
+    def freeze_updates(self) -> None:
         """Train at rate zero from here on: every step costs what it costs and changes nothing that the optimizer moves."""
         self._peak_rates = [0.0] * len(self._peak_rates)
 
@@ -188,7 +188,7 @@ class TrainingRun:
         their order changes a digit where the batches are the same.
         """
         self.model.eval()
-        self.ranks.agree_on_statistics(batch_norms(self.model))
+        self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
         count = len(self.data.evaluation)  # type: ignore[arg-type]
         size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
         keys = some or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
@@ -212,7 +212,7 @@ class TrainingRun:
             for name, pairs in self.ranks.gathered(sums).items()
         }
         if ratios.get("accuracy", 0.0) > 1 + 1e-6:
-            raise ObjectiveError(
+            raise TaskError(
                 f"{_name(self.task)}.score: expected an accuracy of right answers over all, so at most 1, got "
                 f"{ratios['accuracy']:.4g}. Look at the shapes: (N, 1) == (N,) compares each with each."
             )
@@ -324,26 +324,26 @@ class TrainingRun:
         """
         with clock.step(plan.effective_batch):
             self.set_rate(fraction)
-            summed += self.step(self.passes(plan, loader), plan.effective_batch)
+            summed += self.step(self.micro_batches(plan, loader), plan.effective_batch)
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
         """This device's batches of every pass of so planned steps, from a position of the stream on."""
         training = self.setup.training
         pinned = training.pin_memory and self.device.type == "cuda"
-        return batches(self.train_fetcher, self._pass_keys(plans, position), training.workers, pinned)
+        return batches(self.train_fetcher, self._micro_batch_keys(plans, position), training.workers, pinned)
 
-    def _pass_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
+    def _micro_batch_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
         for plan in plans:
             mine = position + sum(plan.shares[: self.ranks.rank])
-            for samples in plan.passes(self.ranks.rank):
+            for samples in plan.micro_batches(self.ranks.rank):
                 if samples:
                     yield self.stream.take(mine, samples)
                     mine += samples
             position += plan.effective_batch
 
-    def passes(self, plan: BatchPlan, loader: Iterator[Any]) -> list[tuple[int, Any]]:
+    def micro_batches(self, plan: BatchPlan, loader: Iterator[Any]) -> list[tuple[int, Any]]:
         """A planned step's passes on this device, each with a call that takes its batch from the loader."""
-        return [(samples, lambda: next(loader)) for samples in plan.passes(self.ranks.rank) if samples]
+        return [(samples, lambda: next(loader)) for samples in plan.micro_batches(self.ranks.rank) if samples]
 
     def _shows_noise(self, plan: BatchPlan) -> bool:
         # A remainder of a few samples would say little, and loudly. A scaler's gradients are not what they seem.
@@ -384,7 +384,7 @@ class _LossOf(nn.Module):
         return loss.total, loss.denominator
 
 
-def bring_to(gradients: list[Tensor], denominator: Tensor | float, size: int) -> None:
+def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size: int) -> None:
     """Gradients over `size` samples become gradients over the loss's own denominator, in place."""
     if not isinstance(denominator, Tensor):
         if denominator == size:
@@ -423,11 +423,11 @@ def batch_norms(model: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:
     return (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
 
 
-def correct_batch_norm(model: nn.Module, passes: int) -> None:
+def correct_batch_norm(model: nn.Module, micro_batches: int) -> None:
     """Running statistics move once a pass; this momentum makes k moves weigh as much as one."""
     for module in batch_norms(model):
         if module.momentum is not None:
-            module.momentum = 1 - (1 - module.momentum) ** (1 / passes)
+            module.momentum = 1 - (1 - module.momentum) ** (1 / micro_batches)
 
 
 def keep_heap() -> None:
@@ -456,15 +456,13 @@ def _name(task: Task) -> str:
 
 def _checked_data(data: Any) -> Data:
     if not isinstance(data, Data):
-        raise ObjectiveError(f"Task.data: expected Data(train, evaluation), got {type(data).__name__}")
+        raise TaskError(f"Task.data: expected Data(train, evaluation), got {type(data).__name__}")
     for name in ("train", "evaluation"):
         dataset = getattr(data, name)
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
-            raise ObjectiveError(
-                f"Task.data: {name}: expected a map-style data set with a length, got {type(dataset).__name__}"
-            )
+            raise TaskError(f"Task.data: {name}: expected a map-style data set with a length, got {type(dataset).__name__}")
         if len(dataset) == 0:
-            raise ObjectiveError(f"Task.data: {name}: expected at least one sample, got an empty data set")
+            raise TaskError(f"Task.data: {name}: expected at least one sample, got an empty data set")
     return data
 
 
@@ -472,46 +470,44 @@ def _check_loss(task: Task, loss: Any, samples: int) -> None:
     where = f"{_name(task)}.loss"
     if not isinstance(loss, Loss):
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
-        raise ObjectiveError(
+        raise TaskError(
             f"{where}: expected Loss(total, denominator), got {type(loss).__name__}{shape}. "
             "Write Loss(cross_entropy(..., reduction='sum'), len(labels))."
         )
     if not isinstance(loss.total, Tensor) or loss.total.dim() != 0:
         shape = str(tuple(loss.total.shape)) if isinstance(loss.total, Tensor) else type(loss.total).__name__
-        raise ObjectiveError(f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'.")
+        raise TaskError(f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'.")
     if not isinstance(loss.denominator, Tensor) and not (math.isfinite(loss.denominator) and loss.denominator >= 0):
-        raise ObjectiveError(f"{where}: expected a denominator >= 0 that the mean divides by, got {loss.denominator!r}")
+        raise TaskError(f"{where}: expected a denominator >= 0 that the mean divides by, got {loss.denominator!r}")
     if not loss.total.requires_grad:
-        raise ObjectiveError(f"{where}: expected a total that hangs on the model's parameters, got one without a graph")
+        raise TaskError(f"{where}: expected a total that hangs on the model's parameters, got one without a graph")
 
 
 def named_scores(task: Task, scores: Any) -> Mapping[str, Score]:
     """What a task's `score` gave, by name.
 
     Raises:
-        ObjectiveError: no scores.
+        TaskError: no scores.
     """
     if isinstance(scores, Score):
         return {"accuracy": scores}
     if isinstance(scores, Mapping) and all(isinstance(score, Score) for score in scores.values()):
         return scores
-    raise ObjectiveError(
-        f"{_name(task)}.score: expected Score(total, denominator) or a dict of them, got {type(scores).__name__}"
-    )
+    raise TaskError(f"{_name(task)}.score: expected Score(total, denominator) or a dict of them, got {type(scores).__name__}")
 
 
 def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:
     """The settings of the rule must have reached the optimizer; layers may have fractions of them besides.
 
     Raises:
-        ObjectiveError: they have not; `where` is what made the optimizer.
+        TaskError: they have not; `where` is what made the optimizer.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ObjectiveError(f"{where}: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        raise TaskError(f"{where}: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
     groups = optimizer.param_groups
     if not any(math.isclose(float(group["lr"]), setup.learning_rate, rel_tol=1e-6) for group in groups):
         rates = ", ".join(f"{float(group['lr']):.4g}" for group in groups)
-        raise ObjectiveError(
+        raise TaskError(
             f"{where}: expected a group at setup.learning_rate = {setup.learning_rate:.4g}, got {rates}. "
             "Write lr=setup.learning_rate."
         )
@@ -519,14 +515,14 @@ def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:
         all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(group.get("betas", (0, 0)), setup.betas, strict=True))
         for group in groups
     ):
-        raise ObjectiveError(
+        raise TaskError(
             f"{where}: rule adam_sde: expected a group with betas=setup.betas = {setup.betas}. "
             "Write betas=setup.betas, eps=setup.eps."
         )
     if setup.rule == "adamw_tau" and not any(
         math.isclose(float(group.get("weight_decay", 0.0)), setup.weight_decay, rel_tol=1e-6) for group in groups
     ):
-        raise ObjectiveError(
+        raise TaskError(
             f"{where}: rule adamw_tau: expected a group with weight_decay=setup.weight_decay = {setup.weight_decay:.4g}. "
             "Write weight_decay=setup.weight_decay."
         )

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from ..spaces.errors import BsearchError, InfeasiblePlanError, ObjectiveError
+from ..spaces.errors import BsearchError, InfeasiblePlanError, TaskError
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .data_parallel import RankDiedError, close_ranks, rank_processes
-from .loading import load_objective, users_line
+from .loading import load_task, user_code_location
 from .task import Task, TrainFunction
 from .training import EvaluationMemoryError, is_out_of_memory, release_memory, seed_everything, train_task
 
@@ -23,8 +23,8 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
     Closing the iterator stops the trial: the user's generator sees GeneratorExit and may clean up.
     """
     try:
-        objective = load_objective(reference)
-    except ObjectiveError as error:
+        objective = load_task(reference)
+    except TaskError as error:
         yield Outcome("error", str(error))
         return
     if isinstance(objective, Task) and setup.plan.devices > 1:
@@ -52,7 +52,7 @@ def _over_ranks(reference: str, setup: TrialSetup) -> Any:
 def attempt_in_rank(reference: str, setup: Mapping[str, Any]) -> Iterator[Measurement | Outcome]:
     """One rank's part of an attempt; its measurements are those of all ranks together."""
     made = TrialSetup.from_dict(setup)
-    with closing(_attempt(load_objective(reference), made, reference)) as attempt:
+    with closing(_attempt(load_task(reference), made, reference)) as attempt:
         yield from attempt
 
 
@@ -81,7 +81,7 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
         if is_out_of_memory(error):
             yield _out_of_memory(error, setup)
         else:
-            place = users_line(error)
+            place = user_code_location(error)
             yield Outcome(
                 "error", f"{name}: {type(error).__name__}: {error}{place}", "".join(traceback.format_exception(error))
             )
@@ -96,20 +96,20 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
 
 def _check(measurement: object, last: Measurement | None, setup: TrialSetup, name: str) -> None:
     if not isinstance(measurement, Measurement):
-        raise ObjectiveError(f"objective {name}: expected to yield Measurement, got {type(measurement).__name__}")
+        raise TaskError(f"objective {name}: expected to yield Measurement, got {type(measurement).__name__}")
     measurement.score(setup.metric)
     if last is not None and measurement.samples_seen <= last.samples_seen:
-        raise ObjectiveError(
+        raise TaskError(
             f"objective {name}: expected samples_seen to grow, got {measurement.samples_seen} after {last.samples_seen}"
         )
 
 
 def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
     if last is None:
-        raise ObjectiveError(f"objective {name}: expected at least one Measurement, got none")
+        raise TaskError(f"objective {name}: expected at least one Measurement, got none")
     # A loop of one's own may round to whole steps; a task of ours never does.
     if abs(last.samples_seen - setup.samples_budget) >= setup.effective_batch:
-        raise ObjectiveError(
+        raise TaskError(
             f"objective {name}: expected to train on setup.samples_budget = {setup.samples_budget} samples, "
             f"give or take less than one step of {setup.effective_batch}; got {last.samples_seen}"
         )

@@ -29,7 +29,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ..spaces.errors import ObjectiveError
+from ..spaces.errors import TaskError
 from ..spaces.study import near_miss
 from ..spaces.trial import TrialSetup
 from .batches import SampleKeys, mixed
@@ -74,7 +74,7 @@ class Vision(Task):
         augment = _augment(setup)
         dataset = str(options.get("dataset", "folder"))
         if dataset != "folder" and dataset not in _SETS:
-            raise ObjectiveError(
+            raise TaskError(
                 f"space.dataset: expected one of folder, {', '.join(_SETS)}; got {dataset!r}.{near_miss(dataset, _SETS)}"
             )
         root = (Path(setup.folder) / Path(str(options.get("root", "data"))).expanduser()).resolve()
@@ -172,16 +172,14 @@ def _augment(setup: TrialSetup) -> str:
     dataset = str(setup.parameters.get("dataset", "folder"))
     chosen = str(setup.parameters.get("augment", "none" if dataset == "mnist" else "flip"))
     if chosen not in _AUGMENTS:
-        raise ObjectiveError(
-            f"space.augment: expected one of {', '.join(_AUGMENTS)}; got {chosen!r}.{near_miss(chosen, _AUGMENTS)}"
-        )
+        raise TaskError(f"space.augment: expected one of {', '.join(_AUGMENTS)}; got {chosen!r}.{near_miss(chosen, _AUGMENTS)}")
     return chosen
 
 
 def _torchvision_model(name: str, classes: int, size: int) -> nn.Module:
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        raise ObjectiveError(
+        raise TaskError(
             f"space.model: expected small_cnn or a model of torchvision, got {name!r}.{near_miss(name, known)} "
             "`python -c 'import torchvision; print(torchvision.models.list_models())'` prints them."
         )
@@ -242,7 +240,7 @@ def _images(dataset: str, root: Path, part: str, size: int, download: bool, samp
         try:
             source = _SETS[dataset](str(root), train=part == "train", download=download)
         except (RuntimeError, OSError) as error:
-            raise ObjectiveError(
+            raise TaskError(
                 f"space.root: expected {dataset} in {root}, got: {error}. Put it there, or write download: true."
             ) from None
         labels, classes = [int(label) for label in source.targets], len(source.classes)
@@ -252,7 +250,7 @@ def _images(dataset: str, root: Path, part: str, size: int, download: bool, samp
             return source[index][0].convert("RGB")
 
     if not labels:
-        raise ObjectiveError(f"space.root: expected images in {root}, got none for {part}")
+        raise TaskError(f"space.root: expected images in {root}, got none for {part}")
     size = size or (min(image(0).size) if min(image(0).size) <= _SMALL else 224)
     known = np.asarray(labels, dtype=np.int64)
     chosen = _chosen(known, samples)
@@ -265,7 +263,7 @@ def _folder_of(root: Path, part: str) -> Path | None:
     names = {"train": ["train"], "evaluation": ["val", "valid", "validation", "test"], "test": ["test"]}[part]
     found = next((root / name for name in names if (root / name).is_dir()), None)
     if found is None and part != "test":
-        raise ObjectiveError(f"space.root: expected a folder {' or '.join(f'{name}/' for name in names)} in {root}, got none")
+        raise TaskError(f"space.root: expected a folder {' or '.join(f'{name}/' for name in names)} in {root}, got none")
     return None if part == "test" and found == _folder_of(root, "evaluation") else found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from .errors import ProbeError, cut
+from .errors import ProfilingError, cut
 from .memory import MemoryLaw
 from .step_time import PRECISION, StepTime
 from .study import Memory
@@ -22,7 +22,7 @@ class DeviceProfile:
 
     Args:
         device: name of the device, as its maker gives it.
-        training_set, evaluation_set: samples.
+        training_set, validation_set: samples.
         smallest_micro_batch: samples below which the model does not work (2 with batch statistics).
         optimizer: class name of the optimizer the task makes; None where only a generator is known.
         adaptive: the optimizer takes betas, as Adam does.
@@ -44,7 +44,7 @@ class DeviceProfile:
     kind: Literal["cpu", "gpu"]
     device: str
     training_set: int | None
-    evaluation_set: int | None = None
+    validation_set: int | None = None
     smallest_micro_batch: int = 1
     optimizer: str | None = None
     adaptive: bool = True
@@ -70,14 +70,14 @@ class DeviceProfile:
         """What `to_dict` wrote.
 
         Raises:
-            ProbeError: something else.
+            ProfilingError: something else.
         """
         try:
             return TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "it"
-            raise ProbeError(f"device profile: {where}: {first['msg']}, got {cut(repr(first['input']), 60)}") from None
+            raise ProfilingError(f"device profile: {where}: {first['msg']}, got {cut(repr(first['input']), 60)}") from None
 
     @property
     def rough(self) -> bool:

@@ -9,25 +9,25 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Faults of one file that are told, and characters of one of them: nobody reads on, and terminals hold no megabytes.
+# The most faults reported of one file, and the most characters of one of them: nobody reads on, and terminals are finite.
 MOST_FAULTS = 100
 _MOST_CHARACTERS = 2000
-# What a terminal obeys instead of showing it: control characters but tab and line feed, marks that turn the direction of
-# text, and halves of characters, which no encoding can write.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# What a terminal interprets instead of printing: control characters except tab and line feed, bidirectional marks, and lone
+# surrogates, which cannot be encoded.
+_INTERPRETED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
-    r"""Text that a terminal shows and does not obey: control characters are escaped.
+    r"""Text that is safe to print on a terminal: control characters are escaped.
 
     >>> print(plain("\x1b[31mred\r"))
     \x1b[31mred\x0d
     """
-    return _OBEYED.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\x80" else f"\\u{ord(found[0]):04x}", text)
+    return _INTERPRETED.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\x80" else f"\\u{ord(found[0]):04x}", text)
 
 
 def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """Text of at most so many characters, and how many there were.
+    """Text truncated to `most` characters, with its full length.
 
     >>> cut("abcdef", 4)
     'abcd... (6 characters)'
@@ -59,27 +59,27 @@ class Fault:
 
 
 class StudyFileError(BsearchError):
-    """The study file is to be mended: every fault found in it, one a line."""
+    """The study file must be fixed: every fault found in it, one per line."""
 
     def __init__(self, faults: str | Fault | Iterable[Fault]) -> None:
         if isinstance(faults, str):
             faults = Fault("", faults)
         self.faults = (faults,) if isinstance(faults, Fault) else tuple(faults)
-        told = [str(fault) for fault in self.faults[:MOST_FAULTS]]
-        more = [f"... and {len(self.faults) - MOST_FAULTS} faults more"] if len(self.faults) > MOST_FAULTS else []
-        super().__init__("\n".join([*told, *more]))
+        lines = [str(fault) for fault in self.faults[:MOST_FAULTS]]
+        more = [f"... and {len(self.faults) - MOST_FAULTS} more faults"] if len(self.faults) > MOST_FAULTS else []
+        super().__init__("\n".join([*lines, *more]))
 
 
-class ObjectiveError(BsearchError):
-    """The user's training code is to be mended: it broke its contract, raised, or cannot be loaded."""
+class TaskError(BsearchError):
+    """The user's training code must be fixed: it broke its contract, raised, or cannot be loaded."""
 
 
-class ProbeError(BsearchError):
-    """A measurement of the device did not come out; measuring again may help."""
+class ProfilingError(BsearchError):
+    """A measurement of the device failed; measuring again may help."""
 
 
 class InfeasiblePlanError(BsearchError):
-    """No plan keeps every rule for this batch; nobody's fault: the trial is recorded and the study goes on.
+    """No plan satisfies every rule for this batch; nobody's fault: the trial is recorded and the study goes on.
 
     Args:
         message: what was expected and what came.
@@ -91,5 +91,13 @@ class InfeasiblePlanError(BsearchError):
         self.violation = max(violation, 1e-6)
 
 
-class LauncherError(BsearchError):
-    """The place where trials run or results are kept is to be looked at: cluster, database, folder."""
+class StorageError(BsearchError):
+    """The database cannot be used: it is unavailable, read-only, full, held by another driver, or holds no such study."""
+
+
+class ClusterError(BsearchError):
+    """The cluster cannot be used: Ray, Slurm or Kubernetes is unreachable, refuses, or has no such device or job."""
+
+
+class OutputError(BsearchError):
+    """A file cannot be written, or a port cannot be opened."""

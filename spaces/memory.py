@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Self
 
-from .errors import ProbeError, cut
+from .errors import ProfilingError, cut
 
 _UNITS: dict[str, int] = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": int(base**power)
@@ -46,13 +46,13 @@ def check_points(name: str, points: Sequence[tuple[int, float]]) -> None:
     """A law's points are at least one, sizes ascending from 1, values finite and never below 0.
 
     Raises:
-        ProbeError: they are not; nothing may be looked up between them.
+        ProfilingError: they are not; nothing may be looked up between them.
     """
     sizes = [0, *(size for size, _ in points)]
     if len(sizes) == 1 or any(low >= high for low, high in pairwise(sizes)):
-        raise ProbeError(f"{name}: expected points at sizes that rise from 1, got {cut(str(sizes[1:]), 100)}")
+        raise ProfilingError(f"{name}: expected points at sizes that rise from 1, got {cut(str(sizes[1:]), 100)}")
     if wrong := [value for _, value in points if not 0 <= value < math.inf]:
-        raise ProbeError(f"{name}: expected finite numbers >= 0, got {wrong[0]}")
+        raise ProfilingError(f"{name}: expected finite numbers >= 0, got {wrong[0]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class MemoryLaw:
         """Peak bytes before calibration: exact at a point, on the chord between two.
 
         Raises:
-            ProbeError: beyond the largest size looked at, where no line can be trusted.
+            ProfilingError: beyond the largest size looked at, where no line can be trusted.
 
         >>> MemoryLaw(((1, 100), (11, 300))).predicted_bytes(6)
         200.0
@@ -147,7 +147,7 @@ def _on_chord(points: tuple[tuple[int, int], ...], size: int) -> float:
     if place < len(sizes) and sizes[place] == size:
         return float(points[place][1])
     if place == len(sizes):
-        raise ProbeError(f"micro-batch {size}: memory is known up to {sizes[-1]} samples, and no line beyond that holds")
+        raise ProfilingError(f"micro-batch {size}: memory is known up to {sizes[-1]} samples, and no line beyond that holds")
     if place == 0:
         return float(points[0][1])
     (low, low_bytes), (high, high_bytes) = points[place - 1], points[place]

@@ -66,14 +66,14 @@ class BatchPlan:
         """Samples per device in one step, shape (devices,)."""
         return even_parts(self.effective_batch, self.devices)
 
-    def passes(self, device: int = 0) -> tuple[int, ...]:
+    def micro_batches(self, device: int = 0) -> tuple[int, ...]:
         """Samples per pass on one device, shape (accumulation,); 0 is a pass the device skips."""
         return even_parts(self.shares[device], self.accumulation)
 
-    def all_passes(self) -> Iterator[int]:
+    def all_micro_batches(self) -> Iterator[int]:
         """Sizes of every pass that runs, device after device."""
         for device in range(self.devices):
-            yield from (size for size in self.passes(device) if size)
+            yield from (size for size in self.micro_batches(device) if size)
 
     @property
     def largest_micro_batch(self) -> int:
@@ -93,7 +93,7 @@ def plan_batch(
     accumulation: int | None = None,
     largest_micro_batch: int | None = None,
     smallest_micro_batch: int = 1,
-    every_pass: bool = False,
+    every_micro_batch: bool = False,
     accumulation_high: int | None = None,
 ) -> BatchPlan:
     """Plan one step under a cap: the fewest passes that fit, or the wished number where that is more.
@@ -102,7 +102,7 @@ def plan_batch(
         accumulation: wished passes per step; below the legal minimum it is raised to it.
         largest_micro_batch: the cap, samples that fit one pass on one device; None for no cap.
         smallest_micro_batch: samples below which the model does not work (2 with batch statistics).
-        every_pass: no device may skip a pass, because devices talk in each (synchronised batch statistics).
+        every_micro_batch: no device may skip a pass, because devices talk in each (synchronised batch statistics).
         accumulation_high: passes the study allows at most.
 
     Raises:
@@ -131,7 +131,7 @@ def plan_batch(
             f"got {plan.smallest_micro_batch}",
             violation=(smallest_micro_batch - plan.smallest_micro_batch) / smallest_micro_batch,
         )
-    if every_pass and plan.shares[-1] < plan.accumulation:
+    if every_micro_batch and plan.shares[-1] < plan.accumulation:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch} in {plan.accumulation} passes on {devices} devices: expected samples for every "
             "pass of every device, since synchronised batch statistics are talked about in each",
@@ -146,7 +146,7 @@ def step_plans(plan: BatchPlan, samples_budget: int, **limits: Any) -> tuple[int
     What a worker runs and what the step-time law prices is this.
 
     Args:
-        limits: `largest_micro_batch`, `smallest_micro_batch` and `every_pass` as for `plan_batch`.
+        limits: `largest_micro_batch`, `smallest_micro_batch` and `every_micro_batch` as for `plan_batch`.
 
     Raises:
         InfeasiblePlanError: the last step's remainder has no plan, nor has it together with the step before.

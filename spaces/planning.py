@@ -1,4 +1,4 @@
-"""What a suggestion means on a device: the plan, the optimizer's settings, and what of a study can be planned at all."""
+"""From a suggestion to a trial's setup: its plan, its optimizer settings, and which batches can be planned at all."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def trial_setup(
         rule=rule,
         reference_rate=reference_rate,
         reference_batch=spec.space.reference_batch,
-        metric=spec.objectives.accuracy.metric,
+        metric=spec.objectives.metric.name,
         device=device,
         cpus=spec.devices.cpus,
         folder=str(spec.folder),
@@ -165,7 +165,7 @@ def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int) -> dict[s
     return {
         "largest_micro_batch": timed_cap(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
-        "every_pass": spec.training.sync_batch_norm,
+        "every_micro_batch": spec.training.sync_batch_norm,
     }
 
 
@@ -319,7 +319,7 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
         samples_budget=1,
         training=spec.training,
         epochs=first["epochs"],
-        metric=spec.objectives.accuracy.metric,
+        metric=spec.objectives.metric.name,
         device=device,
         cpus=spec.devices.cpus,
         folder=str(spec.folder),
@@ -354,11 +354,11 @@ def profile_request(
 def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, int] | None = None) -> list[Fault]:
     """What the study asks for that its task, its data or its memory cannot give."""
     faults = []
-    for index, settings in enumerate(spec.start):
+    for index, settings in enumerate(spec.baseline):
         batch = settings.get("effective_batch")
         if legal is not None and isinstance(batch, int) and not legal[0] <= batch <= legal[1]:
             message = f"expected a batch that can be planned, from {legal[0]} to {legal[1]}, got {batch}"
-            faults.append(Fault(f"start.{index}.effective_batch", message))
+            faults.append(Fault(f"baseline.{index}.effective_batch", message))
     if profile.training_set is None:
         faults.append(
             Fault(
@@ -409,7 +409,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, in
     return faults
 
 
-def legal_words(spec: StudySpec, legal: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
+def legal_batches_sentence(spec: StudySpec, legal: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
     """What may be tried, in a line."""
     caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
@@ -421,7 +421,7 @@ def legal_words(spec: StudySpec, legal: tuple[int, int], profiles: Iterable[Devi
     return words
 
 
-def price_words(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Iterator[str]:
+def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Iterator[str]:
     """How well training times are known, a line for each number of devices."""
     profiles = list(profiles)
     laws = [law for profile in profiles for law in profile.step_times]

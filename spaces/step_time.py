@@ -1,42 +1,36 @@
-"""The step-time law: seconds of an optimizer step under any plan, fitted to whole steps that were timed.
+"""The step-time law: seconds of an optimizer step under any plan.
 
-step_s(plan) = sum over the passes of pass_s(m) + update_s. pass_s is known at the micro-batches that were timed and runs
-straight between them; it never falls. One law holds for one number of devices, whose talk is in its update. Beyond the
-largest size that was timed it says nothing.
+    step_s(plan) = Σ micro_batch_s(m) + update_s, over the plan's micro-batches m
+
+`micro_batch_s`, the time of one forward and backward pass, is known at the micro-batches that were timed, linear between them,
+and never falls. A law holds for one number of devices; their communication is part of `update_s`. Beyond the largest size timed
+it is undefined.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Self
 
-import numpy as np
-from scipy.optimize import nnls
-
-from .errors import ProbeError
+from .errors import ProfilingError
 from .memory import check_points
 from .plan import BatchPlan, step_plans
 
-# The interval, relative, at which timing is content.
+# The relative interval at which timing stops.
 PRECISION = 0.02
-# Resamples of the rounds for an interval; more move its first digit no further.
-_RESAMPLES = 200
-# Passes beyond which none was ever faster.
-_MOST_PASSES = 64
-# Rounds below which resampling says nothing.
-_FEWEST_ROUNDS = 4
+# Accumulation beyond this was never faster.
+_MOST_MICRO_BATCHES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TimedPlan:
-    """Seconds of one optimizer step under a plan, a figure for each round in which it was timed.
+    """Seconds of one optimizer step under a plan, one value per round of timing.
 
-    `input_s` is what of them went into waiting for the samples.
+    `input_s` is the part of them spent waiting for samples.
     """
 
     plan: BatchPlan
@@ -50,15 +44,15 @@ class TimedPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of an optimizer step on so many devices.
+    """Seconds of an optimizer step on `devices` devices.
 
     Args:
         points: (micro-batch, seconds of a forward and backward pass), sizes ascending.
-        update_s: what a step takes besides its passes: the optimizer, and on several devices their talk.
-        evaluate_sample_s: seconds of evaluating one sample, where that was timed; no part of a step.
-        interval: half width of the predictions' 95 % interval, relative, the widest of the timed plans; None where too
-            few rounds were timed to say.
-        misfit: how far the law misses a timed plan that it was not fitted to, relative, median and worst.
+        update_s: what a step takes besides its micro-batches: the optimizer, and communication between devices.
+        evaluate_sample_s: seconds of evaluating one sample, where that was timed; not part of a step.
+        interval: relative half width of the predictions' 95 % interval, the widest of the timed plans; None after too few
+            rounds.
+        misfit: relative error of the law on a timed plan left out of its fit, median and worst.
         timed: what it was fitted to.
 
     >>> round(StepTime(((1, 0.011), (101, 0.111)), update_s=0.005).step_s(BatchPlan(100, accumulation=2)), 6)
@@ -76,7 +70,9 @@ class StepTime:
     def __post_init__(self) -> None:
         check_points("step time", self.points)
         if not 0 <= self.update_s < math.inf or self.devices < 1:
-            raise ProbeError(f"step time: expected seconds >= 0 on at least one device, got {self.update_s} on {self.devices}")
+            raise ProfilingError(
+                f"step time: expected seconds >= 0 on at least one device, got {self.update_s} on {self.devices}"
+            )
 
     @property
     def largest_micro_batch(self) -> int:
@@ -87,21 +83,21 @@ class StepTime:
         """Seconds of one step.
 
         Raises:
-            ProbeError: another number of devices, or passes larger than any that was timed.
+            ProfilingError: another number of devices, or a micro-batch larger than any timed.
         """
         if plan.devices != self.devices:
-            raise ProbeError(f"step time: known on {self.devices} devices, asked on {plan.devices}")
+            raise ProfilingError(f"step time: known on {self.devices} devices, asked on {plan.devices}")
         if plan.largest_micro_batch > self.largest_micro_batch:
-            raise ProbeError(
+            raise ProfilingError(
                 f"micro-batch {plan.largest_micro_batch}: step time is known up to {self.largest_micro_batch} samples"
             )
         return self._seconds(plan)
 
     def train_s(self, plan: BatchPlan, samples_budget: int, **limits: Any) -> float:
-        """Seconds of a whole training: its steps times the seconds of one, its last step as large as it is.
+        """Seconds of a full training: steps times seconds per step, with the last step at its actual size.
 
         Args:
-            limits: those that the trial plans under: see `spaces.plan.step_plans`.
+            limits: that the trial plans under, as in `spaces.plan.step_plans`.
 
         >>> StepTime(((1, 1.0), (100, 1.0)), update_s=0.0).train_s(BatchPlan(100, accumulation=2), 1050)
         21.0
@@ -109,10 +105,10 @@ class StepTime:
         full, last = step_plans(plan, samples_budget, **limits)
         return full * self.step_s(plan) + sum(map(self._seconds, last))
 
-    def pass_s(self, micro_batch: int) -> float:
+    def micro_batch_s(self, micro_batch: int) -> float:
         """Seconds of one forward and backward pass."""
         sizes = [size for size, _ in self.points]
-        # Beyond the ends only the last step's odd remainder gets here.
+        # Only the last step's remainder can lie beyond the ends.
         place = min(max(bisect_left(sizes, micro_batch), 1), len(sizes) - 1)
         if place < 1:
             return self.points[0][1]
@@ -120,7 +116,7 @@ class StepTime:
         return low_s + (high_s - low_s) * (micro_batch - low) / (high - low)
 
     def _seconds(self, plan: BatchPlan) -> float:
-        return sum(self.pass_s(size) for size in plan.passes() if size) + self.update_s
+        return sum(self.micro_batch_s(size) for size in plan.micro_batches() if size) + self.update_s
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -128,89 +124,16 @@ class StepTime:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         timed = tuple(TimedPlan(BatchPlan(**one["plan"]), tuple(one["rounds"]), one["input_s"]) for one in values["timed"])
-        points = tuple((int(size), float(pass_s)) for size, pass_s in values["points"])
+        points = tuple((int(size), float(micro_batch_s)) for size, micro_batch_s in values["points"])
         misfit = values["misfit"]
         return cls(**{**values, "timed": timed, "points": points, "misfit": misfit and (misfit[0], misfit[1])})
 
 
-def fit_step_time(timed: Sequence[TimedPlan]) -> StepTime:
-    """Least squares in which no seconds are negative and no pass gets faster as it grows; every step weighs the same.
-
-    >>> law = StepTime(((8, 0.1), (100, 0.5), (400, 3.5)), update_s=0.05)
-    >>> plans = [BatchPlan(8), BatchPlan(100), BatchPlan(400), BatchPlan(16, accumulation=2), BatchPlan(200, accumulation=2)]
-    >>> fit = fit_step_time([TimedPlan(plan, (law.step_s(plan),)) for plan in plans])
-    >>> [(size, round(pass_s, 6)) for size, pass_s in fit.points], round(fit.update_s, 6)
-    ([(8, 0.1), (100, 0.5), (400, 3.5)], 0.05)
-    """
-    sizes = _sizes(timed)
-    terms = np.array([_terms(one.plan, sizes) for one in timed])
-    update_s, first_s, *slopes = (float(value) for value in _solved(terms, np.array([one.step_s for one in timed])))
-    points = [(sizes[0], first_s)]
-    for size, slope in zip(sizes[1:], slopes, strict=True):
-        points.append((size, points[-1][1] + slope * (size - points[-1][0])))
-    return StepTime(tuple(points), update_s, devices=timed[0].plan.devices, timed=tuple(timed))
-
-
-def _sizes(timed: Iterable[TimedPlan]) -> list[int]:
-    """The micro-batches that were timed in a single pass: where the law may bend."""
-    timed = list(timed)
-    return sorted({one.plan.largest_micro_batch for one in timed if one.plan.accumulation == 1})
-
-
-def _terms(plan: BatchPlan, sizes: Sequence[int]) -> list[float]:
-    """What a plan's seconds are made of: a step, its passes, and their samples between each two sizes."""
-    passes = [size for size in plan.passes() if size]
-    between = [sum(min(max(size - low, 0), high - low) for size in passes) for low, high in pairwise(sizes)]
-    return [1.0, len(passes), *between]
-
-
-def _solved(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Seconds of each term, none below zero; columns scaled alike, for samples count in thousands and steps in ones."""
-    weighed = terms / seconds[:, None]
-    scale = np.abs(weighed).max(axis=0)
-    scale[scale == 0] = 1.0
-    solution, _ = nnls(weighed / scale, np.ones(len(seconds)))
-    return np.asarray(solution / scale)
-
-
-def with_trust(law: StepTime, seed: int = 0) -> StepTime:
-    """The law with its interval (its rounds resampled) and its misfit (each timed plan foretold from the others)."""
-    return replace(law, interval=_interval(law.timed, seed), misfit=_misfit(law.timed))
-
-
-def _interval(timed: Sequence[TimedPlan], seed: int) -> float | None:
-    """Whole rounds are resampled: plans of one round were timed under the same load."""
-    seconds = np.array([one.rounds for one in timed])  # (plans, rounds)
-    if seconds.shape[1] < _FEWEST_ROUNDS:
-        return None
-    sizes = _sizes(timed)
-    terms = np.array([_terms(one.plan, sizes) for one in timed])
-    chance = np.random.default_rng(seed)
-    predictions = []
-    for _ in range(_RESAMPLES):
-        drawn = chance.integers(seconds.shape[1], size=seconds.shape[1])
-        predictions.append(terms @ _solved(terms, np.median(seconds[:, drawn], axis=1)))
-    low, middle, high = np.percentile(np.array(predictions), [2.5, 50, 97.5], axis=0)
-    return float(((high - low) / 2 / middle).max())
-
-
-def _misfit(timed: Sequence[TimedPlan]) -> tuple[float, float] | None:
-    """Plans at the ends of the range are not left out: what lies beyond the others is no interpolation."""
-    sizes = _sizes(timed)
-    errors = []
-    for left_out in timed:
-        if left_out.plan.accumulation == 1 and left_out.plan.largest_micro_batch in (sizes[0], sizes[-1]):
-            continue
-        law = fit_step_time([one for one in timed if one is not left_out])
-        errors.append(abs(law._seconds(left_out.plan) / left_out.step_s - 1))
-    return (median(errors), max(errors)) if errors else None
-
-
 def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 1) -> BatchPlan:
-    """The number of passes, from the plan's own up, of the least known step time.
+    """The accumulation, from the plan's own up, with the shortest known step time.
 
-    More passes than needed have to save 3 % of the time, and twice the law's interval and misfit; what saves less may be
-    noise, or a line drawn where the truth bends.
+    More micro-batches than needed must save 3 % of the time, and twice the law's interval and misfit; smaller savings may be
+    noise, or a linear piece where the truth bends.
 
     >>> law = StepTime(((1, 0.002), (64, 0.065), (256, 2.0)), update_s=0.0, interval=0.01)
     >>> fastest_plan(BatchPlan(256), law).accumulation
@@ -220,7 +143,7 @@ def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 
         return plan
     misfit = law.misfit[0] if law.misfit else 0.0
     best, best_s = plan, law.step_s(plan) * (1 - max(0.03, 2 * law.interval, 2 * misfit))
-    for accumulation in range(plan.accumulation + 1, min(_MOST_PASSES, plan.shares[-1] // smallest_micro_batch) + 1):
+    for accumulation in range(plan.accumulation + 1, min(_MOST_MICRO_BATCHES, plan.shares[-1] // smallest_micro_batch) + 1):
         other = BatchPlan(plan.effective_batch, accumulation, plan.devices)
         if (other_s := law.step_s(other)) < best_s * (1 - 1e-9):
             best, best_s = other, other_s
@@ -228,10 +151,10 @@ def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 
 
 
 def timing_plans(smallest: int, highest: int, *, devices: int = 1, edges: bool = False) -> list[BatchPlan]:
-    """Nine plans or so that show the whole law: micro-batches spread over the range, some of them in several passes.
+    """About nine plans that determine the whole law: micro-batches spread over the range, some of them accumulated.
 
     Args:
-        edges: time sizes just beside multiples of 8 and powers of two as well, where kernels may change.
+        edges: time sizes beside a power of two as well, where kernels may change.
 
     >>> [(plan.effective_batch, plan.accumulation) for plan in timing_plans(1, 256)]
     [(1, 1), (3, 1), (9, 1), (28, 1), (84, 1), (256, 1), (6, 2), (27, 3), (168, 2)]
@@ -244,7 +167,9 @@ def timing_plans(smallest: int, highest: int, *, devices: int = 1, edges: bool =
     plans = [BatchPlan(size * devices, 1, devices) for size in sizes]
     inner = [size for size in sizes if size < highest] or [max(highest // 2, smallest)]
     several = [(inner[len(inner) // 4], 2), (inner[len(inner) // 2], 3), (inner[-1], 2)]
-    return plans + [BatchPlan(size * passes * devices, passes, devices) for size, passes in dict.fromkeys(several)]
+    return plans + [
+        BatchPlan(size * micro_batches * devices, micro_batches, devices) for size, micro_batches in dict.fromkeys(several)
+    ]
 
 
-__all__ = ["StepTime", "TimedPlan", "fastest_plan", "fit_step_time", "timing_plans", "with_trust"]
+__all__ = ["StepTime", "TimedPlan", "fastest_plan", "timing_plans"]

@@ -126,7 +126,7 @@ class Space(Section):
     __pydantic_extra__: dict[str, AnyDomain]
 
     effective_batch: Annotated[AnyDomain, AfterValidator(batches)] = Field(
-        description="Samples per optimizer step, all devices and passes together; any integer, on a logarithmic scale."
+        description="Samples per optimizer step, over all devices and micro-batches; any integer, on a logarithmic scale."
     )
     reference_rate: Annotated[
         ReferenceRate,
@@ -149,12 +149,12 @@ class Space(Section):
         "needed by the rules `saturating` and `surge`.",
     )
     epochs: Annotated[AnyDomain, AfterValidator(epoch_numbers)] = Field(
-        Fixed(value=5), description="Passes over the training set, not always whole; a range widens the fast end of the front."
+        Fixed(value=5), description="Epochs, not necessarily whole; a range widens the fast end of the front."
     )
     accumulation: Annotated[AnyDomain, AfterValidator(whole_numbers)] | None = Field(
         None,
-        description="Passes per optimizer step on each device, 1 for none; not given: the number that fits and takes the "
-        "least known time.",
+        description="Micro-batches per optimizer step on each device, 1 for none; not given: the number that fits and has the "
+        "shortest known step time.",
     )
     weight_decay: Annotated[AnyDomain, AfterValidator(numbers_from_zero), AfterValidator(real)] = Field(
         Fixed(value=0.0), description="Weight decay that the optimizer gets."
@@ -212,7 +212,7 @@ class Training(Section):
         description="Numbers that the forward pass computes with; bf16 and fp16 by torch's autocast, fp16 with loss scaling.",
     )
     schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
-        "cosine", description=f"How the learning rate goes on after warm-up: {', '.join(SCHEDULES)}."
+        "cosine", description=f"How the learning rate continues after warm-up: {', '.join(SCHEDULES)}."
     )
     warmup: Share = Field(0.05, description="Share of the trial's samples during which the learning rate rises from 0.")
     clip_norm: Number | None = Field(
@@ -228,7 +228,7 @@ class Training(Section):
         0,
         ge=0,
         lt=2**63,
-        description="Of every trial's first weights, shuffling and augmentation; the sampler's dice hang on it too.",
+        description="Seeds every trial's initial weights, shuffling and augmentation, and the sampler.",
     )
     workers: StrictInt = Field(
         0, ge=0, description="Processes of each device that load data; 0: the training process loads them itself."
@@ -238,9 +238,9 @@ class Training(Section):
     channels_last: StrictBool = Field(
         False, description="Keep images channels last in memory; convolutions in bf16 and fp16 are often faster so."
     )
-    cudnn_benchmark: StrictBool = Field(False, description="Let cuDNN try its kernels out for every new size of a pass.")
+    cudnn_benchmark: StrictBool = Field(False, description="Let cuDNN benchmark its kernels for every new micro-batch size.")
     sync_batch_norm: StrictBool = Field(
-        False, description="BatchNorm sees the pass of all of a trial's GPUs together, instead of each GPU its own."
+        False, description="BatchNorm sees the micro-batches of all of a trial's GPUs together, instead of each GPU its own."
     )
     betas: tuple[Number, Number] = Field(
         (0.9, 0.999), description="Adam's two averages at the reference batch; the rule `adam_sde` changes them with the batch."
@@ -287,7 +287,7 @@ class Memory(Section):
     )
     headroom: Share = Field(0.05, description="Share of the limit that every plan keeps free.")
     largest_micro_batch: StrictInt | None = Field(
-        None, ge=1, description="Samples that one pass on one device has at most; larger batches take more passes."
+        None, ge=1, description="The most samples in a micro-batch on one device; larger batches accumulate."
     )
 
     def limit_bytes(self, device_bytes: int, kind: str) -> int | None:
@@ -321,10 +321,10 @@ class Devices(Section):
     accelerator_type: StrictStr | None = Field(
         None, min_length=1, description="Only devices of this kind, by Ray's name for it, such as A100; not given: any."
     )
-    price_on: StrictStr | None = Field(
+    time_on: StrictStr | None = Field(
         None,
         min_length=1,
-        description="Of several kinds of devices, the one whose training times the front shows; not given: the commonest.",
+        description="With several kinds of devices, the one whose training times the front shows; not given: the most common.",
     )
 
     @property
@@ -343,13 +343,11 @@ class Budget(Section):
     trials: StrictInt = Field(
         20, ge=1, description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not."
     )
-    hours: Number | None = Field(
-        None, gt=0, description="Hours that the study may run, summed over restarts; null: as long as it takes."
-    )
+    hours: Number | None = Field(None, gt=0, description="Hours that the study may run, summed over restarts; null: no limit.")
     profile_s: Number = Field(
         20,
         ge=0,
-        description="Seconds that timing steps may take before the first trial; 0: times are not known beforehand, and each "
+        description="Seconds spent on timing steps before the first trial; 0: times are not known beforehand, and each "
         "trial is timed by the clock.",
     )
 
@@ -357,24 +355,22 @@ class Budget(Section):
 class Metric(Section):
     """A metric the training code measures, by name."""
 
-    metric: StrictStr = Field(
-        "accuracy", min_length=1, description="Name of the metric, as the task's score or loop yields it."
-    )
-    direction: Literal["minimize", "maximize"] = Field("maximize", description="Whether less or more of it is better.")
+    name: StrictStr = Field("accuracy", min_length=1, description="Name of the metric, as the task's score or loop reports it.")
+    direction: Literal["minimize", "maximize"] = Field("maximize", description="Whether lower or higher is better.")
 
     @property
     def sign(self) -> float:
-        """What makes more of it better: 1, or -1 where it is minimized."""
+        """The factor that makes higher better: 1, or -1 where it is minimized."""
         return 1.0 if self.direction == "maximize" else -1.0
 
 
 def _metric(value: Any) -> Any:
-    """A plain name is a metric to maximize, unless it sounds like one that nobody would."""
+    """A bare name is a metric to maximize, unless it sounds like one that nobody would."""
     if not isinstance(value, str):
         return value
     if any(word in value.lower() for word in ("loss", "error", "perplexity")):
-        raise fault(f"expected a direction with {value!r}. Write {{metric: {value}, direction: minimize}}.")
-    return {"metric": value}
+        raise fault(f"expected a direction with {value!r}. Write {{name: {value}, direction: minimize}}.")
+    return {"name": value}
 
 
 class Objectives(Section):
@@ -385,8 +381,8 @@ class Objectives(Section):
         description="What fast means: `train_s`, seconds of training; or `device_s`, those seconds times the trial's devices, "
         "so that many devices are not free.",
     )
-    accuracy: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
-        Metric(), description="What good means: the name of a metric to maximize, or `{metric, direction}`."
+    metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
+        Metric(), description="What good means: the name of a metric to maximize, or `{name, direction}`."
     )
 
 
@@ -405,8 +401,8 @@ class Cluster(Section):
     checkpoints: StrictStr | None = Field(
         "results",
         min_length=1,
-        description="Where trials keep the checkpoints they go on from when something dies: a folder, or a URL such as "
-        "s3://bucket/runs, that all workers reach; null: nowhere.",
+        description="Where trials keep the checkpoints they resume from when something dies: a folder, or a URL such as "
+        "s3://bucket/runs, that all workers reach; null: none.",
     )
     checkpoint_every_s: Number = Field(
         60, ge=0, description="Least seconds between two checkpoints of a trial; they are written at evaluations."
@@ -417,7 +413,7 @@ STOPPINGS = ("front", "halving", "none")
 
 
 class StoppingRule(Section):
-    """Which trials are stopped on their way."""
+    """Which trials are stopped early."""
 
     kind: Annotated[StrictStr, AfterValidator(lambda value: one_of(value, STOPPINGS))] = Field(
         "front",
@@ -434,12 +430,12 @@ def _stopping(value: Any) -> Any:
 
 
 class Confirm(Section):
-    """Training the front's members again with other seeds, so that the front shows settings rather than luck."""
+    """Repeating the front's members with other seeds, so that the front shows settings rather than luck."""
 
     repeats: StrictInt = Field(
         0, ge=0, description="Further runs of each member of the front, with other seeds; they count as trials."
     )
-    share: Share = Field(0.3, description="The last share of budget.trials, which is kept for these runs.")
+    share: Share = Field(0.3, description="The last share of budget.trials, reserved for these runs.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -449,8 +445,8 @@ class Confirm(Section):
             raise fault("expected a share above 0 for repeats, got 0. Write share: 30%, or repeats: 0.")
         return self
 
-    def kept(self, trials: int) -> int:
-        """Trials of a budget that are kept for repeats."""
+    def reserved(self, trials: int) -> int:
+        """Trials of a budget that are reserved for repeats."""
         return round(self.share * trials) if self.repeats else 0
 
 
@@ -497,8 +493,8 @@ class StudySpec(Section):
     devices: Devices = Devices()
     budget: Budget = Budget()
     objectives: Objectives = Objectives()
-    start: tuple[dict[str, Scalar], ...] = Field(
-        (), description="Settings to try first, such as those you use today; the end of a run compares the front with them."
+    baseline: tuple[dict[str, Scalar], ...] = Field(
+        (), description="Your own settings, trained first; the front is compared with them."
     )
     warm_start: tuple[StrictStr, ...] = Field(
         (), description="Earlier studies of the same task that the sampler learns from: study files, or names in this storage."
@@ -512,11 +508,11 @@ class StudySpec(Section):
         "front is bsearch's own, the others are Optuna's.",
     )
     stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = Field(
-        StoppingRule(), description="Which trials are stopped before their end: front, halving, none, or `{kind, risk}`."
+        StoppingRule(), description="Which trials are stopped early: front, halving, none, or `{kind, risk}`."
     )
     confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Field(
         Confirm(),
-        description="Train the front's members again with so many other seeds: a number, or `{repeats, share}`. The front then "
+        description="Repeat the front's members with this many other seeds: a number, or `{repeats, share}`. The front then "
         "shows means with intervals.",
     )
     cluster: Cluster = Cluster()
@@ -535,12 +531,12 @@ class StudySpec(Section):
 
     @property
     def folder(self) -> Path:
-        """The study file's folder: relative paths in the study and in its task start there."""
+        """The study file's folder, which relative paths in the study and in its task are resolved against."""
         return self._folder
 
     def identity(self) -> dict[str, Any]:
-        """The part of the study that may not change between runs; the task's own hash comes beside it."""
-        # Without defaults: a key that a later version adds changes no study begun before.
+        """The part of the study that may not change between runs; the task's own hash is added to it."""
+        # Without defaults, so that a key added by a later version changes no existing study.
         parts = {name: getattr(self, name).model_dump(mode="json", exclude_defaults=True) for name in self.IDENTITY}
         for key in ("workers", "pin_memory"):
             parts["training"].pop(key, None)

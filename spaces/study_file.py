@@ -30,6 +30,7 @@ RESERVED = frozenset(
         "all",
         "attempt",
         "attempts",
+        "baseline",
         "began_as",
         "betas",
         "checkpoint",
@@ -37,7 +38,6 @@ RESERVED = frozenset(
         "continued_by",
         "continues",
         "curve",
-        "departure",
         "device_kind",
         "device_s",
         "devices",
@@ -59,12 +59,12 @@ RESERVED = frozenset(
         "samples_budget",
         "samples_per_s",
         "seed",
-        "start",
         "started_at",
         "steps",
         "stopped_accuracy",
         "stopped_fraction",
         "train_s",
+        "train_s_error",
         "train_s_source",
         "trial",
         "val_loss",
@@ -173,7 +173,7 @@ def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
         StudyFileError: all faults of the file.
     """
     text = text_of(path, "a study file", LARGEST_FILE)
-    return settled(parse_study(text, file=str(path)), path.parent.resolve(), storage)
+    return resolve_study(parse_study(text, file=str(path)), path.parent.resolve(), storage)
 
 
 def located(error: StudyFileError, path: Path) -> StudyFileError:
@@ -191,8 +191,8 @@ def located(error: StudyFileError, path: Path) -> StudyFileError:
     return StudyFileError(faults)
 
 
-def settled(study: StudySpec, folder: Path, storage: str | None = None) -> StudySpec:
-    """The study with its task, its storage and its checkpoints made absolute, counted from `folder`."""
+def resolve_study(study: StudySpec, folder: Path, storage: str | None = None) -> StudySpec:
+    """The study with the paths of its task, storage and checkpoints made absolute, relative to `folder`."""
     reference, _, name = study.task.rpartition(":")
     if reference.endswith(".py"):
         reference = _absolute("task", reference, folder)
@@ -202,9 +202,9 @@ def settled(study: StudySpec, folder: Path, storage: str | None = None) -> Study
     cluster, kept = study.cluster, study.cluster.checkpoints
     if kept is not None and "://" not in kept:
         cluster = cluster.model_copy(update={"checkpoints": _absolute("cluster.checkpoints", kept, folder)})
-    settled_study = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster})
-    settled_study._folder = folder
-    return settled_study
+    resolved = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster})
+    resolved._folder = folder
+    return resolved
 
 
 def _absolute(key: str, path: str, folder: Path) -> str:
@@ -252,6 +252,23 @@ def study_from_dict(data: Mapping[str, Any]) -> StudySpec:
     return parse_study(json.dumps(data), file="options")
 
 
+def changed_study(study: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
+    """The study with some of its keys replaced; keys of a section that are not given stay.
+
+    Raises:
+        StudyFileError: all faults, without lines.
+    """
+    if not changes:
+        return study
+    data = study.model_dump(mode="json")
+    for key, value in changes.items():
+        old = data.get(key)
+        data[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+    made = study_from_dict(data)
+    made._folder = study.folder
+    return made
+
+
 def plain_value(text: str, where: str) -> Any:
     """One value as a study file writes it.
 
@@ -275,7 +292,7 @@ def _yaml_fault(error: Exception, file: str) -> Fault:
 
 
 def _dotted(key: Key) -> str:
-    """`("start", 0, "epochs")` as `start[0].epochs`."""
+    """`("baseline", 0, "epochs")` as `baseline[0].epochs`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
 
 
@@ -335,6 +352,13 @@ def _written(key: Key, node: yaml.Node) -> Key:
     return tuple(kept)
 
 
+# Keys of study files before the first release.
+_RENAMED = {
+    "start": "baseline",
+    "objectives.accuracy": "objectives.metric, as a bare name or {name, direction}",
+    "objectives.metric.metric": "objectives.metric.name",
+    "devices.price_on": "devices.time_on",
+}
 _SCALARS = {"bool", "int", "float", "str"}
 
 _EXPECTED = {
@@ -372,6 +396,8 @@ def _fault(details: ErrorDetails, node: yaml.Node, file: str) -> Fault:
         message = "expected this key, got none"
     elif kind == "extra_forbidden":
         known = _known_keys(raw)
+        if (renamed := _RENAMED.get(".".join(map(str, key)))) is not None:
+            return Fault(_dotted(key), f"now called {renamed}", file, _line(node, key))
         message = f"unknown key.{near_miss(key[-1], known)} Known here: {', '.join(known)}"
     elif kind == "literal_error":
         known = [word.strip("' ") for word in re.split(r",| or ", context["expected"])]
@@ -421,10 +447,10 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
         devices = Devices.model_validate(data.get("devices") or {})
         domains["devices"] = devices.per_trial
         searched += ["devices"] if len(devices.counts) > 1 else []
-    start = data.get("start")
-    for index, settings in enumerate(start if isinstance(start, list) else []):
+    baseline = data.get("baseline")
+    for index, settings in enumerate(baseline if isinstance(baseline, list) else []):
         for name, value in settings.items() if isinstance(settings, dict) else []:
-            key: Key = ("start", index, str(name))
+            key: Key = ("baseline", index, str(name))
             if name not in domains:
                 yield key, f"expected a parameter of space, got {name!r}.{near_miss(name, domains)}"
             elif not domains[name].contains(value):
@@ -433,7 +459,7 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
         if isinstance(settings, dict):
             missing = [name for name in searched if name not in settings]
             if missing:
-                yield ("start", index), f"expected a value for every searched parameter, got none for {', '.join(missing)}"
+                yield ("baseline", index), f"expected a value for every searched parameter, got none for {', '.join(missing)}"
 
 
 def _power_for(name: str, value: Any, domains: Mapping[str, Domain]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-from .errors import ObjectiveError
+from .errors import TaskError
 from .learning_rate import OptimizerSettings
 from .plan import BatchPlan
 from .study import Training
@@ -84,7 +84,7 @@ class TrialSetup:
         return {
             "largest_micro_batch": self.largest_micro_batch,
             "smallest_micro_batch": self.smallest_micro_batch,
-            "every_pass": self.training.sync_batch_norm,
+            "every_micro_batch": self.training.sync_batch_norm,
         }
 
     @property
@@ -165,25 +165,23 @@ class Measurement:
         for name in ("samples_seen", "elapsed_s"):
             value = _plain(getattr(self, name))
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ObjectiveError(f"Measurement.{name}: expected a plain finite number >= 0, got {value!r}")
+                raise TaskError(f"Measurement.{name}: expected a plain finite number >= 0, got {value!r}")
             object.__setattr__(self, name, value)
         accuracy = _plain(self.accuracy)
         if accuracy is not None and not isinstance(accuracy, int | float):
-            raise ObjectiveError(f"Measurement.accuracy: expected a number, got {accuracy!r}")
+            raise TaskError(f"Measurement.accuracy: expected a number, got {accuracy!r}")
         object.__setattr__(self, "accuracy", accuracy)
 
     def score(self, metric: str) -> float:
         """The value of a metric by name; `accuracy` is the field of that name.
 
         Raises:
-            ObjectiveError: the measurement does not hold that metric.
+            TaskError: the measurement does not hold that metric.
         """
         value = self.scores.get(metric, self.accuracy if metric == "accuracy" else None)
         if value is None:
             known = ", ".join(sorted({*self.scores, *(() if self.accuracy is None else ("accuracy",))})) or "nothing"
-            raise ObjectiveError(
-                f"objectives.accuracy: expected the training code to measure {metric!r}, but it measures {known}"
-            )
+            raise TaskError(f"objectives.metric: expected the training code to measure {metric!r}, but it measures {known}")
         return float(value)
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,17 +216,172 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialRecord:
-    """What is kept of a trial: its parameters, its derived values, and how it came out.
+class TrialFacts:
+    """Derived values of a trial; None where they are not known. They are stored as user attributes of the Optuna trial.
 
-    `train_s` and `accuracy` are None where the trial did not get that far. `accuracy` holds the study's
-    chosen metric in its own direction.
+    Args:
+        effective_batch, micro_batch, accumulation, devices, rule, learning_rate, weight_decay, betas, eps, epochs,
+            samples_budget, seed: what the trial trains with, after plan and rule.
+        train_s, device_s: seconds of the full training, and those seconds times its devices.
+        train_s_source: `known` from the step-time law, `measured` by the clock, or `retimed` for another device.
+        measured_train_s: full training by the trial's own clock.
+        train_s_error: measured over expected training time, minus 1.
+        contended: that error is too large for a device of its own.
+        attempts: attempts at the trial so far.
+        host, device_kind: where it ran.
+        baseline: its place in the study's `baseline:`.
+        repeats: the trial whose setting this one trains again.
+        continues, continued_by, began_as: trials that carry on one experiment over interruptions.
+        stopped_fraction, stopped_accuracy: where a trial was stopped early.
+        expected_seconds, expected_accuracy, expected_std: what its curve predicted for the full budget.
+        runs, failed_runs: of its setting, over all seeds.
+        mean_low, mean_high: 90 % interval of the setting's mean, where settings were repeated.
+        front_probability: of that mean lying on the front.
+        ties: faster settings that it is not significantly better than.
+        noise_scale, noise_scale_low, noise_scale_high: gradient noise scale and its interval, in samples.
+        ghost_batch: samples that BatchNorm sees.
+        peak_bytes: measured peak of a training step on one device.
+        resumed_at: samples seen at the checkpoint it resumed from.
+        checkpoint: why checkpoints could not be written.
+        curve: (fraction, accuracy) of a trial of `Search`.
+        extra: further metrics by name, and whatever else the training code reported.
+    """
+
+    effective_batch: int | None = None
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    devices: int | None = None
+    rule: str | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    epochs: float | None = None
+    samples_budget: int | None = None
+    seed: int | None = None
+    train_s: float | None = None
+    device_s: float | None = None
+    train_s_source: Literal["known", "measured", "retimed"] | None = None
+    measured_train_s: float | None = None
+    train_s_error: float | None = None
+    contended: bool | None = None
+    samples_per_s: float | None = None
+    attempts: int | None = None
+    host: str | None = None
+    device_kind: str | None = None
+    baseline: int | None = None
+    repeats: int | None = None
+    continues: int | None = None
+    continued_by: int | None = None
+    began_as: int | None = None
+    stopped_fraction: float | None = None
+    stopped_accuracy: float | None = None
+    expected_seconds: float | None = None
+    expected_accuracy: float | None = None
+    expected_std: float | None = None
+    runs: int | None = None
+    failed_runs: int | None = None
+    mean_low: float | None = None
+    mean_high: float | None = None
+    front_probability: float | None = None
+    ties: tuple[int, ...] | None = None
+    noise_scale: float | None = None
+    noise_scale_low: float | None = None
+    noise_scale_high: float | None = None
+    ghost_batch: int | None = None
+    peak_bytes: int | None = None
+    model_parameters: int | None = None
+    optimizer: str | None = None
+    momentum: float | None = None
+    nesterov: bool | None = None
+    steps: int | None = None
+    resumed_at: int | None = None
+    checkpoint: str | None = None
+    message: str | None = None
+    curve: tuple[tuple[float, float], ...] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> Self:
+        """The facts in a trial's user attributes.
+
+        >>> facts = TrialFacts.of({"learning_rate": 0.1, "betas": [0.9, 0.99], "val_loss": 1.5})
+        >>> facts.learning_rate, facts.betas, facts.seed, facts.extra
+        (0.1, (0.9, 0.99), None, {'val_loss': 1.5})
+        """
+        known = {name: _tuples(value) for name, value in attributes.items() if name in _FACTS}
+        return cls(**known, extra={name: value for name, value in attributes.items() if name not in _FACTS})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts that are known, by name, as JSON can hold them."""
+        known = {name: value for name in _FACTS if (value := getattr(self, name)) is not None}
+        return {name: _lists(value) for name, value in known.items()} | dict(self.extra)
+
+    def __or__(self, other: TrialFacts) -> TrialFacts:
+        """These facts, replaced by the other's where those are known."""
+        return TrialFacts.of({**self.to_dict(), **other.to_dict()})
+
+
+_FACTS = tuple(name for name in TrialFacts.__slots__ if name != "extra")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _lists(value: Any) -> Any:
+    return list(map(_lists, value)) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What Optuna is told when a trial ends.
+
+    Args:
+        state: Optuna's.
+        values: seconds and metric; None where the trial has none.
+        constraint: > 0 where the plan was infeasible; None where the trial says nothing about that.
+        outcome: ours.
+        facts: stored with the trial.
+    """
+
+    state: Literal["COMPLETE", "PRUNED", "FAIL"]
+    outcome: OutcomeKind
+    facts: TrialFacts
+    values: tuple[float, float] | None = None
+    constraint: float | None = None
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Outcome and facts as the Optuna trial's user attributes."""
+        return {"outcome": self.outcome, **self.facts.to_dict()}
+
+    def to_dict(self) -> dict[str, Any]:
+        values = None if self.values is None else list(self.values)
+        return {"state": self.state, "values": values, "constraint": self.constraint, "facts": self.attributes}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        facts = dict(values["facts"])
+        outcome = facts.pop("outcome")
+        pair = values["values"]
+        return cls(
+            values["state"], outcome, TrialFacts.of(facts), None if pair is None else (pair[0], pair[1]), values["constraint"]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """What is kept of a trial: its parameters, its derived values, and its outcome.
+
+    `train_s` and `accuracy` are None where the trial did not get that far. `accuracy` holds the study's chosen metric in
+    its own direction.
     """
 
     number: int
     outcome: OutcomeKind | Literal["running", "waiting"]
     parameters: Mapping[str, Parameter]
-    facts: Mapping[str, Any]
+    facts: TrialFacts = TrialFacts()
     train_s: float | None = None
     accuracy: float | None = None
     message: str = ""
@@ -237,19 +390,47 @@ class TrialRecord:
 
     @property
     def counts(self) -> bool:
+        """Whether it counts towards `budget.trials`."""
         return self.outcome in COUNTED
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether it trains settings of the study's `baseline:`."""
+        return self.facts.baseline is not None
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether it trains another trial's setting again, with another seed."""
+        return self.facts.repeats is not None
+
+    @property
+    def setting(self) -> int:
+        """The trial whose setting this one trains: its own number, or the one that it repeats."""
+        return self.number if self.facts.repeats is None else self.facts.repeats
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """90 % interval of its setting's mean metric; None where no setting was repeated."""
+        low, high = self.facts.mean_low, self.facts.mean_high
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def half_interval(self) -> float | None:
+        """Half the width of `interval`: the +/- beside the mean."""
+        return None if self.interval is None else (self.interval[1] - self.interval[0]) / 2
+
+    @property
     def settings(self) -> dict[str, Any]:
-        """Facts and parameters by name, as the trial was trained with: what a rule or a plan made of a wish takes its place."""
-        made = {name: self.facts[name] for name in ("accumulation", "weight_decay") if name in self.facts}
-        return {**self.facts, **self.parameters, **made}
+        """Facts and parameters by name, as the trial was trained: values derived by rule or plan replace what was asked for."""
+        facts = self.facts.to_dict()
+        derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay") if name in facts}
+        return {**facts, **self.parameters, **derived}
 
     def seconds(self, speed: Literal["train_s", "device_s"]) -> float | None:
-        """Its training time, or that time on each of its devices added up."""
+        """Its training time, or that time multiplied by its devices."""
         if self.train_s is None or speed == "train_s":
             return self.train_s
-        return self.train_s * int(self.facts.get("devices", 1))
+        return self.train_s * (self.facts.devices or 1)
 
 
 @dataclass(frozen=True, slots=True)

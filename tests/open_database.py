@@ -6,5 +6,5 @@ from bsearch.search.suggest.suggester import open_storage
 
 def open_database(url: str, start) -> None:  # type: ignore[no-untyped-def]
     start.wait()
-    Records(url).keep_study("law", "law", {}, {})
+    Records(url).save_study("law", "law", {}, {})
     open_storage(url)

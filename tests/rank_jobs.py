@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from bsearch.objectives import probe
 from bsearch.objectives.batches import in_order
-from bsearch.objectives.loading import load_objective
+from bsearch.objectives.loading import load_task
 from bsearch.objectives.training import TrainingRun, batch_norms
 from bsearch.spaces.device import ProfileRequest
 from bsearch.spaces.study import Memory
@@ -18,59 +18,62 @@ from bsearch.spaces.trial import TrialSetup
 
 def trained(reference: str, setup: dict[str, Any], steps: int, looks: bool = False) -> Iterator[list[torch.Tensor]]:
     """The losses of so many steps, then the parameters after them."""
-    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     run.noise.looks = looks
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
-    losses = [float(run.step(run.passes(plan, loader), plan.effective_batch)) for _ in range(steps)]
+    losses = [float(run.step(run.micro_batches(plan, loader), plan.effective_batch)) for _ in range(steps)]
     yield [torch.tensor(losses, dtype=torch.float64), *(p.detach().clone() for p in run.parameters)]
 
 
 def noise_pairs(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[tuple[float, float]]]:
     """What so many steps say of the gradient's noise and of the gradient."""
-    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     run.noise.looks = True
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
     for _ in range(steps):
-        run.step(run.passes(plan, loader), plan.effective_batch)
+        run.step(run.micro_batches(plan, loader), plan.effective_batch)
     run.noise.read(run.ranks.mean)
     yield run.noise._pairs
 
 
 def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tuple[list[list[float]], list[float]]]:
     """Every rank's running means and variances after so many steps, and what they agreed on."""
-    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
     for _ in range(steps):
-        run.step(run.passes(plan, loader), plan.effective_batch)
+        run.step(run.micro_batches(plan, loader), plan.effective_batch)
 
     def here() -> list[float]:
         norms = list(batch_norms(run.model))
         return [float(x) for norm in norms for part in (norm.running_mean, norm.running_var) if part is not None for x in part]
 
     before = run.ranks.gathered({"all": [here()]})["all"]
-    run.ranks.agree_on_statistics(batch_norms(run.model))
+    run.ranks.sync_batch_norm_statistics(batch_norms(run.model))
     after = run.ranks.gathered({"all": [here()]})["all"]
     assert all(one == after[0] for one in after)
     yield before, after[0]
 
 
 def evaluated(reference: str, setup: dict[str, Any], batch: int | None) -> Iterator[dict[str, float]]:
-    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     count = len(run.data.evaluation)  # type: ignore[arg-type]
     yield run.evaluate(None if batch is None else in_order(count, batch, 0))
 
 
 def plans_run(reference: str, setup: dict[str, Any]) -> Iterator[list[tuple[int, ...]]]:
     """The sizes of the passes that this rank really ran, step by step."""
-    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     ran: list[tuple[int, ...]] = []
     step = run.step
-    run.step = lambda passes, size: (ran.append(tuple(samples for samples, _ in passes)), step(passes, size))[1]  # type: ignore[method-assign,func-returns-value]
+    run.step = lambda micro_batches, size: (
+        ran.append(tuple(samples for samples, _ in micro_batches)),
+        step(micro_batches, size),
+    )[1]  # type: ignore[method-assign,func-returns-value]
     for _ in run.measurements():
         pass
     yield ran
@@ -94,6 +97,6 @@ def profiled(name: str) -> int:
 
 def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
     """So many measurements of a training that is left then, and the weights it stood at."""
-    run = TrainingRun(load_objective(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     told = [(one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)]
     yield told, [value.clone() for value in run.model.state_dict().values()]

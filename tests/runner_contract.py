@@ -13,12 +13,12 @@ from typing import Any
 
 import optuna
 import pytest
-from bsearch.objectives.loading import objective_hash
+from bsearch.objectives.loading import task_code_hash
 from bsearch.search.analysis.confirm import averaged
-from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.analysis.pareto import front_of
-from bsearch.search.store.records import Records
+from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.study_run import Event, Runner
+from bsearch.search.store.records import Records
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study
@@ -38,7 +38,7 @@ class RunnerContract:
             spec = read_study(study_file(**changes))
             with runner(spec) as place:
                 opened: Runner = place
-                return run_study(spec, opened, objective_hash(spec.task), notify=notify)
+                return run_study(spec, opened, task_code_hash(spec.task), notify=notify)
 
         return run
 

@@ -291,8 +291,8 @@ class KillsARank(Points):
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
         if setup.number == 1 and setup.attempt == 0 and setup.samples_budget > 1 and torch.distributed.get_rank() == 1:
-            self.passes = getattr(self, "passes", 0) + 1
-            if self.passes == 3:
+            self.micro_batches = getattr(self, "micro_batches", 0) + 1
+            if self.micro_batches == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch, setup)
 

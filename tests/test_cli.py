@@ -517,7 +517,7 @@ def test_shells_complete_commands_files_studies_and_launchers(study_file: Callab
     url = f"sqlite:///{tmp_path}/small.db"
     records = Records(url)
     for name in ("small", "small-2"):
-        records.keep_study(name, "small", {}, {})
+        records.save_study(name, "small", {}, {})
     records.close()
     assert completed(tmp_path, "bsearch comp") == ["plain,completion"]
     assert completed(tmp_path, "bsearch run s") == ["dir,s", "plain,study.yaml"]

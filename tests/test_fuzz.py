@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 from bsearch.cli import main
-from bsearch.objectives.loading import objective_hash
-from bsearch.search.report.bench import sizes_of
+from bsearch.objectives.loading import task_code_hash
 from bsearch.search.analysis.retime import planned_on, read_profile
+from bsearch.search.report.bench import sizes_of
 from bsearch.spaces.device import DeviceProfile
 from bsearch.spaces.errors import BsearchError, StudyFileError, plain
 from bsearch.spaces.plan import BatchPlan
@@ -104,7 +104,7 @@ def read(path: Path) -> None:
     with no_writes():
         try:
             spec = read_study(path)
-            objective_hash(spec.task)
+            task_code_hash(spec.task)
         except BsearchError as error:
             assert plain(str(error)) == str(error) != ""
             assert len(str(error)) < 300_000

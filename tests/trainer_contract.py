@@ -42,7 +42,7 @@ PATIENCE_S = 0.25
 class Log:
     """Every step that was taken: the samples of its passes, the optimizer's rate, the gradient it moved by."""
 
-    passes: list[list[int]] = field(default_factory=list)
+    micro_batches: list[list[int]] = field(default_factory=list)
     steps: list[list[list[int]]] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Net(nn.Module):
 
     def logits(self, x: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
         if self.training and index is not None:
-            LOG.passes.append(index.tolist())
+            LOG.micro_batches.append(index.tolist())
             LOG.autocast.add(torch.is_autocast_enabled("cpu"))
         return self.layers(x)  # type: ignore[no-any-return]
 
@@ -92,8 +92,8 @@ class Net(nn.Module):
 class Remembering(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         found = closure() if closure is not None else None  # Lightning's, which takes the gradient's norm down
-        LOG.steps.append(LOG.passes)
-        LOG.passes = []
+        LOG.steps.append(LOG.micro_batches)
+        LOG.micro_batches = []
         LOG.rates.append(self.param_groups[0]["lr"])
         LOG.gradients.append(torch.cat([one.grad.flatten() for group in self.param_groups for one in group["params"]]).clone())
         super().step()
@@ -164,13 +164,13 @@ class TrainerContract:
         ],
     )
     def test_every_step_holds_exactly_its_batch_and_the_budget_is_met_to_the_sample(
-        self, batch: int, cap: int | None, passes: list[int]
+        self, batch: int, cap: int | None, micro_batches: list[int]
     ) -> None:
         budget = 1100 if batch > 1 else 40
         made = replace(setup(batch, budget=budget), plan=plan_batch(batch, largest_micro_batch=cap), largest_micro_batch=cap)
         measurements = self.trained("train", made)
         full, rest = divmod(budget, batch)
-        assert LOG.sizes[:full] == [passes] * full
+        assert LOG.sizes[:full] == [micro_batches] * full
         assert sum(sum(step) for step in LOG.sizes) == budget == measurements[-1].samples_seen
         assert len(LOG.sizes) == full + bool(rest)
         # The stream of shuffled epochs: the same samples in the same order, whatever the passes.

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ...spaces.errors import Fault, LauncherError, StudyFileError
+from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.storage import masked
 from ...spaces.submit import Submit
 from .files import StudyFiles, study_files
@@ -116,9 +116,9 @@ class KubeRaySubmitter:
         checked_id(id, _ID, "bsearch-digits-3f2a1b")
         try:
             told = json.loads(output([*self._kubectl("get"), f"rayjobs.ray.io/{id}", "--output=json"]))
-        except LauncherError as error:
+        except ClusterError as error:
             if "NotFound" in str(error):
-                raise LauncherError(
+                raise ClusterError(
                     f"Kubernetes, namespace {self._namespace}: has no job {id}. `bsearch jobs list` tells those it has."
                 ) from None
             raise
@@ -129,7 +129,7 @@ class KubeRaySubmitter:
         try:
             # KubeRay's submitter is a Job of the RayJob's name; it prints what the study prints.
             return output([*self._kubectl("logs"), f"job/{id}", "--tail=-1"])
-        except LauncherError as error:
+        except ClusterError as error:
             if "NotFound" in str(error) or "waiting to start" in str(error):
                 return ""  # its pods are not there yet
             raise

@@ -21,8 +21,8 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobSubmissionClient
 
 from ... import __version__
-from ...objectives.data_parallel import environment
-from ...spaces.errors import LauncherError, StudyFileError
+from ...objectives.environment import environment
+from ...spaces.errors import ClusterError, StudyFileError
 from ...spaces.readable import readable_bytes
 from ...spaces.submit import Submit
 from .files import copy_package, study_files
@@ -92,7 +92,7 @@ class RaySubmitter:
         files = study_files(submission.spec.folder, LARGEST, "submit.ray")
         request = self._request(submission)
         request["metadata"][SUBMITTED] = datetime.now(UTC).isoformat(timespec="seconds")
-        with tempfile.TemporaryDirectory(prefix="bsearch-submit-") as scratch, self._door() as client:
+        with tempfile.TemporaryDirectory(prefix="bsearch-submit-") as scratch, self.translate_optuna_errors() as client:
             staged = Path(scratch)
             runtime: dict[str, Any] = {
                 "working_dir": str(files.copy_to(staged / "study")),
@@ -114,20 +114,20 @@ class RaySubmitter:
         }
 
     def jobs(self) -> list[Job]:
-        with self._door() as client:
+        with self.translate_optuna_errors() as client:
             found = [self._job(one) for one in client.list_jobs() if STUDY in (one.metadata or {})]
         return sorted(found, key=lambda job: job.submitted or datetime.min.replace(tzinfo=UTC), reverse=True)
 
     def job(self, id: str) -> Job:
-        with self._door(id) as client:
+        with self.translate_optuna_errors(id) as client:
             return self._job(client.get_job_info(id))
 
     def logs(self, id: str) -> str:
-        with self._door(id) as client:
+        with self.translate_optuna_errors(id) as client:
             return str(client.get_job_logs(id))
 
     def stop(self, id: str) -> None:
-        with self._door(id) as client:
+        with self.translate_optuna_errors(id) as client:
             client.stop_job(id)
 
     @staticmethod
@@ -146,7 +146,7 @@ class RaySubmitter:
         )
 
     @contextmanager
-    def _door(self, id: str | None = None) -> Iterator[JobSubmissionClient]:
+    def translate_optuna_errors(self, id: str | None = None) -> Iterator[JobSubmissionClient]:
         """A client; Ray's errors stop here."""
         if id is not None:
             checked_id(id, r"[A-Za-z0-9][A-Za-z0-9._-]*", "bsearch-digits-3f2a1b")
@@ -157,19 +157,19 @@ class RaySubmitter:
                 client = JobSubmissionClient()
             yield client
         except AuthenticationError as error:
-            raise LauncherError(
+            raise ClusterError(
                 f"{where}: refused for its token. Set RAY_AUTH_MODE=token with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
                 "cluster's own."
             ) from error
         except (ConnectionError, RayError, OSError, ValueError) as error:
-            raise LauncherError(
+            raise ClusterError(
                 f"{where}: cannot be reached: {_first_line(error)}. Name its dashboard, --address http://host:8265."
             ) from error
         except RuntimeError as error:
             said = _first_line(error)
             if id is not None and ("404" in said or "does not exist" in said):
-                raise LauncherError(f"{where}: has no job {id}. `bsearch jobs list` tells those it has.") from error
-            raise LauncherError(f"{where}: refused: {said}") from error
+                raise ClusterError(f"{where}: has no job {id}. `bsearch jobs list` tells those it has.") from error
+            raise ClusterError(f"{where}: refused: {said}") from error
 
 
 def _once_an_agent_is_up(submit: Callable[[], str], limit_s: float = 60.0) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ...spaces.errors import Fault, LauncherError, StudyFileError
+from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.submit import Submit
 from .submitter import Job, Plan, State, Submission, checked_id, output
 
@@ -192,7 +192,7 @@ class SlurmSubmitter:
         checked_id(id, _ID, "4711")
         found = [one for name, one in _found([f"--jobs={id}"]).items() if name == id or name.startswith(f"{id}_")]
         if not found:
-            raise LauncherError(f"Slurm: has no job {id} of bsearch. `bsearch jobs list --launcher slurm` tells those it has.")
+            raise ClusterError(f"Slurm: has no job {id} of bsearch. `bsearch jobs list --launcher slurm` tells those it has.")
         job, folder = min(found, key=lambda one: _ARRAY_ORDER.index(one[0].state))
         return Job(id, job.study, "slurm", job.state, job.submitted, job.started), folder
 
@@ -235,7 +235,7 @@ def _found(which: list[str]) -> dict[str, tuple[Job, str]]:
     for program, arguments in asked:
         try:
             lines = output([program, *arguments]).splitlines()
-        except LauncherError:
+        except ClusterError:
             if program == "squeue" and (not which or shutil.which(program) is None):
                 raise
             continue  # no accounting here, or a job that the queue has forgotten

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ...spaces.errors import Fault, LauncherError, StudyFileError
+from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.study import StudySpec, near_miss
 from ...spaces.study_file import parse_study, read_study, study_from_dict
 from ...spaces.submit import Submit
@@ -166,7 +166,7 @@ class Submitter(Protocol):
     """A launcher: sends studies to one kind of cluster and tells what became of them.
 
     Made of a study's submit section, or of the default one. `place` holds the options that another command needs to find
-    the same cluster, such as `--address`. What a cluster says wrong is a LauncherError.
+    the same cluster, such as `--address`. What a cluster says wrong is a ClusterError.
     """
 
     place: tuple[str, ...]
@@ -185,7 +185,7 @@ class Submitter(Protocol):
 
         Raises:
             StudyFileError: as `plan`.
-            LauncherError: the cluster refuses.
+            ClusterError: the cluster refuses.
         """
 
     def jobs(self) -> list[Job]:
@@ -195,7 +195,7 @@ class Submitter(Protocol):
         """One job.
 
         Raises:
-            LauncherError: there is none of this id.
+            ClusterError: there is none of this id.
         """
 
     def logs(self, id: str) -> str:
@@ -251,7 +251,7 @@ def open_submitter(settings: Submit) -> Submitter:
 
     Raises:
         StudyFileError: none is named, or there is none of this name.
-        LauncherError: a plug-in cannot be loaded.
+        ClusterError: a plug-in cannot be loaded.
     """
     known = {point.name: point for point in (*entry_points(group=GROUP), *OURS)}
     name = settings.launcher
@@ -266,7 +266,7 @@ def open_submitter(settings: Submit) -> Submitter:
     try:
         made: Submitter = known[name].load()(settings)
     except (ImportError, AttributeError) as error:
-        raise LauncherError(f"launcher {name}: its plug-in {known[name].value} cannot be loaded: {error}") from error
+        raise ClusterError(f"launcher {name}: its plug-in {known[name].value} cannot be loaded: {error}") from error
     return made
 
 
@@ -274,10 +274,10 @@ def checked_id(id: str, pattern: str, example: str) -> str:
     """A job's id where it has the form of one; ids become arguments of programs and parts of URLs.
 
     Raises:
-        LauncherError: it does not.
+        ClusterError: it does not.
     """
     if not re.fullmatch(pattern, id):
-        raise LauncherError(f"expected the id of a job, such as {example}, got {id!r}. `bsearch jobs list` tells them.")
+        raise ClusterError(f"expected the id of a job, such as {example}, got {id!r}. `bsearch jobs list` tells them.")
     return id
 
 
@@ -299,20 +299,20 @@ def output(arguments: Sequence[str], *, given: str | None = None, timeout_s: flo
     """What one of the cluster's programs prints; never through a shell.
 
     Raises:
-        LauncherError: it is not installed, fails, or does not answer in time.
+        ClusterError: it is not installed, fails, or does not answer in time.
     """
     program = arguments[0]
     if shutil.which(program) is None:
-        raise LauncherError(f"{program}: no such program on PATH. Run this where the cluster's commands are, or install it.")
+        raise ClusterError(f"{program}: no such program on PATH. Run this where the cluster's commands are, or install it.")
     try:
         done = subprocess.run(  # noqa: S603 (a list of checked arguments)
             list(arguments), input=given, capture_output=True, text=True, timeout=timeout_s, check=False, **options
         )
     except subprocess.TimeoutExpired:
-        raise LauncherError(f"{program}: no answer within {timeout_s:g} s. Look whether the cluster is up.") from None
+        raise ClusterError(f"{program}: no answer within {timeout_s:g} s. Look whether the cluster is up.") from None
     if done.returncode:
         said = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
-        raise LauncherError(f"{' '.join(arguments[:2])}: failed with exit code {done.returncode}: {said}")
+        raise ClusterError(f"{' '.join(arguments[:2])}: failed with exit code {done.returncode}: {said}")
     return str(done.stdout)
 
 

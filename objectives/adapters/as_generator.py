@@ -58,7 +58,7 @@ class _Ended:
         self.error = error
 
 
-def pulled(train: Callable[[Tell[T]], object]) -> Iterator[T]:
+def as_generator(train: Callable[[Tell[T]], object]) -> Iterator[T]:
     """Everything that `train` tells, one at a time; what it raises is raised here, with its own traceback.
 
     Closing the generator ends the training at the value it told last and returns when its thread is gone.

@@ -16,21 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...spaces.errors import ObjectiveError
+from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Measurement, TrialSetup
 from ..batches import to_device
 from ..checkpoint import random_state, set_random_state
-from ..data_parallel import environment
+from ..environment import environment
 from ..training import EvaluationMemoryError, is_out_of_memory
-from .as_generator import Tell, pulled
+from .as_generator import Tell, as_generator
 from .pace import Pace, study_faults
 
 try:
     import accelerate  # noqa: F401  # the Trainer needs it, and says so late
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 except ModuleNotFoundError as error:
-    raise ObjectiveError(
+    raise TaskError(
         f"bsearch.objectives.adapters.huggingface: expected transformers and accelerate, got no module named {error.name!r}. "
         "Install bsearch[huggingface]."
     ) from None
@@ -94,31 +94,31 @@ def train_with(
             callbacks, ...
 
     Raises:
-        ObjectiveError: arguments that belong to the study, data without a length, several devices.
+        TaskError: arguments that belong to the study, data without a length, several devices.
     """
     pace = Pace(setup, "transformers.Trainer")
     made = _arguments(setup, dict(arguments or {}), len(pace.plans) - pace.number)
     if "args" in parts:
-        raise ObjectiveError("train_with: expected TrainingArguments as a dict, arguments={...}; got args=")
+        raise TaskError("train_with: expected TrainingArguments as a dict, arguments={...}; got args=")
     if (parts.get("optimizers") or (None, None))[1] is not None:
-        raise ObjectiveError(
+        raise TaskError(
             "train_with: optimizers: expected (optimizer, None), for training.schedule moves the rate; got a scheduler"
         )
     yield from pace.told
     if pace.number < len(pace.plans):
-        yield from pulled(lambda tell: _train(pace, trainer, made, parts, tell))
+        yield from as_generator(lambda tell: _train(pace, trainer, made, parts, tell))
 
 
 def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str, Any]:
     """Keywords of TrainingArguments.
 
     Raises:
-        ObjectiveError: some that the study says, all of them told at once.
+        TaskError: some that the study says, all of them told at once.
     """
     faults = study_faults("arguments", given, _OF_THE_STUDY)
     faults += [f"arguments: {name}: a trial has no use for it; leave it out" for name in _WITHOUT_USE if name in given]
     if faults:
-        raise ObjectiveError("\n".join(faults))
+        raise TaskError("\n".join(faults))
     training, plan = setup.training, setup.plan
     quiet = {"report_to": "none", "logging_strategy": "no", "disable_tqdm": True}
     if "logging_steps" in given:
@@ -153,7 +153,7 @@ def _train(
     pace: Pace, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], tell: Tell[Measurement]
 ) -> None:
     precision = {"fp32": "no"}.get(pace.setup.training.precision, pace.setup.training.precision)
-    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), pace.walked():
+    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), pace.running():
         args = TrainingArguments(output_dir=folder, **arguments)
         if args.n_gpu > 1:
             args._n_gpu = 1  # else it would spread one trial over every GPU it sees
@@ -167,8 +167,8 @@ def _train(
 class _Step:
     """What the Trainer takes for one batch: a step's passes."""
 
-    def __init__(self, plan: BatchPlan, passes: list[Any]) -> None:
-        self.plan, self.passes = plan, passes
+    def __init__(self, plan: BatchPlan, micro_batches: list[Any]) -> None:
+        self.plan, self.micro_batches = plan, micro_batches
 
 
 class _Steps:
@@ -183,7 +183,7 @@ class _Steps:
 
     def __iter__(self) -> Iterator[Any]:
         while self.pace.number < len(self.pace.plans) and not self.pace.lost:
-            yield from self.pace.passes(self._loader)
+            yield from self.pace.micro_batches(self._loader)
 
 
 class _StandingRate(torch.optim.lr_scheduler.LRScheduler):
@@ -206,8 +206,8 @@ class _PacedTrainer:
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, *device: Any) -> Any:
         plan = self.pace.plan
-        passes, items = super().get_batch_samples(epoch_iterator, len(plan.passes()), *device)  # type: ignore[misc]
-        return [_Step(plan, passes)], items
+        micro_batches, items = super().get_batch_samples(epoch_iterator, len(plan.micro_batches()), *device)  # type: ignore[misc]
+        return [_Step(plan, micro_batches)], items
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         self.lr_scheduler = _StandingRate(optimizer or self.optimizer)  # type: ignore[attr-defined]
@@ -215,18 +215,18 @@ class _PacedTrainer:
 
     def training_step(self, model: nn.Module, inputs: _Step, num_items_in_batch: Any = None) -> Tensor:
         """Every pass of the step, each with its share of the step's loss."""
-        passes = inputs.passes
-        shares: list[float | None] = [None] * len(passes)
-        if len(passes) > 1:
+        micro_batches = inputs.micro_batches
+        shares: list[float | None] = [None] * len(micro_batches)
+        if len(micro_batches) > 1:
             if self._divides is None:
-                self._divides = self._divides_by_items(model, passes[0], num_items_in_batch)
+                self._divides = self._divides_by_items(model, micro_batches[0], num_items_in_batch)
             if not self._divides:
                 shares = self._shares(inputs)
         self.step_loss = torch.zeros((), device=self.pace.device)
         for number, share in enumerate(shares):
             self._share = share
-            self.step_loss = self.step_loss + super().training_step(model, passes[number], num_items_in_batch)  # type: ignore[misc]
-            passes[number] = None  # what was trained on makes room
+            self.step_loss = self.step_loss + super().training_step(model, micro_batches[number], num_items_in_batch)  # type: ignore[misc]
+            micro_batches[number] = None  # what was trained on makes room
         self._share = None
         return self.step_loss
 
@@ -241,11 +241,11 @@ class _PacedTrainer:
 
     def _shares(self, step: _Step) -> list[float | None]:
         """Each pass's part of a step whose loss is a mean: over labels that count, or over samples where it has none."""
-        labels = [one.get("labels") if isinstance(one, Mapping) else None for one in step.passes]
+        labels = [one.get("labels") if isinstance(one, Mapping) else None for one in step.micro_batches]
         if all(isinstance(some, Tensor) for some in labels):
             counts = [int(some.ne(-100).sum()) for some in labels if some is not None]
         else:
-            counts = list(step.plan.passes())
+            counts = list(step.plan.micro_batches())
         return [count / max(sum(counts), 1) for count in counts]
 
     def _divides_by_items(self, model: nn.Module, inputs: Any, items: Any) -> bool:

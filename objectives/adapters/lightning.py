@@ -21,18 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...spaces.errors import ObjectiveError
+from ...spaces.errors import TaskError
 from ...spaces.trial import Measurement, TrialSetup
-from ..training import bring_to, is_out_of_memory
-from .as_generator import Tell, pulled
+from ..training import is_out_of_memory, rescale_gradients
+from .as_generator import Tell, as_generator
 from .pace import Pace, study_faults
 
 try:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.utilities.warnings import PossibleUserWarning
 except ModuleNotFoundError as error:
-    raise ObjectiveError(
-        f"bsearch.objectives.adapters.lightning: expected lightning, got no module named {error.name!r}. Install bsearch[lightning]."
+    raise TaskError(
+        f"bsearch.objectives.adapters.lightning: expected lightning, got no module named {error.name!r}. "
+        "Install bsearch[lightning]."
     ) from None
 
 # What the study says, by the key of study.yaml that says it.
@@ -77,7 +78,7 @@ def train_with(
         arguments: of `lightning.Trainer`; all but what the study says, such as max_epochs.
 
     Raises:
-        ObjectiveError: arguments that belong to the study, data without a length, several devices.
+        TaskError: arguments that belong to the study, data without a length, several devices.
     """
     pace = Pace(setup, "lightning.Trainer")
     faults = study_faults("train_with", arguments, _OF_THE_STUDY)
@@ -94,16 +95,16 @@ def train_with(
         if getattr(type(module), name) is not getattr(LightningModule, name)
     ]
     if faults:
-        raise ObjectiveError("\n".join(faults))
+        raise TaskError("\n".join(faults))
     yield from pace.told
     if pace.number < len(pace.plans):
-        yield from pulled(lambda tell: _train(pace, module, data, arguments, tell))
+        yield from as_generator(lambda tell: _train(pace, module, data, arguments, tell))
 
 
 def _train(pace: Pace, module: LightningModule, data: Any, arguments: dict[str, Any], tell: Tell[Measurement]) -> None:
     setup = pace.setup
     paced = _Paced(pace, module, tell)
-    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, _quiet(), pace.walked(), paced.steps_of(module):
+    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, _quiet(), pace.running(), paced.steps_of(module):
         quiet = {
             "logger": False,
             "enable_checkpointing": False,
@@ -123,26 +124,26 @@ def _train(pace: Pace, module: LightningModule, data: Any, arguments: dict[str, 
         )
         try:
             if isinstance(data, tuple):
-                trainer.fit(module, _Passes(pace, data[0]), data[1])
+                trainer.fit(module, _MicroBatches(pace, data[0]), data[1])
             else:
                 with _loader_of(module if data is None else data, pace):
                     trainer.fit(module, datamodule=data)
         except Exception as error:
             if pace.measuring and is_out_of_memory(error):
-                raise ObjectiveError(
+                raise TaskError(
                     f"lightning.Trainer: validation ran out of memory ({error}): make the validation loader's batches smaller"
                 ) from error
             raise
 
 
-class _Passes:
+class _MicroBatches:
     """What Lightning takes for its loader: the passes up to the next measurement, as many as there are."""
 
     def __init__(self, pace: Pace, loader: Any) -> None:
         self.pace, self.loader = pace, loader
 
     def __iter__(self) -> Iterator[Any]:
-        return self.pace.passes(self.loader)
+        return self.pace.micro_batches(self.loader)
 
 
 class _Paced(Callback):
@@ -161,7 +162,7 @@ class _Paced(Callback):
         """Stand in for the module's own training step while it trains."""
 
         def training_step(batch: Any, batch_idx: int) -> Any:
-            return self._one_pass(module, batch, batch_idx)
+            return self._one_micro_batch(module, batch, batch_idx)
 
         module.automatic_optimization = False
         module.training_step = training_step
@@ -171,26 +172,26 @@ class _Paced(Callback):
             del module.training_step
             module.automatic_optimization = True
 
-    def _one_pass(self, module: LightningModule, batch: Any, number: int) -> Any:
+    def _one_micro_batch(self, module: LightningModule, batch: Any, number: int) -> Any:
         plan = self.pace.plan
-        passes, size = plan.passes(), plan.effective_batch
+        micro_batches, size = plan.micro_batches(), plan.effective_batch
         found = self._users(batch, number) if self._takes_number else self._users(batch)
         loss = found.get("loss") if isinstance(found, Mapping) else found
         if not isinstance(loss, Tensor):
-            raise ObjectiveError(
+            raise TaskError(
                 f"{type(module).__name__}.training_step: expected the batch's mean loss, or a dict with `loss`, got "
                 f"{type(found).__name__}"
             )
         told = found.get("denominator") if isinstance(found, Mapping) else None
-        denominator = passes[self._pass] if told is None else told
+        denominator = micro_batches[self._pass] if told is None else told
         # A sum over the step's samples; where the loss counts something else, the step's gradient is brought to it below.
         module.manual_backward(loss * denominator / size)
         self._total = self._total + loss.detach().double() * denominator
         self._denominator = self._denominator + denominator
         self._pass += 1
-        if self._pass == len(passes):
+        if self._pass == len(micro_batches):
             gradients = [one.grad for one in module.parameters() if one.grad is not None]
-            bring_to(gradients, self._denominator, size)
+            rescale_gradients(gradients, self._denominator, size)
             optimizer = module.optimizers()
             optimizer.step()
             optimizer.zero_grad()
@@ -200,7 +201,7 @@ class _Paced(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(pl_module).__name__
         if len(trainer.optimizers) != 1 or trainer.lr_scheduler_configs:
-            raise ObjectiveError(
+            raise TaskError(
                 f"{name}.configure_optimizers: expected one optimizer and no scheduler, for training.schedule moves the rate; "
                 f"got {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
             )
@@ -221,7 +222,7 @@ class _Paced(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._pass == len(self.pace.plan.passes()):
+        if self._pass == len(self.pace.plan.micro_batches()):
             self._pass = 0
             self.pace.after_step(self._total / self._denominator)
 
@@ -233,7 +234,7 @@ class _Paced(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.pace.measuring:
-            raise ObjectiveError(
+            raise TaskError(
                 f"{type(pl_module).__name__}: expected a validation_step that logs {self.pace.setup.metric!r}, and data to "
                 "validate with; got no validation"
             )
@@ -244,8 +245,8 @@ def _loader_of(owner: Any, pace: Pace) -> Iterator[None]:
     """Stand in for the loader to train with of a data module, or of a module that brings its own."""
     users: Callable[[], Any] = owner.train_dataloader
 
-    def train_dataloader() -> _Passes:
-        return _Passes(pace, users())
+    def train_dataloader() -> _MicroBatches:
+        return _MicroBatches(pace, users())
 
     owner.train_dataloader = train_dataloader
     try:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...spaces.errors import ObjectiveError
+from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan, step_plans
 from ...spaces.schedule import evaluation_points, rate_factor
 from ...spaces.trial import Measurement, Parameter, TrialSetup
@@ -41,7 +41,7 @@ class Pace:
         where: the adapter's name, for messages.
 
     Raises:
-        ObjectiveError: the study asks for what such a loop cannot be given.
+        TaskError: the study asks for what such a loop cannot be given.
     """
 
     # Made in `begin`, when the loop has them.
@@ -76,24 +76,22 @@ class Pace:
         self.lost = False  # the loss is not finite any more: measure and end
         self._facts: dict[str, Parameter] = {"steps": len(self.plans), **({"resumed_at": self.seen} if self.seen else {})}
         self._fetched = self.number
-        self._passes: Generator[Any] | None = None
+        self._micro_batches: Generator[Any] | None = None
         self._timed: AbstractContextManager[None] | None = None
         self.measuring = False  # between the step that says so and `go_on`
 
     def _refuse(self) -> None:
         training = self.setup.training
         if self.setup.plan.devices > 1:
-            raise ObjectiveError(
+            raise TaskError(
                 f"{self.where}: expected one device for each trial, got {self.setup.plan.devices}. "
                 "Write devices: {per_trial: 1}, or train on several with a Task."
             )
         if training.precision == "fp16" and self.setup.device == "cpu":
-            raise ObjectiveError(
-                f"training.precision: expected fp32 or bf16, for {self.where} knows fp16 on GPUs alone; got fp16"
-            )
+            raise TaskError(f"training.precision: expected fp32 or bf16, for {self.where} knows fp16 on GPUs alone; got fp16")
         for key in ("channels_last", "sync_batch_norm"):
             if getattr(training, key):
-                raise ObjectiveError(f"training.{key}: expected false, for {self.where} does not do it; got true")
+                raise TaskError(f"training.{key}: expected false, for {self.where} does not do it; got true")
 
     @property
     def plan(self) -> BatchPlan:
@@ -105,21 +103,21 @@ class Pace:
         """Measurements that are still to come."""
         return sum(after > self.number for after in self._measured_after)
 
-    def passes(self, loader: Any) -> Iterator[Any]:
+    def micro_batches(self, loader: Any) -> Iterator[Any]:
         """The passes from the next step on up to the next measurement, as batches that `loader` would make of those samples.
 
         Ask again after each measurement; asked again without a step in between, it begins with the same samples.
 
         Raises:
-            ObjectiveError: data that has no places, or more or less of it than the study says.
+            TaskError: data that has no places, or more or less of it than the study says.
         """
-        if self._passes is None or self._fetched != self.number:
-            self._passes, self._fetched = self._batches(loader), self.number
+        if self._micro_batches is None or self._fetched != self.number:
+            self._micro_batches, self._fetched = self._batches(loader), self.number
         while self._fetched < len(self.plans) and not self.lost:
             plan = self.plans[self._fetched]
             self._fetched += 1
-            for _ in plan.passes():
-                yield next(self._passes)
+            for _ in plan.micro_batches():
+                yield next(self._micro_batches)
             if self._fetched in self._measured_after:
                 return
 
@@ -127,20 +125,18 @@ class Pace:
         setup = self.setup
         dataset: Any = getattr(loader, "dataset", None)
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise ObjectiveError(
+            raise TaskError(
                 f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, so that any sample may "
                 f"be asked for), got {type(loader if dataset is None else dataset).__name__}"
             )
         size = len(dataset)
         if setup.training.samples not in (None, size):
-            raise ObjectiveError(
-                f"training.samples: expected the length of the training set, {size}, got {setup.training.samples}"
-            )
+            raise TaskError(f"training.samples: expected the length of the training set, {size}, got {setup.training.samples}")
         stream = SampleStream(size, setup.seed)
 
         def keys(position: int) -> Iterator[Any]:
             for plan in self.plans[self.number :]:
-                for samples in plan.passes():
+                for samples in plan.micro_batches():
                     yield stream.take(position, samples)
                     position += samples
 
@@ -155,7 +151,7 @@ class Pace:
             scaler: of fp16's gradients, where there is one.
 
         Raises:
-            ObjectiveError: the rule's settings did not reach the optimizer.
+            TaskError: the rule's settings did not reach the optimizer.
         """
         setup = self.setup
         check_optimizer(f"{self.where}: the optimizer", optimizer, setup)
@@ -197,7 +193,7 @@ class Pace:
         self._timed.__enter__()
 
     @contextmanager
-    def walked(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Around the whole of the loop: a step that raises is left as it was entered, and loaders end."""
         try:
             yield
@@ -206,8 +202,8 @@ class Pace:
                 self._timed.__exit__(type(error), error, error.__traceback__)
             raise
         finally:
-            if self._passes is not None:
-                self._passes.close()  # loader processes end with the training, not with a collection
+            if self._micro_batches is not None:
+                self._micro_batches.close()  # loader processes end with the training, not with a collection
 
     def after_step(self, loss: Tensor) -> bool:
         """Count a step whose mean loss this was.

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from ...spaces.device import ProfileRequest
-from ...spaces.errors import ObjectiveError
+from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
-from ..loading import load_objective
+from ..loading import load_task
 from ..task import Task
 from .memory import MemoryProbe
 
@@ -35,11 +35,11 @@ def bench_probe(reference: str, request: ProfileRequest) -> MemoryProbe:
     """A look into a task's memory and input.
 
     Raises:
-        ObjectiveError: a bare generator, or code that breaks its contract.
+        TaskError: a bare generator, or code that breaks its contract.
     """
-    task = load_objective(reference)
+    task = load_task(reference)
     if not isinstance(task, Task):
-        raise ObjectiveError(f"task {reference}: is a generator: its steps are its own and cannot be timed apart")
+        raise TaskError(f"task {reference}: is a generator: its steps are its own and cannot be timed apart")
     return MemoryProbe(task, replace(request.setup, plan=BatchPlan(1)))
 
 

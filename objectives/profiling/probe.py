@@ -16,14 +16,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...spaces.device import DeviceProfile, ProfileRequest
-from ...spaces.errors import BsearchError, Fault, ObjectiveError, ProbeError, StudyFileError
+from ...spaces.errors import BsearchError, Fault, ProfilingError, StudyFileError, TaskError
 from ...spaces.memory import MemoryLaw
 from ...spaces.plan import BatchPlan
 from ...spaces.step_time import StepTime, timing_plans
 from ...spaces.trial import Parameter, TrialSetup
 from ..batches import SampleKeys, in_order, to_device
 from ..data_parallel import close_ranks
-from ..loading import load_objective, users_line
+from ..loading import load_task, user_code_location
 from ..task import Loss, Score, Task
 from ..training import TrainingRun, batch_norms, is_out_of_memory, named_scores, release_memory
 from .memory import MemoryProbe, calibrated, does_not_fit, evaluation_batch, memory_law
@@ -68,14 +68,14 @@ class _ReadParameters(dict[str, Parameter]):
         return super().__iter__()
 
 
-def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
+def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     """Try the training code on its smallest micro-batch, look into its memory where something limits it, and time its steps.
 
     Raises:
-        ObjectiveError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
+        TaskError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
         StudyFileError: not even the smallest pass fits the memory limit.
     """
-    objective = load_objective(reference)
+    objective = load_task(reference)
     setup = request.setup
     kind = setup.device
     name = device_name(kind)
@@ -84,14 +84,14 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
     parameters = _ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
-        raise ProbeError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
+        raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
     with told(reference, "trying it"):
         smallest, run = _smallest_workable(objective, setup)
         scores = run.evaluate(in_order(min(4, len(run.data.evaluation)), 4, setup.seed))  # type: ignore[arg-type]
         _check_sums(run)
     if setup.metric not in scores:
-        raise ObjectiveError(
-            f"objectives.accuracy: expected a metric that {type(objective).__name__}.score gives "
+        raise TaskError(
+            f"objectives.metric: expected a metric that {type(objective).__name__}.score gives "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
     profile = DeviceProfile(
@@ -99,7 +99,7 @@ def profile_objective(reference: str, request: ProfileRequest) -> DeviceProfile:
         device=name,
         device_bytes=_device_bytes(kind),
         training_set=len(run.data.train),  # type: ignore[arg-type]
-        evaluation_set=len(run.data.evaluation),  # type: ignore[arg-type]
+        validation_set=len(run.data.evaluation),  # type: ignore[arg-type]
         smallest_micro_batch=smallest,
         optimizer=type(run.optimizer).__name__,
         adaptive=any("betas" in group for group in run.optimizer.param_groups),
@@ -150,7 +150,7 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
     """The profile with a step-time law for each number of devices, where the study leaves time for it.
 
     Raises:
-        ProbeError: a rank of several devices died.
+        ProfilingError: a rank of several devices died.
     """
     refused = request.highest > (profile.training_set or request.highest) or profile.unused_parameters or profile.other_costs
     if not request.timing_s or refused:
@@ -199,8 +199,8 @@ def told(reference: str, doing: str) -> Iterator[None]:
         raise _failed(reference, doing, error) from error
 
 
-def _failed(reference: str, doing: str, error: BaseException) -> ObjectiveError:
-    return ObjectiveError(f"task {reference}: {doing} failed: {type(error).__name__}: {error}{users_line(error)}")
+def _failed(reference: str, doing: str, error: BaseException) -> TaskError:
+    return TaskError(f"task {reference}: {doing} failed: {type(error).__name__}: {error}{user_code_location(error)}")
 
 
 def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
@@ -281,11 +281,11 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
     """Predicted and measured peaks at a few sizes up to the largest that fits, small ones first.
 
     Raises:
-        ObjectiveError: a bare generator, whose steps are its own.
+        TaskError: a bare generator, whose steps are its own.
     """
-    task = load_objective(reference)
+    task = load_task(reference)
     if not isinstance(task, Task) or profile.memory is None:
-        raise ObjectiveError(f"task {reference}: is a generator: its memory can be measured while it runs, not beforehand")
+        raise TaskError(f"task {reference}: is a generator: its memory can be measured while it runs, not beforehand")
     smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
     probe = MemoryProbe(task, replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest))
     sizes = sorted({round(smallest * (largest / smallest) ** (part / 6)) for part in range(7)})
@@ -348,7 +348,7 @@ def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]
             first = first or error
             continue
         if not math.isfinite(float(loss)):
-            raise ObjectiveError(
+            raise TaskError(
                 f"{type(task).__name__}.loss: expected a finite loss from the new model's first batch, got {float(loss)}. "
                 "Look at the data's values and at the loss."
             )
@@ -361,7 +361,7 @@ def _check_sums(run: TrainingRun) -> None:
     """Eight samples' loss and scores beside those of their halves: a mean for a sum trains another batch, and nothing shows.
 
     Raises:
-        ObjectiveError: totals that are means, or that grow with the square of the batch.
+        TaskError: totals that are means, or that grow with the square of the batch.
     """
     task, setup = run.task, run.setup
 
@@ -387,7 +387,7 @@ def _check_sums(run: TrainingRun) -> None:
             faults += [f"{type(task).__name__}.{name}: {words}" for name in sums for words in _no_sum(2 * half, sums[name])]
     run.model.train()
     if faults:
-        raise ObjectiveError("\n".join(faults))
+        raise TaskError("\n".join(faults))
 
 
 def _no_sum(samples: int, sums: Sequence[tuple[float, float]]) -> Iterator[str]:
@@ -422,9 +422,9 @@ def _device_bytes(kind: str) -> int:
 
 
 def profile_apart(reference: str, request: ProfileRequest) -> DeviceProfile:
-    """`profile_objective` for a process of its own: its ranks, which wait for more work, would keep that from ending."""
+    """`profile_task` for a process of its own: its ranks, which wait for more work, would keep that from ending."""
     try:
-        return profile_objective(reference, request)
+        return profile_task(reference, request)
     finally:
         close_ranks()
 

@@ -18,16 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...spaces.errors import ObjectiveError, ProbeError
+from ...spaces.errors import ProfilingError, TaskError
 from ...spaces.plan import BatchPlan
-from ...spaces.step_time import PRECISION, StepTime, TimedPlan, fit_step_time, with_trust
+from ...spaces.step_time import PRECISION, StepTime, TimedPlan
 from ...spaces.trial import TrialSetup
 from ..batches import in_order
 from ..data_parallel import RankDiedError, rank_processes
-from ..loading import load_objective
+from ..loading import load_task
 from ..step_clock import StepClock
 from ..task import Task
 from ..training import TrainingRun
+from .fit import fit_step_time, with_trust
 
 # Steps in a row whose mean counts, by the seconds that one takes at most; the first after a change of shape is up to 1.45
 # times slower and is dropped. Three short steps in a row came out slower than a training's, ten do not (docs/log.md).
@@ -59,7 +60,7 @@ def timed_rounds(
         evaluates_each: evaluate in passes of each plan's size in every round, rather than a few times in all.
 
     Raises:
-        ProbeError: a rank of several died.
+        ProfilingError: a rank of several died.
     """
     (devices,) = {plan.devices for plan in plans}
     if devices == 1:
@@ -71,7 +72,7 @@ def timed_rounds(
         with closing(ranks.run(rounds_in_rank, reference, setup.to_dict(), values, evaluates_each)) as rounds:  # type: ignore[type-var]
             yield from rounds
     except RankDiedError as error:
-        raise ProbeError(f"timing steps on {devices} devices: {error}") from None
+        raise ProfilingError(f"timing steps on {devices} devices: {error}") from None
 
 
 def rounds_in_rank(
@@ -82,12 +83,12 @@ def rounds_in_rank(
 
 
 def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
-    task = load_objective(reference)
+    task = load_task(reference)
     if not isinstance(task, Task):
-        raise ObjectiveError(f"task {reference}: is a generator: its steps are its own and cannot be timed apart")
+        raise TaskError(f"task {reference}: is a generator: its steps are its own and cannot be timed apart")
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.model.train()
-    run.stand_still()
+    run.freeze_updates()
     clock, summed = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
     orders = _orders(len(plans))
     kept = [3] * len(plans)

@@ -1,4 +1,4 @@
-"""Choosing a point of a front: the best, the fastest that is nearly as good, the knee, or a trial by its number."""
+"""Choosing a point of a front: the knee, the best, the fastest that is nearly as good, or a trial by its number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def chosen_trial(
     at_knee: bool = False,
     within: float | None = None,
 ) -> TrialRecord:
-    """The one point of a front that is asked for; not asked, its knee, or the best where it has none.
+    """The chosen point of a front; by default its knee, or the best where it has none.
 
     Args:
         name: the study's, for messages.
@@ -29,7 +29,7 @@ def chosen_trial(
         StudyFileError: more than one way of choosing, an empty front, no such trial on it, or no knee.
     """
     if (number is not None) + at_knee + (within is not None) > 1:
-        raise StudyFileError("expected one of --trial, --knee and --within, got several")
+        raise StudyFileError("expected one of trial, knee and within, got several")
     if not front.trials:
         raise StudyFileError(f"study {name}: has no finished trial yet, so there is no front to choose from")
     if within is not None:
@@ -38,13 +38,13 @@ def chosen_trial(
         chosen = next((trial for trial in front.trials if trial.number == number), None)
         if chosen is None:
             members = ", ".join(str(trial.number) for trial in front.trials)
-            repeats = next((one.facts.get("repeats") for one in records if one.number == number), None)
-            why = "" if repeats is None else f" (it trains trial {repeats} again, whose mean it counts in)"
+            repeats = next((one.facts.repeats for one in records if one.number == number), None)
+            why = "" if repeats is None else f" (it repeats trial {repeats}, whose mean it counts in)"
             raise StudyFileError(f"study {name}: trial {number} is not on its front{why}; expected one of {members}")
         return chosen
     if front.knee is None:
         if at_knee:
-            raise StudyFileError(f"study {name}: its front has no knee yet; choose with --trial or --within")
+            raise StudyFileError(f"study {name}: its front has no knee yet; choose one by trial or within")
         return front.trials[-1]
     return next(trial for trial in front.trials if trial.number == front.knee)
 
@@ -53,7 +53,7 @@ def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
     """The fastest member whose metric is at most a share of the best one's value away from it.
 
     >>> points = [(1.0, 0.90), (2.0, 0.991), (9.0, 1.0)]
-    >>> trials = [TrialRecord(number, "complete", {}, {}, *point) for number, point in enumerate(points)]
+    >>> trials = [TrialRecord(number, "complete", {}, TrialFacts(), *point) for number, point in enumerate(points)]
     >>> fastest_within(ParetoFront(tuple(trials)), 0.01).number
     1
     """

@@ -1,7 +1,7 @@
-"""A front that is honest about noise: its members trained again with other seeds, and what that says of each.
+"""A front with confidence intervals: settings trained again with other seeds, and what that says of each.
 
-A setting's runs count as one trial with their mean. What one training's accuracy is uncertain by is pooled over all settings
-that have several runs; from it come every member's interval, its chance to be on the front, and which members are ties.
+A setting's runs count as one trial with their mean. The standard deviation of a single run is pooled over all settings with
+several runs; from it follow each setting's interval, its probability of being on the front, and ties.
 """
 
 from __future__ import annotations
@@ -14,94 +14,88 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
 from ...spaces.study import Objectives
 from ...spaces.trial import TrialRecord
 
-# Of an interval; and the chance of being really better below which two members are ties.
+# Of intervals; and the probability of really being better below which two members are ties.
 CONFIDENCE = 0.9
-# Settings with less than this chance to be on the front are not trained again.
-_LEAST_CHANCE = 0.1
+# Settings less likely than this to be on the front are not repeated.
+_LEAST_PROBABILITY = 0.1
 _DRAWS = 2000
 _RAN, _FAILED = ("complete", "stopped"), ("diverged", "error")
 
 
-def setting_of(record: TrialRecord) -> int:
-    """The trial whose setting this one trained: its own number, or the one that it repeats."""
-    return int(record.facts.get("repeats", record.number))
-
-
 def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[TrialRecord]:
-    """Complete trials, those of one setting as one with their mean; where any setting has several runs, each with its doubt.
+    """Complete trials, with all runs of a setting merged into one with their mean.
 
-    Facts that come with it: `runs`, `failed_runs` (diverged or ended in an error), the interval `mean_low` to `mean_high`,
-    `front_chance`, and `ties`: numbers of faster settings than which it is not surely better. A setting that failed at least as
-    often as it trained to its end is left out.
+    Where any setting has several runs, each gets the facts `runs`, `failed_runs` (diverged or failed), `mean_low`, `mean_high`,
+    `front_probability` and `ties`. A setting that failed at least as often as it finished is left out.
     """
     runs: dict[int, list[TrialRecord]] = {}
     failed: Counter[int] = Counter()
     for record in records:
         if record.outcome == "complete" and record.accuracy is not None:
-            runs.setdefault(setting_of(record), []).append(record)
-        elif record.outcome in _FAILED and "repeats" in record.facts:
-            failed[setting_of(record)] += 1
+            runs.setdefault(record.setting, []).append(record)
+        elif record.outcome in _FAILED and record.is_repeat:
+            failed[record.setting] += 1
     runs = {setting: group for setting, group in runs.items() if failed[setting] < len(group)}
-    deviations, freedom = run_deviations([[run.accuracy or 0.0 for run in group] for group in runs.values()])
+    stds, degrees_of_freedom = run_stds([[run.accuracy or 0.0 for run in group] for group in runs.values()])
     means = [_mean(group, failed[setting]) for setting, group in runs.items()]
-    if not freedom:
+    if not degrees_of_freedom:
         return means
-    sign = objectives.accuracy.sign
+    from scipy.special import stdtr, stdtrit  # slow to import, and most studies repeat nothing
+
+    sign = objectives.metric.sign
     seconds = np.array([record.seconds(objectives.speed) for record in means], dtype=float)
     accuracy = np.array([sign * (record.accuracy or 0.0) for record in means])
-    errors = deviations / np.sqrt([len(group) for group in runs.values()])
-    chances = front_chances(seconds, accuracy, errors, freedom)
-    reach = float(student.ppf(0.5 + CONFIDENCE / 2, freedom))
-    told = []
+    errors = stds / np.sqrt([len(group) for group in runs.values()])
+    probabilities = front_probabilities(seconds, accuracy, errors, degrees_of_freedom)
+    half_width = float(stdtrit(degrees_of_freedom, 0.5 + CONFIDENCE / 2))
+    averages = []
     for place, (record, group) in enumerate(zip(means, runs.values(), strict=True)):
-        apart = np.sqrt(errors**2 + errors[place] ** 2)
-        surely = student.cdf((accuracy[place] - accuracy) / np.maximum(apart, 1e-300), freedom) > CONFIDENCE
+        difference_error = np.sqrt(errors**2 + errors[place] ** 2)
+        better = stdtr(degrees_of_freedom, (accuracy[place] - accuracy) / np.maximum(difference_error, 1e-300)) > CONFIDENCE
         ties = [
             means[other].number
             for other in range(len(means))
-            if seconds[other] < seconds[place] and accuracy[other] < accuracy[place] and not surely[other]
+            if seconds[other] < seconds[place] and accuracy[other] < accuracy[place] and not better[other]
         ]
         assert record.accuracy is not None
-        facts = {
-            "runs": len(group),
-            "mean_low": record.accuracy - reach * errors[place],
-            "mean_high": record.accuracy + reach * errors[place],
-            "front_chance": float(chances[place]),
-            "ties": ties,
-        }
-        told.append(replace(record, facts={**record.facts, **facts}))
-    return told
+        facts = replace(
+            record.facts,
+            runs=len(group),
+            mean_low=float(record.accuracy - half_width * errors[place]),
+            mean_high=float(record.accuracy + half_width * errors[place]),
+            front_probability=float(probabilities[place]),
+            ties=tuple(ties),
+        )
+        averages.append(replace(record, facts=facts))
+    return averages
 
 
 def _mean(runs: Sequence[TrialRecord], failed: int) -> TrialRecord:
-    """A setting's runs as its first, with their mean accuracy and time."""
+    """A setting's runs merged into its first, with their mean accuracy and median time."""
     first = min(runs, key=lambda run: run.number)
-    if len(runs) == 1 and not failed and first.number == setting_of(first):
+    if len(runs) == 1 and not failed and first.number == first.setting:
         return first
-    facts = {**first.facts, **({"failed_runs": failed} if failed else {})}
-    if len(runs) > 1:
-        facts["runs"] = len(runs)
+    facts = replace(first.facts, failed_runs=failed or None, runs=len(runs) if len(runs) > 1 else None)
     return replace(
         first,
-        number=setting_of(first),
+        number=first.setting,
         accuracy=statistics.fmean(run.accuracy for run in runs if run.accuracy is not None),
         train_s=statistics.median(run.train_s for run in runs if run.train_s is not None),
         facts=facts,
     )
 
 
-def run_deviations(groups: Sequence[Sequence[float]]) -> tuple[Any, int]:
-    """Standard deviation of one run about its setting's mean, (n,), and the degrees of freedom they rest on.
+def run_stds(groups: Sequence[Sequence[float]]) -> tuple[Any, int]:
+    """Standard deviation of a single run around its setting's mean, (n,), and the total degrees of freedom.
 
-    Settings differ: one that hardly learns repeats to the digit. So each one's own variance counts beside two runs' worth of
-    the median one.
+    Settings differ: one that hardly learns repeats to the digit. So each setting's own variance is shrunk towards the median
+    variance, which counts for two runs.
 
-    >>> run_deviations([[1.0, 3.0], [5.0], [2.0, 2.2, 2.4]])[0].round(3).tolist()
+    >>> run_stds([[1.0, 3.0], [5.0], [2.0, 2.2, 2.4]])[0].round(3).tolist()
     [1.16, 1.01, 0.728]
     """
     own = np.array([statistics.variance(group) if len(group) > 1 else 0.0 for group in groups])
@@ -112,16 +106,16 @@ def run_deviations(groups: Sequence[Sequence[float]]) -> tuple[Any, int]:
     return np.sqrt((2 * middle + free * own) / (2 + free)), int(free.sum())
 
 
-def front_chances(seconds: Any, accuracy: Any, errors: Any, freedom: float) -> Any:
-    """Each setting's chance that none of those at least as fast is as accurate, by dice.
+def front_probabilities(seconds: Any, accuracy: Any, errors: Any, degrees_of_freedom: float) -> Any:
+    """Probability that no setting at least as fast is as accurate, for each setting (n,), by Monte Carlo.
 
     Args:
-        seconds, accuracy, errors: (n,); errors are standard errors of the accuracies, with so many degrees of freedom.
+        seconds, accuracy, errors: (n,); errors are the standard errors of the accuracies.
     """
-    chance = np.random.default_rng(0)
-    # What is unknown is shared: a deviation drawn once for all, then an error for each.
-    scale = np.sqrt(freedom / chance.chisquare(freedom, (_DRAWS, 1)))
-    drawn = accuracy + errors * scale * chance.standard_normal((_DRAWS, len(accuracy)))
+    rng = np.random.default_rng(0)
+    # The pooled variance is shared: its error is drawn once for all settings, then each one's own error.
+    scale = np.sqrt(degrees_of_freedom / rng.chisquare(degrees_of_freedom, (_DRAWS, 1)))
+    drawn = accuracy + errors * scale * rng.standard_normal((_DRAWS, len(accuracy)))
     order = np.argsort(seconds, kind="stable")
     best = np.maximum.accumulate(drawn[:, order], axis=1)
     alone = np.ones_like(best, dtype=bool)
@@ -132,40 +126,38 @@ def front_chances(seconds: Any, accuracy: Any, errors: Any, freedom: float) -> A
         times = seconds[order]
         last = np.searchsorted(times, times, side="right") - 1
         alone &= drawn[:, order] >= best[:, last]
-    chances = np.empty(len(accuracy))
-    chances[order] = alone.mean(axis=0)
-    return chances
+    probabilities = np.empty(len(accuracy))
+    probabilities[order] = alone.mean(axis=0)
+    return probabilities
 
 
 def next_repeat(
     records: Sequence[TrialRecord], objectives: Objectives, repeats: int, running: Mapping[int, int], front: Sequence[int]
 ) -> int | None:
-    """The setting to train again: of those repeated least, the one whose place is most in doubt.
+    """The setting to repeat next: of those repeated least, the one whose place on the front is least certain.
 
     Args:
-        repeats: further runs that each member is to have; those that failed count.
-        running: repeats on their way, by setting.
+        repeats: further runs wanted of each member; failed ones count.
+        running: repeats under way, by setting.
         front: numbers of the settings on the front of means.
 
     Returns:
         Its number; None where every member has its runs.
     """
-    ended = Counter(
-        setting_of(record) for record in records if "repeats" in record.facts and record.outcome in (*_FAILED, *_RAN)
-    )
+    ended = Counter(record.setting for record in records if record.is_repeat and record.outcome in (*_FAILED, *_RAN))
     open_settings = []
     for record in averaged(records, objectives):
         had = ended[record.number] + running.get(record.number, 0)
-        chance = record.facts.get("front_chance")
-        if had >= repeats or not (record.number in front or (chance is not None and chance >= _LEAST_CHANCE)):
+        probability = record.facts.front_probability
+        if had >= repeats or not (record.number in front or (probability is not None and probability >= _LEAST_PROBABILITY)):
             continue
-        doubt = 0.25 if chance is None else chance * (1 - chance)
-        open_settings.append((had, -doubt, record.number))
+        variance = 0.25 if probability is None else probability * (1 - probability)
+        open_settings.append((had, -variance, record.number))
     return min(open_settings)[2] if open_settings else None
 
 
 def next_seed(used: Iterable[int], seed: int) -> int:
-    """A seed that no run of a setting has had; the study's own is the first run's.
+    """The first seed that no run of a setting has used; the study's own is the first run's.
 
     >>> next_seed([8, 10], 7)
     9

@@ -1,7 +1,11 @@
-"""A small Gaussian process: Matérn 5/2, one length scale a dimension, noise estimated; exact, in NumPy, for hundreds of points.
+"""Exact Gaussian-process regression in NumPy: Matérn-5/2 kernel, one length scale per dimension, for hundreds of points.
 
-Priors as in Hvarfner, Hellsten and Nardi 2024 (arXiv 2402.02229): length scales are expected to grow with the square root of
-the number of dimensions, so that few points in many dimensions do not look like noise.
+    y(x) = mean + std · (f(x) + ε),  f ~ GP(0, k),  ε ~ N(0, exp(log_noise))
+    k(x, x') = (1 + √5 r + 5 r²/3) exp(−√5 r),  r² = Σ_j ((x_j − x'_j) / exp(log_scales_j))²
+
+Source: Rasmussen & Williams 2006, https://gaussianprocess.org/gpml (algorithm 2.1, equation 4.17, section 5.4). Priors as in
+Hvarfner, Hellsten & Nardi 2024, arXiv 2402.02229: length scales grow with the square root of the number of dimensions, so that
+few points in many dimensions do not look like noise.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from scipy.optimize import minimize
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-_LENGTH_DEVIATION = math.sqrt(3.0)
-_NOISE_MEAN, _NOISE_DEVIATION = -4.0, 1.0  # of log noise variance, values standardised
+_LENGTH_STD = math.sqrt(3.0)
+_NOISE_MEAN, _NOISE_STD = -4.0, 1.0  # of log noise variance, values standardised
 _SQRT5 = math.sqrt(5.0)
 _JITTER = 1e-8
 
@@ -29,31 +33,31 @@ class GaussianProcess:
     Args:
         points: (n, d), each dimension about 1 wide.
         log_scales: log length scales, (d,).
-        log_noise: log of the noise's variance, of standardised values.
-        mean, deviation: of the values, which were standardised by them.
-        factor: lower Cholesky factor of the covariance with its noise, (n, n).
-        weights: its inverse times the standardised values, (n,).
+        log_noise: log noise variance of the standardised values.
+        mean, std: of the values, which are standardised by them.
+        factor: lower Cholesky factor of the kernel matrix plus noise, (n, n).
+        weights: that matrix's inverse times the standardised values, (n,).
     """
 
     points: Array
     log_scales: Array
     log_noise: float
     mean: float
-    deviation: float
+    std: float
     factor: Array
     weights: Array
 
-    def expect(self, points: Array) -> Array:
-        """Mean of the function at points (m, d), (m,): a fraction of the work of `predict`."""
-        return self.mean + self.deviation * (_matern(_distances(points, self.points, self.log_scales)) @ self.weights)
+    def mean_at(self, points: Array) -> Array:
+        """Posterior mean at points (m, d), as (m,): a fraction of the work of `predict`."""
+        return self.mean + self.std * (matern52(distances(points, self.points, self.log_scales)) @ self.weights)
 
     def predict(self, points: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of the function (without its noise) at points (m, d): two of (m,)."""
-        cross = _matern(_distances(points, self.points, self.log_scales))
+        """Posterior mean and standard deviation of the noise-free function at points (m, d): two of (m,)."""
+        cross = matern52(distances(points, self.points, self.log_scales))
         middle = cross @ self.weights
         solved = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
         variance = np.maximum(1.0 - np.einsum("ij,ij->j", solved, solved), 1e-12)
-        return self.mean + self.deviation * middle, self.deviation * np.sqrt(variance)
+        return self.mean + self.std * middle, self.std * np.sqrt(variance)
 
 
 def fitted(
@@ -61,34 +65,37 @@ def fitted(
     values: Array,
     start: tuple[Array, float] | None = None,
     most_steps: int = 40,
-    doubt: Array | None = None,
-    around: tuple[float, float] | None = None,
+    noise_variance: Array | None = None,
+    prior: tuple[float, float] | None = None,
     log_scale: float | None = None,
 ) -> GaussianProcess:
-    """The process of the most probable length scales and noise, by L-BFGS from `start` or from the priors' middle.
+    """The process with the maximum a posteriori length scales and noise, by L-BFGS.
+
+    Minimizes −log p(y | θ) − log p(θ) = ½ yᵀK⁻¹y + ½ log|K| + ½ Σ ((θ − prior mean) / prior std)² + constant.
 
     Args:
         points: (n, d).
         values: (n,).
-        start: log scales and log noise of an earlier fit: few more points move them little.
-        doubt: (n,), variance of each value beyond the common noise.
-        around: mean and deviation far from all points; not given, those of the values.
-        log_scale: expected of the length scales; not given, the priors' (see above).
+        start: log length scales and log noise variance to start from; not given, length scales of 0.5 and the prior noise.
+        most_steps: iterations of L-BFGS.
+        noise_variance: (n,), of each value beyond the common noise.
+        prior: mean and standard deviation of the process far from all points; not given, those of the values.
+        log_scale: prior mean of the log length scales; not given, as in the source above.
     """
-    mean, deviation = around or (float(values.mean()), float(values.std()) or 1.0)
-    targets = (values - mean) / deviation
-    doubts = np.zeros(len(values)) if doubt is None else doubt / deviation**2
+    mean, std = prior or (float(values.mean()), float(values.std()) or 1.0)
+    targets = (values - mean) / std
+    own_noise = np.zeros(len(values)) if noise_variance is None else noise_variance / std**2
     dimensions = points.shape[1]
     length_mean = math.sqrt(2.0) + 0.5 * math.log(dimensions) if log_scale is None else log_scale
     squares = (points[:, None, :] - points[None, :, :]) ** 2  # (n, n, d)
 
     def loss(free: Array) -> tuple[float, Array]:
         log_scales, log_noise = free[:-1], free[-1]
-        weighed = squares * np.exp(-2 * log_scales)
-        distance = np.sqrt(weighed.sum(-1))
-        covariance = _matern(distance)
+        scaled = squares * np.exp(-2 * log_scales)
+        distance = np.sqrt(scaled.sum(-1))
+        covariance = matern52(distance)
         noise = math.exp(log_noise)
-        covariance[np.diag_indices_from(covariance)] += noise + doubts + _JITTER
+        covariance[np.diag_indices_from(covariance)] += noise + own_noise + _JITTER
         try:
             factor = np.linalg.cholesky(covariance)
         except np.linalg.LinAlgError:
@@ -96,23 +103,23 @@ def fitted(
         weights = cho_solve((factor, True), targets, check_finite=False)
         value = 0.5 * targets @ weights + np.log(np.diag(factor)).sum()
         inverse = cho_solve((factor, True), np.eye(len(targets)), check_finite=False)
-        pull = inverse - np.outer(weights, weights)  # twice the slope of `value` along the covariance
-        # d matern / d log scale_j = 5/3 (1 + sqrt5 r) exp(-sqrt5 r) x (x_j - y_j)^2 / scale_j^2
-        shared = pull * (5.0 / 3.0 * (1.0 + _SQRT5 * distance) * np.exp(-_SQRT5 * distance))
-        slope = np.empty_like(free)
-        slope[:-1] = 0.5 * np.einsum("ij,ijk->k", shared, weighed)
-        slope[-1] = 0.5 * noise * np.trace(pull)
-        away, noise_away = (log_scales - length_mean) / _LENGTH_DEVIATION, (log_noise - _NOISE_MEAN) / _NOISE_DEVIATION
+        gradient = inverse - np.outer(weights, weights)  # twice that of `value` with respect to the covariance
+        # dk / d log_scale_j = −k'(r)/r · (x_j − x'_j)² / exp(2 log_scale_j)
+        shared = gradient * matern52_derivative(distance)
+        derivative = np.empty_like(free)
+        derivative[:-1] = 0.5 * np.einsum("ij,ijk->k", shared, scaled)
+        derivative[-1] = 0.5 * noise * np.trace(gradient)
+        away, noise_away = (log_scales - length_mean) / _LENGTH_STD, (log_noise - _NOISE_MEAN) / _NOISE_STD
         value += 0.5 * float(away @ away) + 0.5 * noise_away**2
-        slope[:-1] += away / _LENGTH_DEVIATION
-        slope[-1] += noise_away / _NOISE_DEVIATION
-        return float(value), slope
+        derivative[:-1] += away / _LENGTH_STD
+        derivative[-1] += noise_away / _NOISE_STD
+        return float(value), derivative
 
     first = np.full(dimensions + 1, length_mean)
     first[:-1], first[-1] = (math.log(0.5), _NOISE_MEAN) if start is None else start
     bounds = [(-4.0, 6.0)] * dimensions + [(-12.0, 1.0)]
     found = minimize(loss, first, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": most_steps})
-    return conditioned(points, values, found.x[:-1], float(found.x[-1]), mean, deviation, doubt)
+    return conditioned(points, values, found.x[:-1], float(found.x[-1]), mean, std, noise_variance)
 
 
 def conditioned(
@@ -121,33 +128,41 @@ def conditioned(
     log_scales: Array,
     log_noise: float,
     mean: float,
-    deviation: float,
-    doubt: Array | None = None,
-    certain: int = 0,
+    std: float,
+    noise_variance: Array | None = None,
+    noiseless: int = 0,
 ) -> GaussianProcess:
-    """The process of given length scales and noise at other points: what pending trials ask for.
+    """The process with given length scales and noise, conditioned on values at points.
 
     Args:
-        doubt: (n,), variance of each value beyond the common noise.
-        certain: how many of the last values are taken for noiseless.
+        noise_variance: (n,), of each value beyond the common noise.
+        noiseless: how many of the last values have no noise at all.
     """
-    covariance = _matern(_distances(points, points, log_scales))
+    covariance = matern52(distances(points, points, log_scales))
     noise = np.full(len(points), math.exp(log_noise))
-    if doubt is not None:
-        noise += doubt / deviation**2
-    noise[len(points) - certain :] = 0.0
+    if noise_variance is not None:
+        noise += noise_variance / std**2
+    noise[len(points) - noiseless :] = 0.0
     covariance[np.diag_indices_from(covariance)] += noise + _JITTER
     factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    weights = cho_solve((factor, True), (values - mean) / deviation, check_finite=False)
-    return GaussianProcess(points, log_scales, log_noise, mean, deviation, factor, weights)
+    weights = cho_solve((factor, True), (values - mean) / std, check_finite=False)
+    return GaussianProcess(points, log_scales, log_noise, mean, std, factor, weights)
 
 
-def _distances(some: Array, others: Array, log_scales: Array) -> Array:
+def distances(some: Array, others: Array, log_scales: Array) -> Array:
+    """Scaled distances r of points (n, d) and others (m, d), as (n, m)."""
     a, b = some * np.exp(-log_scales), others * np.exp(-log_scales)
     squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
     return np.asarray(np.sqrt(np.maximum(squared, 0.0)))
 
 
-def _matern(distance: Array) -> Array:
+def matern52(distance: Array, log_amplitude: float = 0.0) -> Array:
+    """The Matérn-5/2 kernel k(r) of scaled distances, elementwise."""
     scaled = _SQRT5 * distance
-    return (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
+    return np.asarray((1.0 + scaled + scaled**2 / 3.0) * (math.exp(2 * log_amplitude) * np.exp(-scaled)))
+
+
+def matern52_derivative(distance: Array, log_amplitude: float = 0.0) -> Array:
+    """−k'(r)/r of the Matérn-5/2 kernel, elementwise: 5/3 (1 + √5 r) exp(−√5 r), finite at r = 0."""
+    scaled = _SQRT5 * distance
+    return np.asarray(5.0 / 3.0 * (1.0 + scaled) * (math.exp(2 * log_amplitude) * np.exp(-scaled)))

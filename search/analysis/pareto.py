@@ -62,8 +62,8 @@ def knee(points: Sequence[tuple[float, float]]) -> int | None:
 
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
     """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean."""
-    metric = objectives.accuracy
-    return front_of(averaged(records, objectives), metric.metric, metric.direction, objectives.speed)
+    metric = objectives.metric
+    return front_of(averaged(records, objectives), metric.name, metric.direction, objectives.speed)
 
 
 def front_of(

@@ -92,7 +92,7 @@ def _words(details: ErrorDetails) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Repriced:
+class Retimed:
     """A study's front in another device's seconds.
 
     `was` are the old seconds by trial number; `left_out` says why trials have no price there.
@@ -105,13 +105,13 @@ class Repriced:
     notes: tuple[str, ...]
 
 
-def repriced(
+def retimed(
     spec: StudySpec,
     task: Mapping[str, Any],
     records: Sequence[TrialRecord],
     attempts: Iterable[Mapping[str, Any]],
     device: KnownDevice,
-) -> Repriced:
+) -> Retimed:
     """Price a study's complete trials by another device's laws; batch, rate and accuracy stay as they were.
 
     Args:
@@ -123,7 +123,7 @@ def repriced(
     """
     if device.task.get("name") != task.get("name"):
         raise StudyFileError(
-            f"--profile: expected a profile of the task {task.get('name')}, got one of {device.task.get('name')}"
+            f"profile: expected a profile of the task {task.get('name')}, got one of {device.task.get('name')}"
         )
     setups = {row["number"]: TrialSetup.from_dict(row["setup"]) for row in attempts}
     priced, left_out, was = [], [], {}
@@ -160,16 +160,16 @@ def repriced(
                 f"{plan.largest_micro_batch} there, so its accuracy may differ"
             )
         was[record.number] = record.train_s
-        facts = {
-            **record.facts,
-            "train_s": train_s,
-            "device_s": train_s * plan.devices,
-            "train_s_source": "repriced",
-            "micro_batch": plan.largest_micro_batch,
-            "accumulation": plan.accumulation,
-        }
+        facts = replace(
+            record.facts,
+            train_s=train_s,
+            device_s=train_s * plan.devices,
+            train_s_source="retimed",
+            micro_batch=plan.largest_micro_batch,
+            accumulation=plan.accumulation,
+        )
         priced.append(replace(record, train_s=train_s, facts=facts))
-    return Repriced(study_front(priced, spec.objectives), tuple(priced), was, tuple(left_out), tuple(notes))
+    return Retimed(study_front(priced, spec.objectives), tuple(priced), was, tuple(left_out), tuple(notes))
 
 
 def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]]:
@@ -178,7 +178,7 @@ def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]
     yield from ((key, value) for key, value in device.training.items() if ours.get(key, value) != value)
 
 
-def repriced_words(before: ParetoFront, after: Repriced) -> str:
+def retimed_summary(before: ParetoFront, after: Retimed) -> str:
     """How the front changed, in a sentence."""
     old, new = ({trial.number for trial in front.trials} for front in (before, after.front))
     stayed, joined, left = sorted(old & new), sorted(new - old), sorted(old - new)
@@ -218,12 +218,12 @@ def planned_on(
         InfeasiblePlanError: no plan.
     """
     if len(device.profiles) > 1:
-        raise StudyFileError(f"--profile: expected one combination of parameters that change cost, got {len(device.profiles)}")
+        raise StudyFileError(f"profile: expected one combination of parameters that change cost, got {len(device.profiles)}")
     ((_, profile),) = device.profiles
     law = profile.step_time(devices)
     if law is None:
         there = ", ".join(str(one.devices) for one in profile.step_times)
-        raise StudyFileError(f"--devices {devices}: expected a number that the profile was timed on: {there}")
+        raise StudyFileError(f"devices {devices}: expected a number that the profile was timed on: {there}")
     caps = (largest_micro_batch, profile.cap_on(devices, 0.0), law.largest_micro_batch)
     limits: dict[str, Any] = {
         "largest_micro_batch": min(cap for cap in caps if cap is not None),
@@ -237,7 +237,7 @@ def planned_on(
     most = min(samples, profile.training_set)
     if effective_batch > most:
         raise StudyFileError(
-            f"EFFECTIVE_BATCH: expected at most the {most} samples there are to train on, got {effective_batch}"
+            f"effective_batch: expected at most the {most} samples there are to train on, got {effective_batch}"
         )
     return plan, KnownTime(
         device=device.name,

@@ -23,13 +23,13 @@ from typing import Any
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from ...spaces.errors import BsearchError, LauncherError, StudyFileError
+from ...spaces.errors import BsearchError, OutputError, StudyFileError
 from ...spaces.storage import masked
 from ...spaces.trial import TrialRecord
 from ..store.optuna_storage import open_storage
 from ..store.stored import StoredStudy
 from .notes import study_note, trial_note
-from .terminal.tables import front_words
+from .terminal.tables import front_summary
 
 HOST = "127.0.0.1"
 _PAGES, _REPORTS = "/dashboard/studies", "/bsearch/reports"
@@ -55,7 +55,7 @@ class _Known:
     kept: StoredStudy
     read_again_at: float = 0.0
     words: tuple[str, ...] | None = None  # None until they are found
-    words_of: int = -1  # ended trials that they are of, or will be
+    first_line: int = -1  # ended trials that they are of, or will be
     words_again_at: float = 0.0
     tracebacks: dict[int, str] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ class Pages:
         begun, known = time.monotonic(), self._known.get(name)
         if known is None or begun >= known.read_again_at:
             try:
-                kept = known.kept.read_again() if known else StoredStudy.open(self._url, name)
+                kept = known.kept.reread() if known else StoredStudy.open(self._url, name)
             except StudyFileError:
                 return None
             if kept.name != name:
@@ -138,8 +138,8 @@ class Pages:
         now = time.monotonic()
         known.kept, known.read_again_at = kept, now + max(_READ_REST * took_s, _LEAST_REST_S)
         ended = sum(record.outcome not in ("running", "waiting") for record in kept.records)
-        if ended != known.words_of and now >= known.words_again_at:
-            known.words_of, known.words_again_at = ended, math.inf
+        if ended != known.first_line and now >= known.words_again_at:
+            known.first_line, known.words_again_at = ended, math.inf
             threading.Thread(target=_find_words, args=(known, kept), daemon=True).start()
         return known
 
@@ -179,7 +179,7 @@ class Pages:
         if record.outcome != "error":
             return ""
         if record.number not in known.tracebacks:
-            attempts = known.kept.kept().attempts(known.kept.name, record.number)
+            attempts = known.kept.tables().attempts(known.kept.name, record.number)
             known.tracebacks[record.number] = next((one["traceback"] for one in reversed(attempts) if one["traceback"]), "")
         return known.tracebacks[record.number]
 
@@ -203,7 +203,7 @@ class Pages:
 def _find_words(known: _Known, kept: StoredStudy) -> None:
     begun = time.monotonic()
     try:
-        known.words = tuple(front_words(kept.name, kept.spec, kept.front, kept.records))
+        known.words = tuple(front_summary(kept, fit_rates=True))
     finally:
         known.words_again_at = time.monotonic() + max(_WORDS_REST * (time.monotonic() - begun), _LEAST_REST_S)
 
@@ -280,12 +280,12 @@ def dashboard_server(kept: StoredStudy, study: str, results: Path, port: int) ->
 
     Raises:
         StudyFileError: optuna-dashboard is not installed.
-        LauncherError: the port is taken or not allowed, or the storage cannot be opened.
+        OutputError: the port is taken or not allowed, or the storage cannot be opened.
     """
     pages = Pages(kept, study, results)
     try:
         server = make_server(HOST, port, pages, server_class=_Server, handler_class=_Quiet)
     except OSError as error:
-        raise LauncherError(f"port {port}: {error.strerror}. Name another with --port, or 0 for any that is free.") from None
+        raise OutputError(f"port {port}: {error.strerror}. Name another with --port, or 0 for any that is free.") from None
     with server:
         yield f"http://{HOST}:{server.server_port}{pages.page}", server.serve_forever

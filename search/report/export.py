@@ -8,10 +8,12 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from ...spaces.errors import LauncherError, plain
+from ...spaces.errors import OutputError, plain
+from ...spaces.readable import number
 from ...spaces.trial import ParetoFront, TrialRecord
 
 PLAN_COLUMNS = ("effective_batch", "micro_batch", "accumulation", "devices", "learning_rate", "rule")
@@ -49,7 +51,7 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "storage": storage,
         "objectives": {
             "speed": {"name": front.speed, "unit": "s", "direction": "minimize"},
-            "accuracy": {"name": front.metric, "direction": front.direction},
+            "metric": {"name": front.metric, "direction": front.direction},
         },
         "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},
         "knee": front.knee,
@@ -68,6 +70,24 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as an HTML table for notebooks: the best known columns, and those in which rows differ."""
+    names = {name for row in rows for name in row}
+    differ = {name for name in names if len({str(row.get(name)) for row in rows}) > 1}
+    columns = [name for name in FIRST_COLUMNS if name in differ] + sorted(
+        name for name in differ - set(FIRST_COLUMNS) if name not in _NOT_IN_NOTEBOOKS
+    )
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(plain(number(row.get(name))))}</td>" for name in columns) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+# Columns that make a table too wide to read.
+_NOT_IN_NOTEBOOKS = {"started_at", "ended_at", "message", "samples_per_s", "measured_train_s", "train_s_error", "host"}
+
+
 def _cell(value: Any) -> Any:
     """Text that neither a terminal nor a spreadsheet obeys: what would begin a formula gets a quote before it."""
     if not isinstance(value, str):
@@ -83,7 +103,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
     """Write the whole file or nothing of it.
 
     Raises:
-        LauncherError: the folder cannot be written.
+        OutputError: the folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +121,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
                 os.unlink(part.name)
                 raise
     except OSError as error:
-        raise LauncherError(f"{path}: cannot be written: {error.strerror}. Name another folder with --out.") from None
+        raise OutputError(f"{path}: cannot be written: {error.strerror}. Choose another place.") from None
     return path
 
 

@@ -88,7 +88,7 @@ def _study_parts(kept: StoredStudy, words: Sequence[str] | None, study: str, pag
         yield "No trial has finished yet, so there is no front. Reload the page later."
     else:
         yield _front_table(front, page)
-        found = words if words is not None else ["More is being reckoned: reload this page in some seconds."]
+        found = words if words is not None else ["Still computing; reload in a few seconds."]
         yield "\n".join(f"- {escaped(sentence)}" for sentence in [_within_words(front), *found])
     way = "--knee" if front.knee is not None else "--within 1%"
     commands = [
@@ -107,39 +107,37 @@ def _study_parts(kept: StoredStudy, words: Sequence[str] | None, study: str, pag
             "that was trained several times counts here with its mean.",
             "- *Infeasible* (grey) are trials that diverged: they have a time and an accuracy, but are no point of a front.",
             "- *Pruned* are trials that were stopped early or that no plan allowed, *Fail* those that raised an error or were "
-            "cut off. Each trial's note tells which, and why.",
+            "interrupted. Each trial's note says which, and why.",
         ]
     )
 
 
 def _front_table(front: ParetoFront, page: str) -> str:
     several_rules = len({trial.settings.get("rule") for trial in front.trials}) > 1
-    repeated = any("mean_low" in trial.facts for trial in front.trials)
-    doubts = ["+/-", "runs", "on front"] if repeated else []
+    repeated = any(trial.interval is not None for trial in front.trials)
+    confidences = ["+/-", "runs", "on front"] if repeated else []
     names = ["effective_batch", "learning_rate", *(["rule"] if several_rules else []), "epochs"]
-    head = ["trial", escaped(front.speed), escaped(front.metric), *doubts, *(one.replace("_", " ") for one in names), ""]
+    head = ["trial", escaped(front.speed), escaped(front.metric), *confidences, *(one.replace("_", " ") for one in names), ""]
     rows = [head, [":---" if one in ("rule", "") else "---:" for one in head]]
     members = front.trials[:_FRONT_ROWS]
     for trial in members:
         facts = trial.facts
-        # The fastest of the members that it is not surely better than.
-        ties = [other.number for other in front.trials if other.number in facts.get("ties", ())]
+        # The fastest member that it is not significantly better than.
+        ties = [other.number for other in front.trials if other.number in (facts.ties or ())]
         marks = [
             *(["**knee**"] if trial.number == front.knee else []),
-            *(["yours today"] if "start" in facts else []),
+            *(["baseline"] if trial.is_baseline else []),
             *([f"= {ties[0]}"] if ties else []),
         ]
-        doubt = [f"{_half_interval(trial):.2g}", str(facts["runs"]), f"{facts['front_chance']:.0%}"] if repeated else []
+        confidence = []
+        if repeated:
+            confidence = [f"{trial.half_interval or 0.0:.2g}", str(facts.runs), f"{facts.front_probability or 0.0:.0%}"]
         values = [escaped(number(trial.settings.get(one))) for one in names]
         link = f"[{trial.number}]({page}/trials?numbers={trial.number})"
-        rows.append([link, number(front.seconds(trial)), number(trial.accuracy), *doubt, *values, ", ".join(marks)])
+        rows.append([link, number(front.seconds(trial)), number(trial.accuracy), *confidence, *values, ", ".join(marks)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     left = len(front.trials) - len(members)
     return table + (f"\n\n... and {left} more." if left else "")
-
-
-def _half_interval(trial: TrialRecord) -> float:
-    return float(trial.facts["mean_high"] - trial.facts["mean_low"]) / 2
 
 
 def _within_words(front: ParetoFront) -> str:
@@ -161,8 +159,8 @@ def trial_note(record: TrialRecord, spec: StudySpec, front: ParetoFront, *, stud
         traceback: of its last attempt, where it raised an error.
     """
     lines = [_outcome(record, spec, front), *_settings(record, spec)]
-    if record.facts.get("contended") and record.counts:
-        lines.append(f"Took {record.facts['departure']:+.0%} of the time that was known: the device was shared.")
+    if record.facts.contended and record.counts:
+        lines.append(f"Took {record.facts.train_s_error:+.0%} against the known time: the device was shared.")
     if record.number in [trial.number for trial in front.trials]:
         lines.append(f"Its settings for a trainer: {code(f'bsearch export {study} --to hf --trial {record.number}')}")
     note = "  \n".join(lines)
@@ -189,18 +187,18 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
         case "out_of_memory":
             return f"**Out of memory**, and no smaller plan was left: {message}"
         case "interrupted":
-            later = record.facts.get("continued_by")
-            return f"**Interrupted**: {message}" + (f". Trial {later} goes on from there." if later is not None else "")
+            later = record.facts.continued_by
+            return f"**Interrupted**: {message}" + (f". Trial {later} continues it." if later is not None else "")
         case "error":
             return f"**Failed**: {message}"
     result = f"{escaped(front.metric)} {number(record.accuracy)} in {seconds(record.seconds(front.speed))} of training"
     if front.speed == "device_s":
         result += ", all devices added up"
-    member = next((trial for trial in front.trials if trial.number == record.facts.get("repeats", record.number)), None)
-    if member is not None and int(member.facts.get("runs", 1)) > 1:
-        result += f"; with {member.facts['runs']} seeds {number(member.accuracy)} ± {_half_interval(member):.2g}"
-    if "repeats" in record.facts:
-        again = f"Trains trial {record.facts['repeats']} again with seed {escaped(str(record.facts.get('seed')))}"
+    member = next((trial for trial in front.trials if trial.number == record.setting), None)
+    if member is not None and (member.facts.runs or 1) > 1:
+        result += f"; with {member.facts.runs} seeds {number(member.accuracy)} ± {member.half_interval or 0.0:.2g}"
+    if record.is_repeat:
+        again = f"Repeats trial {record.facts.repeats} with seed {escaped(str(record.facts.seed))}"
         return f"**{again}**: {result}."
     if member is None:
         return f"**Complete**: {result}."
@@ -246,14 +244,14 @@ def _plan_words(batch: int, accumulation: Any, devices: Any) -> str:
         return words
     if plan.accumulation == plan.devices == 1:
         return words
-    shares = [_sizes(plan.passes(device)) for device in range(plan.devices)]
+    shares = [_sizes(plan.micro_batches(device)) for device in range(plan.devices)]
     if plan.devices == 1:
         return f"{words}, as {shares[0]}"
     return f"{words}, on {plan.devices} devices as " + " | ".join(shares[:8]) + (" | ..." if len(shares) > 8 else "")
 
 
-def _sizes(passes: Sequence[int]) -> str:
+def _sizes(micro_batches: Sequence[int]) -> str:
     """Passes of a device: few are told one by one, many are counted."""
-    if len(passes) <= 4:
-        return "+".join(map(str, passes))
-    return " + ".join(f"{len(list(alike))} x {size}" for size, alike in groupby(passes))
+    if len(micro_batches) <= 4:
+        return "+".join(map(str, micro_batches))
+    return " + ".join(f"{len(list(alike))} x {size}" for size, alike in groupby(micro_batches))

@@ -34,7 +34,7 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
 
     Raises:
         StudyFileError: no size can be planned, or one is larger than the training set.
-        ObjectiveError: the training code does not work.
+        TaskError: the training code does not work.
     """
     devices = max(spec.devices.counts)
     runner = SerialRunner(spec.devices)
@@ -55,7 +55,7 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
     limits: dict[str, Any] = {
         "largest_micro_batch": micro_batch_cap(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
-        "every_pass": spec.training.sync_batch_norm,
+        "every_micro_batch": spec.training.sync_batch_norm,
     }
     plans: dict[int, BatchPlan] = {}
     left_out = []
@@ -216,11 +216,11 @@ def bench_document(
         asked: sizes that were asked about; the others are there for the rule's sake.
         rounds: those that count: the first, which warms up, is not among them.
     """
-    assert profile.training_set is not None and profile.evaluation_set is not None
+    assert profile.training_set is not None and profile.validation_set is not None
     rows, per_sample_s = [], {}
     for index, (size, plan) in enumerate(plans.items()):
         steps = [one.steps[index][0] for one in rounds]
-        inference = [one.evaluations[index] * profile.evaluation_set for one in rounds]
+        inference = [one.evaluations[index] * profile.validation_set for one in rounds]
         epochs = [step_s * profile.training_set / size for step_s in steps]
         per_sample_s[size] = [step_s / size for step_s in steps]
         rows.append(

@@ -23,7 +23,7 @@ from ...spaces.readable import readable_bytes
 from ...spaces.storage import masked
 from ...spaces.study import StudySpec
 from ..store.database import storage_engine
-from ..store.inspection import look_at_storage
+from ..store.inspection import inspect_storage
 
 State = Literal["ok", "warning", "problem"]
 
@@ -356,7 +356,7 @@ def storage_findings(url: str) -> Iterator[Finding]:
         if engine.dialect.name == "sqlite" and (not database or not Path(database).exists()):
             yield Finding("storage", "ok", f"{shown} is not there yet; `bsearch run` makes it")
             return
-        look = look_at_storage(url)
+        look = inspect_storage(url)
     except BsearchError as error:
         yield Finding("storage", "problem", masked(str(error)))
         return

@@ -1,4 +1,7 @@
-"""The driver around a study's life: which study it is, what it begins with, its heartbeat, and how Ctrl-C ends it."""
+"""Running a study from the driver: open it, profile the devices, drive its trials, conclude.
+
+Around the trials: which stored study a file resumes, the heartbeat, and what Ctrl-C does.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +9,277 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
-from ...spaces.errors import Fault, LauncherError, StudyFileError
-from ...spaces.planning import common_batches, known_seconds, legal_words, price_words, profile_faults
+from ...spaces.device import DeviceProfile
+from ...spaces.errors import Fault, StorageError, StudyFileError
+from ...spaces.planning import (
+    CostKey,
+    common_batches,
+    known_seconds,
+    legal_batches_sentence,
+    profile_faults,
+    step_time_summary,
+)
 from ...spaces.storage import masked
 from ...spaces.study import StudySpec
+from ...spaces.trial import TrialRecord
 from ..analysis.pareto import study_front
-from ..store.database import AWAY_LIMIT_S, DatabaseAway, Patience, network_storage
+from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
 from ..store.lock import HEARTBEAT_S
-from ..store.optuna_storage import trial_record
+from ..store.optuna_storage import frozen_record
 from ..store.records import Records
 from ..store.stored import StoredStudy, study_identity
+from ..store.trials import stored_trials
 from ..suggest.suggester import Suggester
-from ..suggest.warm_start import past_trials
-from .profiles import prices_of, repriced_profiles, study_profiles
+from ..suggest.warm_start import prior_trials
+from .profiles import step_times_json, study_profiles, with_stored_step_times
 from .runner import Event, Runner
 from .study_run import StudyRun
+
+Profiles = Mapping[str, Mapping[CostKey, DeviceProfile]]  # by kind of device
 
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """What a run of a study came to."""
+    """How a run of a study ended.
+
+    Args:
+        stopped: why it ended before its budget; empty where it met it.
+        failure: why it cannot go on; empty where it can.
+        elapsed_s: of this run.
+    """
 
     study: StoredStudy
-    stopped: str  # why it ended before its budget; empty where it met it
-    failure: str  # why it cannot go on; empty where it can
+    stopped: str
+    failure: str
     interrupted: bool
     elapsed_s: float
 
 
-def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *, fresh: bool) -> str:
-    """The full name under which this study file's study is kept: its newest with the same identity.
+@dataclass(frozen=True, slots=True)
+class _OpenStudy:
+    """A study that is about to run: its name and identity in the storage, and how it is timed.
+
+    Args:
+        step_times: the stored laws that time its trials; None before its first finished trial, {} where the clock does.
+        driven_s: driver time of earlier runs.
+    """
+
+    spec: StudySpec
+    records: Records
+    name: str
+    identity: Mapping[str, Any]
+    step_times: Mapping[str, list[dict[str, Any]]] | None
+    driven_s: float
+
+
+def run_study(
+    spec: StudySpec,
+    open_runner: Callable[[], AbstractContextManager[Runner]],
+    task_hash: str,
+    *,
+    fresh: bool = False,
+    notify: Callable[[Event], None] = lambda event: None,
+    watch: Callable[[StudyRun], None] = lambda run: None,
+) -> StudyResult:
+    """Run a study, or resume it, until its budget is met or it is stopped.
+
+    Args:
+        open_runner: starts what trials run on; not called where the budget is met already.
+        task_hash: the training code's identity.
+        fresh: create a new study beside an older one of the same file.
+        watch: is given the run before its first trial, to show it live.
 
     Raises:
-        StudyFileError: the file changed in what may not change; with the differences.
+        StudyFileError: the study cannot be run as it is written, or changed since it was created.
+        TaskError: the training code does not work.
+        StorageError: the storage cannot be used or another driver holds the study.
+        ClusterError: Ray cannot be started or reached.
     """
-    kept = records.studies(spec.study)
-    if not kept:
+    assert spec.storage is not None
+    retry_policy = RetryPolicy(spec.storage, lambda text: notify(Event("message", text=text)), UNAVAILABLE_LIMIT_S)
+    records = Records(spec.storage, retry_policy=retry_policy)
+    try:
+        study = _open(spec, records, task_hash, fresh, notify)
+        if (finished := _finished(study)) is not None:
+            return finished
+        with open_runner() as runner:
+            profiles, legal = _profile(study, runner, task_hash, notify)
+            return _drive(study, runner, profiles, legal, task_hash, notify, watch)
+    finally:
+        records.close()
+
+
+def _open(spec: StudySpec, records: Records, task_hash: str, fresh: bool, notify: Callable[[Event], None]) -> _OpenStudy:
+    """Find or name the study in its storage, and store what it says now."""
+    if kind := network_storage(records.engine):
+        text = f"the database is on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
+        notify(Event("message", text=text))
+    identity = study_identity(spec, task_hash)
+    name = study_name(records, spec, identity, fresh=fresh)
+    # Before any trial counts, the newest laws are as good as any, and the task's code may have been fixed.
+    step_times = (records.step_times(name) or {}) if records.any_counted(name) else None
+    if step_times is not None and not any(step_times.values()):
+        if spec.budget.profile_s:
+            text = "this study's trials are timed by the clock, and stay so; --new creates one with known times"
+            notify(Event("message", text=text))
+        spec = spec.changed({"budget": {"profile_s": 0}})
+    driven_s = next((row.driver_s for row in records.studies(spec.study) if row.name == name), 0.0)
+    return _OpenStudy(spec, records, name, identity, step_times, driven_s)
+
+
+def _finished(study: _OpenStudy) -> StudyResult | None:
+    """The result of a study whose budget is met and whose trials are all settled; None where there is something to do."""
+    if study.name not in {row.name for row in study.records.studies()}:
+        return None
+    trials = stored_trials(study.records.url, study.name)
+    if any(record.outcome == "running" for record in trials):
+        return None
+    if sum(record.counts for record in trials) < study.spec.budget.trials:
+        return None
+    _store(study)
+    return StudyResult(StoredStudy.open(study.records.url, study.name), "", "", interrupted=False, elapsed_s=0.0)
+
+
+def _store(study: _OpenStudy) -> None:
+    spec = study.spec.model_dump(mode="json") | {"storage": masked(study.records.url)}
+    study.records.save_study(study.name, study.spec.study, study.identity, spec)
+
+
+def _stored(study: _OpenStudy, trials: list[TrialRecord], driver_s: float) -> StoredStudy:
+    front = study_front(trials, study.spec.objectives)
+    return StoredStudy(study.records.url, study.name, study.spec, study.identity, driver_s, tuple(trials), front)
+
+
+def _profile(
+    study: _OpenStudy, runner: Runner, task_hash: str, notify: Callable[[Event], None]
+) -> tuple[dict[str, dict[CostKey, DeviceProfile]], tuple[int, int]]:
+    """Profiles of every kind of device, the one that times the study first, and the effective batches they can plan."""
+    spec, records = study.spec, study.records
+    profiles = study_profiles(spec, runner, task_hash, records, lambda text: notify(Event("message", text=text)))
+    if study.step_times is not None:
+        timed_on = next(iter(profiles))
+        profiles[timed_on] = with_stored_step_times(profiles[timed_on], study.step_times)
+    legal = common_batches(spec, profiles)
+    everywhere = [profile for of_kind in profiles.values() for profile in of_kind.values()]
+    if faults := [fault for profile in everywhere for fault in profile_faults(spec, profile, legal)]:
+        raise StudyFileError(dict.fromkeys(faults))
+    return profiles, legal
+
+
+def _drive(
+    study: _OpenStudy,
+    runner: Runner,
+    profiles: dict[str, dict[CostKey, DeviceProfile]],
+    legal: tuple[int, int],
+    task_hash: str,
+    notify: Callable[[Event], None],
+    watch: Callable[[StudyRun], None],
+) -> StudyResult:
+    """Hold the study's lock and run its trials."""
+    spec, records, name = study.spec, study.records, study.name
+    laws = next(iter(profiles.values()))  # of the kind that times the study
+    law = known_seconds(spec, laws)
+    prior = prior_trials(spec, study.identity, law)
+    if prior:
+        text = f"warm start: {len(prior)} trials of {', '.join(spec.warm_start)} are in this space"
+        notify(Event("message", text=text))
+    _store(study)
+    records.lock.acquire(name)
+    try:
+        records.save_step_times(name, step_times_json(laws))
+        suggester = Suggester(
+            records.url,
+            name,
+            spec.domains(),
+            spec.objectives,
+            sampler=spec.sampler,
+            seed=spec.training.seed,
+            legal=legal,
+            known_seconds=law,
+            prior_trials=prior,
+            retry_policy=records.retry_policy,
+            single_writer=True,
+        )
+        # Another driver may have added to it before we held the lock.
+        driven_s = next(row.driver_s for row in records.studies(spec.study) if row.name == name)
+        study = replace(study, driven_s=driven_s)
+        run = StudyRun(spec, name, suggester, records, profiles, runner.device, task_hash, notify, driven_s)
+        for text in _opening_messages(spec, profiles, legal):
+            notify(Event("message", text=text))
+        run.queue_baseline()
+        run.recover()
+        watch(run)
+        with _heartbeat(run, records), _interrupts(run, records.retry_policy) as interrupted:
+            try:
+                runner.run(run)
+            except KeyboardInterrupt:
+                if not run.stop_reason:
+                    raise
+            finally:
+                run.sweep()
+        return _conclude(study, run, suggester, interrupted.is_set())
+    finally:
+        records.lock.release(name)
+
+
+def _opening_messages(spec: StudySpec, profiles: Profiles, legal: tuple[int, int]) -> Iterator[str]:
+    """What is known before the first trial: legal batches, kinds of devices, how well times are known."""
+    everywhere = [profile for of_kind in profiles.values() for profile in of_kind.values()]
+    yield legal_batches_sentence(spec, legal, everywhere)
+    if len(profiles) > 1:
+        names = [kind or "others" for kind in profiles]
+        yield f"devices: {', '.join(names)}; training times are those of {names[0]}"
+    yield from step_time_summary(spec, next(iter(profiles.values())).values())
+
+
+def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: bool) -> StudyResult:
+    """The result of a run that is over, from the database."""
+    met = run.counted >= study.spec.budget.trials  # a stop during the last trial stopped nothing
+    trials = list(map(frozen_record, suggester.reread_trials()))
+    suggester.close()
+    # The fit takes seconds: it is stored, so that commands that only read need not repeat it.
+    stored = _stored(study, trials, study.driven_s + run.elapsed_s()).with_rates()
+    assert stored.rates is not None
+    study.records.save_best_rates(study.name, stored.rates.to_dict())
+    return StudyResult(
+        study=stored,
+        stopped="" if met and not run.failure else run.stop_reason,
+        failure=run.failure,
+        interrupted=interrupted and not met,
+        elapsed_s=run.elapsed_s(),
+    )
+
+
+def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *, fresh: bool) -> str:
+    """The full name under which this study file's study is stored: its newest with the same identity.
+
+    Raises:
+        StudyFileError: something changed that may not change; with the differences.
+    """
+    rows = records.studies(spec.study)
+    if not rows:
         return spec.study
     if fresh:
-        return f"{spec.study}-{len(kept) + 1}"
-    for study in reversed(kept):
-        if study.identity == identity:
-            return study.name
-    newest = kept[-1]
+        return f"{spec.study}-{len(rows) + 1}"
+    for row in reversed(rows):
+        if row.identity == identity:
+            return row.name
+    newest = rows[-1]
     if {**newest.identity, "task": identity["task"]} == identity and not records.any_counted(newest.name):
-        return newest.name  # its code never finished a trial, so mending it changes no experiment
-    changes = list(differences(kept[-1].identity, identity))
+        return newest.name  # its code never finished a trial, so fixing it changes no experiment
+    changes = list(differences(newest.identity, identity))
     raise StudyFileError(
         [
             *(Fault(key, _changed(key, old, new)) for key, old, new in changes),
             Fault(
                 "",
-                f"study {kept[-1].name} was begun with other settings, and its trials would not compare with new ones. "
-                "Put them back, begin afresh with --new, or give the study another name (warm_start: lets it learn from "
+                f"study {newest.name} was created with other settings, and its trials would not compare with new ones. "
+                "Restore them, create a new study with --new, or give it another name (warm_start: lets it learn from "
                 "this one).",
             ),
         ]
@@ -84,113 +300,9 @@ def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, A
         yield key, old, new
 
 
-def run_study(
-    spec: StudySpec,
-    runner: Runner,
-    task_hash: str,
-    *,
-    fresh: bool = False,
-    notify: Callable[[Event], None] = lambda event: None,
-    watch: Callable[[StudyRun], None] = lambda run: None,
-) -> StudyResult:
-    """Run a study, or go on with it, until its budget is met or it is stopped.
-
-    Args:
-        task_hash: the training code's identity.
-        fresh: begin a new study beside an older one of the same file.
-        watch: is given the run before its first trial, to show it live.
-
-    Raises:
-        StudyFileError: the study cannot be run as it is written, or changed since it was begun.
-        ObjectiveError: the training code does not work.
-        LauncherError: the storage cannot be used or another driver holds the study.
-    """
-    assert spec.storage is not None
-    patience = Patience(spec.storage, lambda text: notify(Event("message", text=text)), AWAY_LIMIT_S)
-    records = Records(spec.storage, patience=patience)
-    if kind := network_storage(records.engine):
-        text = (
-            f"the database lies on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
-        )
-        notify(Event("message", text=text))
-    identity = study_identity(spec, task_hash)
-    name = study_name(records, spec, identity, fresh=fresh)
-    # Until a trial counts, the newest laws are as good as any, and the task's code may have been mended.
-    prices = (records.prices(name) or {}) if records.any_counted(name) else None
-    if prices is not None and not any(prices.values()):
-        if spec.budget.profile_s:
-            text = "the study was begun with the clock's times and stays with them; --new begins one with known times"
-            notify(Event("message", text=text))
-        spec = spec.changed({"budget": {"profile_s": 0}})
-    kinds = study_profiles(spec, runner, task_hash, records, lambda text: notify(Event("message", text=text)))
-    priced_on, profiles = next(iter(kinds.items()))
-    if prices is not None:
-        kinds[priced_on] = profiles = repriced_profiles(profiles, prices)
-    legal = common_batches(spec, kinds)
-    everywhere = [profile for of_kind in kinds.values() for profile in of_kind.values()]
-    if faults := [fault for profile in everywhere for fault in profile_faults(spec, profile, legal)]:
-        raise StudyFileError(dict.fromkeys(faults))
-    law = known_seconds(spec, profiles)
-    past = past_trials(spec, identity, law)
-    if past:
-        notify(Event("message", text=f"warm start: {len(past)} trials of {', '.join(spec.warm_start)} lie in this space"))
-    kept = spec.model_dump(mode="json") | {"storage": masked(records.url)}
-    records.keep_study(name, spec.study, identity, kept)
-    records.take(name)
-    try:
-        records.keep_prices(name, prices_of(profiles))
-        driven_s = next(study.driver_s for study in records.studies(spec.study) if study.name == name)
-        suggester = Suggester(
-            records.url,
-            name,
-            spec.domains(),
-            spec.objectives,
-            sampler=spec.sampler,
-            seed=spec.training.seed,
-            legal=legal,
-            known_seconds=law,
-            past=past,
-            patience=patience,
-            alone=True,
-        )
-        run = StudyRun(spec, name, suggester, records, kinds, runner.device, task_hash, notify, driven_s)
-        notify(Event("message", text=legal_words(spec, legal, everywhere)))
-        if len(kinds) > 1:
-            names = [kind or "others" for kind in kinds]
-            notify(Event("message", text=f"devices: {', '.join(names)}; training times are those of {names[0]}"))
-        for words in price_words(spec, profiles.values()):
-            notify(Event("message", text=words))
-        run.queue_start()
-        run.recover()
-        watch(run)
-        with _heartbeat(run, records), _interrupts(run, patience) as interrupted:
-            try:
-                runner.run(run)
-            except KeyboardInterrupt:
-                if not run.stopping:
-                    raise
-            finally:
-                run.sweep()
-        met = run.counted >= spec.budget.trials  # a stop that came with the last trial's end stopped nothing
-        ended = tuple(map(trial_record, suggester.kept_trials()))
-        front = study_front(ended, spec.objectives)
-        result = StudyResult(
-            study=StoredStudy(records.url, name, spec, identity, driven_s + run.elapsed_s(), ended, front),
-            stopped="" if met and not run.failure else run.stopping,
-            failure=run.failure,
-            interrupted=interrupted.is_set() and not met,
-            elapsed_s=run.elapsed_s(),
-        )
-        suggester.close()
-        return result
-    finally:
-        records.release(name)
-        records.close()
-
-
 @contextmanager
 def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
-    """Signs of life while the study runs; they also count its hours and see when it is no longer ours."""
+    """Heartbeats while the study runs; they also count its hours and notice when the study is no longer ours."""
     over = threading.Event()
     limit_s = math.inf if run.spec.budget.hours is None else run.spec.budget.hours * 3600 - run.driven_s
 
@@ -198,17 +310,17 @@ def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
         while True:
             ended = over.wait(min(HEARTBEAT_S, max(0.05, limit_s - run.elapsed_s())))
             ours = True
-            # A database that is away or full is not another driver; whoever needs it meanwhile waits, or tells.
-            with suppress(DatabaseAway, LauncherError):
-                ours = records.beat(run.name, run.driven_s + run.elapsed_s())
+            # A database that is unavailable or full is not another driver; whoever needs it meanwhile retries or reports.
+            with suppress(DatabaseUnavailable, StorageError):
+                ours = records.lock.heartbeat(run.name, run.driven_s + run.elapsed_s())
             if ended:
                 return
             if records.vanished():
-                run.fail(f"the database {masked(records.url)} was deleted while the study ran; its trials are gone with it")
+                run.fail(f"the database {masked(records.url)} was deleted while the study ran, and its trials with it")
             elif not ours:
                 run.fail("another driver took the study over")
-            if run.elapsed_s() >= limit_s and not run.stopping:
-                run.stopping = f"budget.hours: {run.spec.budget.hours:g} h are used up"
+            if run.elapsed_s() >= limit_s and not run.stop_reason:
+                run.stop_reason = f"budget.hours: {run.spec.budget.hours:g} h are used up"
 
     thread = threading.Thread(target=beat, name="bsearch-heartbeat", daemon=True)
     thread.start()
@@ -220,7 +332,7 @@ def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts(run: StudyRun, patience: Patience) -> Iterator[threading.Event]:
+def _interrupts(run: StudyRun, retry_policy: RetryPolicy) -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM stop the study cleanly; a second one does not wait."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -231,9 +343,9 @@ def _interrupts(run: StudyRun, patience: Patience) -> Iterator[threading.Event]:
         if interrupted.is_set():
             raise KeyboardInterrupt
         interrupted.set()
-        patience.over = True
-        run.stopping = run.stopping or f"interrupted ({signal.Signals(number).name})"
-        run.notify(Event("message", text="stopping: running trials are cut off and go on with the next run"))
+        retry_policy.cancelled = True
+        run.stop_reason = run.stop_reason or f"interrupted ({signal.Signals(number).name})"
+        run.notify(Event("message", text="stopping: running trials are interrupted and resume with the next run"))
         if run.interruptible:
             raise KeyboardInterrupt
 

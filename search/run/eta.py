@@ -1,4 +1,4 @@
-"""How long a study will still take: from the times that its trials are known to need and took so far."""
+"""Estimated time until a study is done, from its trials' known times and what they took so far."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-# The starts of so many attempts tell how many run at once now: machines come and go.
-_LATELY = 16
+# The latest starts show how many attempts run at once now: machines come and go.
+_RECENT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One attempt on the clock.
+    """One attempt's start and end on a clock.
 
     Args:
         begun_s, ended_s: on any one clock; `ended_s` is None while it runs.
-        known_s: seconds its whole training takes by the law; None where trials are timed by the clock.
-        trained_s: seconds of training by the clock when it last measured, evaluation left out.
+        known_s: seconds of its full training by the law; None where trials are timed by the clock.
+        trained_s: seconds of training by the clock at its last measurement, evaluation left out.
         share: of its budget trained by then, from 0 to 1.
         counts: it ended a trial that counts towards the budget.
     """
@@ -32,19 +32,19 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """What an attempt takes on the clock beside what is known of it, as those that ended did.
+class ClockFactors:
+    """From known training time to time on the clock, estimated from attempts that ended.
 
     Args:
-        slowdown: seconds of training by the clock for each that was known; neighbours make it larger than one.
-        overhead_s: seconds of an attempt that are no training: its start, evaluations, checkpoints.
+        slowdown: clock seconds of training per known second; neighbours make it larger than one.
+        overhead_s: seconds of an attempt outside training: its start, evaluations, checkpoints.
     """
 
     slowdown: float = 1.0
     overhead_s: float = 0.0
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> Pace:
+    def of(cls, spans: Sequence[Span]) -> ClockFactors:
         ended = [(span, span.ended_s - span.begun_s) for span in spans if span.ended_s is not None]
         known = sum(span.known_s * span.share for span, _ in ended if span.known_s is not None)
         trained = sum(span.trained_s for span, _ in ended if span.known_s is not None and span.share)
@@ -52,9 +52,9 @@ class Pace:
         return cls(trained / known if known > 0 and trained > 0 else 1.0, sum(overhead) / len(overhead) if overhead else 0.0)
 
     def left_s(self, span: Span, now_s: float) -> float | None:
-        """Seconds that a running attempt still takes; None where nothing is known of it yet.
+        """Seconds until a running attempt is done; None where nothing is known of it yet.
 
-        One that is over its time goes by its own speed, and so does one whose time was never known.
+        One that is over its known time is extrapolated from its own speed, and so is one without a known time.
         """
         run_s = max(now_s - span.begun_s, 0.0)
         if span.known_s is not None:
@@ -65,12 +65,12 @@ class Pace:
 
 
 def at_once(spans: Sequence[Span]) -> int:
-    """How many attempts run side by side: the most that did at the latest starts.
+    """How many attempts run side by side: the most that did at any of the latest starts.
 
     >>> at_once([Span(0, 2), Span(1, 3), Span(3, None)])
     2
     """
-    latest = sorted(spans, key=lambda span: span.begun_s)[-_LATELY:]
+    latest = sorted(spans, key=lambda span: span.begun_s)[-_RECENT:]
     return max(
         (
             sum(span.begun_s <= one.begun_s and (span.ended_s is None or span.ended_s > one.begun_s) for span in spans)
@@ -81,41 +81,39 @@ def at_once(spans: Sequence[Span]) -> int:
 
 
 def _idle_s(spans: Sequence[Span], slots: int) -> float:
-    """Seconds that a slot waits between two attempts: the middle one, for a study may have rested for days."""
+    """Median seconds that a slot waits between two attempts; the mean would count days between runs."""
     begun = sorted(span.begun_s for span in spans)
     ended = sorted(span.ended_s for span in spans if span.ended_s is not None)
     waits = [max(start - end, 0.0) for start, end in zip(begun[slots:], ended, strict=False)]
     return median(waits) if waits else 0.0
 
 
-def remaining_s(spans: Sequence[Span], now_s: float, to_come: int) -> float | None:
-    """Seconds until so many further trials and those that run are done; None where no trial tells anything yet.
+def eta_s(spans: Sequence[Span], now_s: float, to_come: int) -> float | None:
+    """Seconds until the running trials and `to_come` further ones are done; None while no trial gives an estimate.
 
-    What runs is done after its known training time (at the pace of the trials that ended: how much longer than known they
-    trained, and what they took beside training) less what it ran already. Each trial to come is expected to hold its
-    slot as long as the mean of all so far: what the ended ones took on the clock, stopped and failed ones too, and what
-    the running ones will have taken, for else the quick ones, which end first, would make the study look short; and a slot
-    is idle between two of them as it was so far. They are dealt out, one after another, to the slot that is free first; the
-    answer is when the last slot falls idle. So it is right to the second where all trials take equally long, and as good
-    as the mean where they do not: trials that will be stopped, and the front's members that `confirm:` trains again, are
-    not foreseen.
+    A running trial is done after its known training time, scaled by the slowdown and overhead of ended trials, minus what it
+    has run already. Each further trial is expected to hold its slot for the mean over all trials so far: clock time of ended
+    ones, stopped and failed ones included, and the expected total of running ones, since fast trials end first and would bias
+    the mean. Slots are idle between trials as they were so far. Trials are assigned to the slot that is free first; the
+    estimate is when the last slot becomes idle. It is exact where all trials take equally long. Trials that will be stopped
+    early, and repeats under `confirm:`, are not foreseen.
 
     Args:
         spans: every attempt so far, running and ended.
         now_s: by the clock of the spans.
-        to_come: trials that are to be finished beside those that run.
+        to_come: trials still to be started.
     """
-    pace = Pace.of(spans)
+    factors = ClockFactors.of(spans)
     running = [span for span in spans if span.ended_s is None]
     ended_s = [span.ended_s - span.begun_s for span in spans if span.ended_s is not None]
     counted = sum(span.counts for span in spans)
-    left = [pace.left_s(span, now_s) for span in running]
-    told = [(span, left_s) for span, left_s in zip(running, left, strict=True) if left_s is not None]
-    if not told and not counted:
+    left = [factors.left_s(span, now_s) for span in running]
+    known = [(span, left_s) for span, left_s in zip(running, left, strict=True) if left_s is not None]
+    if not known and not counted:
         return None
-    whole_s = sum(ended_s) + sum(max(now_s - span.begun_s, 0.0) + left_s for span, left_s in told)
+    whole_s = sum(ended_s) + sum(max(now_s - span.begun_s, 0.0) + left_s for span, left_s in known)
     slots = max(at_once(spans), len(running), 1)
-    each_s = whole_s / (counted + len(told)) + _idle_s(spans, slots)
+    each_s = whole_s / (counted + len(known)) + _idle_s(spans, slots)
     free_at = [max(each_s - (now_s - span.begun_s), 0.0) if s is None else s for span, s in zip(running, left, strict=True)]
     free_at += [0.0] * min(slots - len(running), to_come)
     heapq.heapify(free_at)

@@ -84,7 +84,7 @@ def forecast(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: 
     epochs = bounds(spec.space.epochs)
     epoch_s = [plan.epoch_s for some in each for plan in some]
     fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]
-    evaluation_s = spec.training.evaluations * (profile.evaluation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
+    evaluation_s = spec.training.evaluations * (profile.validation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
     # Searched on log scales, so the geometric mean is the middle one.
     middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * math.sqrt(epochs[0] * epochs[1])
     study_s = spec.budget.trials * (middle + evaluation_s) / slots
@@ -111,8 +111,8 @@ def _advice(
             f"evaluating takes {evaluation_s / (evaluation_s + trial_s):.0%} of a trial's time: fewer `training.evaluations` "
             "or a smaller evaluation set would leave more for training"
         )
-    if not spec.start:
-        advice.append("name what you use today under `start:`, and the end will say how the front compares with it")
+    if not spec.baseline:
+        advice.append("add your current settings under `baseline:`, and the end will compare the front with them")
     searched = len(spec.searched())
     if spec.budget.trials < 5 * searched:
         advice.append(

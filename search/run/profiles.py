@@ -1,6 +1,6 @@
-"""A study's device profiles: from its database, or from a worker; and the step-time laws that price its trials.
+"""A study's device profiles, from its database or from a worker, and the step-time laws that time its trials.
 
-One study has one kind of seconds: the laws it was begun with are kept with it and price all its trials, wherever it goes on.
+A study has one clock: the laws it started with are stored with it and time all its trials, wherever it is resumed.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ if TYPE_CHECKING:
     from ..store.stored import StoredStudy
     from .runner import Runner
 
-Prices = Mapping[str, list[dict[str, Any]]]
+StepTimes = Mapping[str, list[dict[str, Any]]]
 
 
 def study_profiles(
-    spec: StudySpec, runner: Runner, task_hash: str, records: Records, tell: Callable[[str], None]
+    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[str], None]
 ) -> dict[str, dict[CostKey, DeviceProfile]]:
-    """Profiles of every kind of device, the one that prices trials first; from the database where they were made before.
+    """Profiles of every kind of device, the one that times the study first; from the database where they are stored.
 
     Args:
-        tell: is given words for whoever waits.
+        notify: gets progress messages.
 
     Raises:
-        StudyFileError: there is no device of the kind that is to price, or several kinds and no known times.
+        StudyFileError: there is no device of the kind under `devices.time_on`, or several kinds and no known times.
     """
-    kinds, price_on = list(runner.kinds), spec.devices.price_on
-    if price_on is not None and price_on not in kinds:
-        have = ", ".join(kind or "devices that tell no kind" for kind in kinds)
-        raise StudyFileError(Fault("devices.price_on", f"expected a kind of device that is here ({have}), got {price_on!r}"))
+    kinds, time_on = list(runner.kinds), spec.devices.time_on
+    if time_on is not None and time_on not in kinds:
+        have = ", ".join(kind or "devices without a name" for kind in kinds)
+        raise StudyFileError(Fault("devices.time_on", f"expected a kind of device that is here ({have}), got {time_on!r}"))
     if len(kinds) > 1 and not spec.budget.profile_s:
         raise StudyFileError(
             Fault(
                 "budget.profile_s",
-                f"expected known times where there are several kinds of devices ({', '.join(kinds)}), got 0: the clocks of "
-                "two kinds do not compare. Give it seconds, or one kind with devices.accelerator_type.",
+                f"expected known times where there are several kinds of devices ({', '.join(kinds)}), got 0: clock times on "
+                "two kinds do not compare. Write seconds, or name one kind with devices.accelerator_type.",
             )
         )
-    kinds.sort(key=lambda kind: kind != price_on)  # stable: else those with the most room first
-    return {kind: _profiles_of(spec, runner, kind, task_hash, records, tell) for kind in kinds}
+    kinds.sort(key=lambda kind: kind != time_on)  # stable: else those with the most slots first
+    return {kind: _profiles_of(spec, runner, kind, task_hash, records, notify) for kind in kinds}
 
 
 def _profiles_of(
-    spec: StudySpec, runner: Runner, kind: str, task_hash: str, records: Records, tell: Callable[[str], None]
+    spec: StudySpec, runner: Runner, kind: str, task_hash: str, records: Records, notify: Callable[[str], None]
 ) -> dict[CostKey, DeviceProfile]:
     """A profile for every combination of parameters that change cost."""
     profiles = {}
     for key in cost_keys(spec):
         request = profile_request(spec, runner.device, key)
         about = _about(spec, task_hash, request, runner.device_id(kind))
-        kept = records.profile(about)
-        known = DeviceProfile.from_dict(kept) if kept else None
+        stored = records.profile(about)
+        known = DeviceProfile.from_dict(stored) if stored else None
         if known is None or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:
-                timing = f" and timing its steps for up to {request.timing_s:g} s (one look at each size at least)"
+                timing = f" and timing its steps for up to {request.timing_s:g} s (at least one round of every size)"
             values = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
             where = f"a {kind}" if kind else "a worker"
-            tell(f"trying the training code{values}{timing} on {where} ...")
+            notify(f"trying the training code{values}{timing} on {where} ...")
             known = runner.profile(spec.task, request, kind)
-            records.keep_profile(about, known.to_dict())
+            records.save_profile(about, known.to_dict())
         profiles[key] = known
     return profiles
 
 
 def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, device_id: str) -> str:
-    """Everything a profile hangs on, as text."""
+    """Everything a profile depends on, as text."""
     setup = request.setup
     cost = {
         "parameters": dict(setup.parameters),
@@ -96,25 +96,25 @@ def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, device_id: 
     )
 
 
-def prices_of(profiles: Mapping[CostKey, DeviceProfile]) -> Prices:
-    """The laws that price a study's trials, by parameters that change cost, as they are kept."""
+def step_times_json(profiles: Mapping[CostKey, DeviceProfile]) -> StepTimes:
+    """The laws that time a study's trials, by parameters that change cost, as they are stored."""
     return {json.dumps(key): [law.to_dict() for law in profile.step_times] for key, profile in profiles.items()}
 
 
-def repriced_profiles(profiles: Mapping[CostKey, DeviceProfile], prices: Prices) -> dict[CostKey, DeviceProfile]:
-    """The profiles with the laws that a study was begun with; none where its trials were timed by the clock."""
+def with_stored_step_times(profiles: Mapping[CostKey, DeviceProfile], step_times: StepTimes) -> dict[CostKey, DeviceProfile]:
+    """The profiles with the laws that a study started with; without any where its trials are timed by the clock."""
     return {
-        key: replace(profile, step_times=tuple(map(StepTime.from_dict, prices.get(json.dumps(key), ()))))
+        key: replace(profile, step_times=tuple(map(StepTime.from_dict, step_times.get(json.dumps(key), ()))))
         for key, profile in profiles.items()
     }
 
 
-def kept_profiles(study: StoredStudy, records: Records) -> dict[CostKey, DeviceProfile]:
-    """A stored study's profiles, with the laws that price its trials; none where its database holds none.
+def stored_profiles(study: StoredStudy, records: Records) -> dict[CostKey, DeviceProfile]:
+    """A stored study's profiles with the laws that time its trials; none where its database holds none.
 
-    Of several kinds of devices the one whose laws price the trials counts; of several measurements the newest.
+    Of several kinds of devices the one that times the study counts; of several measurements the newest.
     """
-    prices = records.prices(study.name) or {}
+    step_times = records.step_times(study.name) or {}
     task = list(study.identity["task"].values()) if isinstance(study.identity["task"], Mapping) else study.identity["task"]
     keys = cost_keys(study.spec)
     found: dict[CostKey, DeviceProfile] = {}
@@ -124,7 +124,7 @@ def kept_profiles(study: StoredStudy, records: Records) -> dict[CostKey, DeviceP
         if key is None or about["task"][1] not in task or cost["training"] != training_cost(study.spec):
             continue
         known = DeviceProfile.from_dict(profile)
-        laws = prices.get(json.dumps(key))
+        laws = step_times.get(json.dumps(key))
         if key not in found or [law.to_dict() for law in known.step_times] == laws or not laws:
             found[key] = known
-    return repriced_profiles(found, prices)
+    return with_stored_step_times(found, step_times)

@@ -1,19 +1,19 @@
-"""TODO."""
+"""What runs attempts: the `Runner` interface, and the events of a run that people watch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.trial import Measurement, TrialRecord, TrialSetup
-from .study_run import StudyRun
 
-Wait = Literal["wait"]
+if TYPE_CHECKING:
+    from .study_run import StudyRun
 
 
 class Runner(Protocol):
-    """Where attempts run. It ends when `StudyRun.next_attempt` gives None or `StudyRun.stopping` says why."""
+    """Where attempts run. It ends when `StudyRun.next_attempt` returns None or `StudyRun.stop_reason` is set."""
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -25,13 +25,13 @@ class Runner(Protocol):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of devices here by their makers' names, those with the most room first; `""` where they tell none."""
+        """The kinds of devices here by their makers' names, those with the most slots first; `""` where they are unnamed."""
 
     def device_id(self, kind: str = "") -> str:
-        """What makes profiles of one device useless for another; known without asking a worker."""
+        """Identifies the device that profiles are valid for; known without asking a worker."""
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
-        """Try the training code on a worker's device of a kind."""
+        """Profile the task on a worker's device of a kind."""
 
     def run(self, study: StudyRun) -> None:
         """Run attempts until there are none; every attempt taken is ended, unless the study is stopping."""
@@ -39,9 +39,9 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a person who watches wants to know."""
+    """Something that happened in a run, for whoever watches."""
 
-    kind: Literal["studied", "started", "measured", "ended", "message"]
+    kind: Literal["started", "measured", "ended", "message"]
     setup: TrialSetup | None = None
     measurement: Measurement | None = None
     record: TrialRecord | None = None

@@ -1,4 +1,4 @@
-"""The Runner in this very process: one trial after the other, no cluster; for small studies, checks and tests."""
+"""The Runner in this process: one trial after the other, without Ray; for small studies, checks and tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from ...objectives.profiling.probe import device_name, profile_apart, profile_objective
+from ...objectives.profiling.probe import device_name, profile_apart, profile_task
 from ...objectives.trial import start_attempt
 from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.errors import Fault, StudyFileError
@@ -45,30 +45,30 @@ class SerialRunner:
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
         if self.device == "cpu":
-            return profile_objective(reference, request)
-        # A process of its own: whatever runs out of memory there leaves nothing behind here.
+            return profile_task(reference, request)
+        # A process of its own: running out of memory there leaves nothing behind here.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             return process.submit(profile_apart, reference, request).result()
 
     def run(self, study: StudyRun) -> None:
         while True:
             setup = study.next_attempt()
-            if setup is None or setup == "wait":  # nothing else runs here that could bring more
+            if setup is None or setup == "wait":  # nothing else runs here
                 return
             with closing(start_attempt(study.spec.task, setup)) as attempt:  # type: ignore[type-var]  # a generator
                 outcome = Outcome("stopped")
                 for report in _interruptible(study, attempt):
                     if not isinstance(report, Measurement):
                         outcome = report
-                    elif not study.measured(setup.number, report, socket.gethostname()):
+                    elif study.report(setup.number, report, socket.gethostname()):
                         break
-            if study.stopping and outcome.kind == "stopped":
-                return  # cut off, and swept by the driver
-            study.ended(setup.number, outcome)
+            if study.stop_reason and outcome.kind == "stopped":
+                return  # interrupted, and swept by the driver
+            study.end(setup.number, outcome)
 
 
 def _interruptible(study: StudyRun, attempt: Iterator[Measurement | Outcome]) -> Iterator[Measurement | Outcome]:
-    """The attempt's reports; Ctrl-C breaks into the user's code, and never into our own between two reports."""
+    """The attempt's reports; Ctrl-C breaks into the user's code, never into ours between two reports."""
     while True:
         study.interruptible = True
         try:

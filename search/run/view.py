@@ -1,4 +1,4 @@
-"""What a person who watches a study sees at one moment, whoever tells it: the run itself, or its database from elsewhere."""
+"""A study at one moment, as people watch it: from the run itself, or from its database elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...spaces.study import StudySpec
 from ...spaces.trial import Measurement, ParetoFront, TrialRecord, TrialSetup
-from .eta import Pace, Span, remaining_s
+from .eta import ClockFactors, Span, eta_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,10 @@ class RunningTrial:
     """A trial under way: where it runs, and how far it is.
 
     Args:
-        where: the machine and its devices, as people know them; empty while nobody told.
+        where: the machine and its devices; empty while unknown.
         share: of its budget trained, from 0 to 1.
-        score: of the study's metric when it was last measured.
-        left_s: seconds until it is done, by what is known of it.
+        score: the study's metric at the last measurement.
+        left_s: estimated seconds until it is done.
     """
 
     number: int
@@ -32,7 +32,7 @@ class RunningTrial:
 
     @classmethod
     def of(
-        cls, setup: TrialSetup, measured: Measurement | None, host: str, span: Span, pace: Pace, now_s: float
+        cls, setup: TrialSetup, measured: Measurement | None, host: str, span: Span, factors: ClockFactors, now_s: float
     ) -> RunningTrial:
         devices = f"{setup.plan.devices} {setup.device}s" if setup.plan.devices > 1 else setup.device
         return cls(
@@ -42,7 +42,7 @@ class RunningTrial:
             learning_rate=setup.learning_rate,
             share=span.share,
             score=None if measured is None else measured.score(setup.metric),
-            left_s=pace.left_s(span, now_s),
+            left_s=factors.left_s(span, now_s),
         )
 
 
@@ -56,7 +56,7 @@ class StudyView:
         outcomes: how many trials ended in which way.
         records: every trial that ended, for the plot.
         elapsed_s: of this run.
-        remaining_s: until the budget is done; None where nothing tells it yet.
+        eta_s: until the budget is done; None where nothing tells it yet.
         driver: who runs it, in words; empty where it is this process.
     """
 
@@ -68,7 +68,7 @@ class StudyView:
     front: ParetoFront
     records: tuple[TrialRecord, ...]
     elapsed_s: float
-    remaining_s: float | None
+    eta_s: float | None
     driver: str = ""
 
 
@@ -96,10 +96,10 @@ def study_view(
         driven_s: of all runs of the study, which `budget.hours` limits.
     """
     spans = [*ended, *(span for _, _, _, span in running)]
-    pace = Pace.of(spans)
+    factors = ClockFactors.of(spans)
     counted = sum(record.counts for record in done)
     to_come = max(spec.budget.trials - counted - len(running), 0)
-    left_s = remaining_s(spans, now_s, to_come)
+    left_s = eta_s(spans, now_s, to_come)
     if spec.budget.hours is not None and left_s is not None:
         left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))
     return StudyView(
@@ -108,13 +108,13 @@ def study_view(
         counted=counted,
         outcomes=Counter(record.outcome for record in done),
         running=tuple(
-            RunningTrial.of(setup, measured, host, span, pace, now_s)
+            RunningTrial.of(setup, measured, host, span, factors, now_s)
             for setup, measured, host, span in sorted(running, key=lambda one: one[0].number)
         ),
         front=front,
         records=done,
         elapsed_s=elapsed_s,
-        remaining_s=left_s,
+        eta_s=left_s,
         driver=driver,
     )
 

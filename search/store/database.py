@@ -1,6 +1,6 @@
-"""How the database is reached: its URL, an engine that many share, waiting while it is away, what its errors mean to people.
+"""Connecting to the database: the engine, retries while it is unavailable, and its errors in words people can act on.
 
-Optuna's engine is set up here as well, so that both keep to the same waits and the same words.
+Optuna's engine is configured here as well, so that both use the same timeouts and the same messages.
 """
 
 from __future__ import annotations
@@ -18,116 +18,117 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
-from alembic.util.exc import CommandError
-from sqlalchemy.engine import URL, Engine, ExceptionContext, make_url
+from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext, make_url
 
-from ...spaces.errors import Fault, LauncherError, StudyFileError
+from ...spaces.errors import Fault, StorageError, StudyFileError
 from ...spaces.storage import masked, network_file_system
 
-AWAY_LIMIT_S = 300.0  # how long a driver waits for a database that went away
+UNAVAILABLE_LIMIT_S = 300.0  # how long a driver waits for a database that has become unavailable
 BUSY_S = 30.0  # how long SQLite itself waits for another's write to end
 MOUNTS = Path("/proc/mounts")
 
-Given = ParamSpec("Given")
-Came = TypeVar("Came")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class DatabaseAway(Exception):
-    """The database cannot be reached now; what was asked of it was perhaps done, and perhaps not."""
+class DatabaseUnavailable(Exception):
+    """The database cannot be reached now; the last statement may or may not have been executed."""
 
 
-class Patience:
-    """Waits for a database that went away, for all who ask it, and says so once.
+class RetryPolicy:
+    """Retries calls while the database is unavailable, on behalf of every caller, and reports a lasting outage once.
 
-    One that never answered is more likely misnamed than away: then nothing is waited for.
+    A database that has never answered is more likely misnamed than down: then nothing is retried.
 
     Args:
         url: of the storage.
-        say: is told of a wait that lasts.
-        limit_s: how long to wait; from then on every failure is final.
+        notify: gets a message when an outage lasts, and when it ends.
+        limit_s: how long to retry; from then on every failure is final.
     """
 
-    def __init__(self, url: str, say: Callable[[str], None] = lambda text: None, limit_s: float = 0.0) -> None:
-        self.shown, self._say, self._limit_s = masked(url), say, limit_s
-        self.over = False  # nobody waits any longer; set by a signal handler, so no threading.Event, whose lock it might hold
+    def __init__(self, url: str, notify: Callable[[str], None] = lambda text: None, limit_s: float = 0.0) -> None:
+        self.shown, self._notify, self._limit_s = masked(url), notify, limit_s
+        self.cancelled = False  # no more retries; set by a signal handler, so not a threading.Event, whose lock it might hold
         self._answered = False
-        self._away = False
+        self._unavailable = False
         self._lock = threading.Lock()
 
-    def __call__(self, call: Callable[[], Came]) -> Came:
-        """What `call` gives, repeated until the database answers; so what it does twice must be as if done once.
+    def __call__(self, call: Callable[[], T]) -> T:
+        """The result of `call`, retried until the database answers, so `call` must be idempotent.
 
         Raises:
-            LauncherError: the database stayed away.
+            StorageError: the database stayed unavailable.
         """
         begun, wait_s = time.monotonic(), 0.1
         while True:
             try:
-                came = call()
-            except DatabaseAway as error:
-                away_s = time.monotonic() - begun
-                if self.over or not self._answered or away_s >= self._limit_s:
-                    raise self._final(error, away_s) from error
+                result = call()
+            except DatabaseUnavailable as error:
+                down_s = time.monotonic() - begun
+                if self.cancelled or not self._answered or down_s >= self._limit_s:
+                    raise self._final(error, down_s) from error
                 if wait_s > 1:  # a connection that was only cut is made anew before that
-                    self._tell(True, f"the database does not answer ({error}); trying for up to {self._limit_s / 60:.2g} min")
-                until = time.monotonic() + min(wait_s, self._limit_s - away_s)
+                    self._report(
+                        True, f"the database does not answer ({error}); retrying for up to {self._limit_s / 60:.2g} min"
+                    )
+                until = time.monotonic() + min(wait_s, self._limit_s - down_s)
                 wait_s = min(2 * wait_s, 10.0)
-                while not self.over and time.monotonic() < until:
+                while not self.cancelled and time.monotonic() < until:
                     time.sleep(0.05)
             else:
                 self._answered = True
-                self._tell(False, f"the database answers again, after {time.monotonic() - begun:.0f} s")
-                return came
+                self._report(False, f"the database answers again, after {time.monotonic() - begun:.0f} s")
+                return result
 
-    def _tell(self, away: bool, text: str) -> None:
+    def _report(self, unavailable: bool, text: str) -> None:
         with self._lock:
-            changed, self._away = self._away != away, away
+            changed, self._unavailable = self._unavailable != unavailable, unavailable
         if changed:
-            self._say(text)
+            self._notify(text)
 
-    def _final(self, error: DatabaseAway, away_s: float) -> LauncherError:
+    def _final(self, error: DatabaseUnavailable, down_s: float) -> StorageError:
         if not self._answered:
-            return LauncherError(f"storage {self.shown}: the database does not answer: {error}. Look whether it runs there.")
-        self.over = True
-        return LauncherError(
-            f"storage {self.shown}: the database has not answered for {away_s:.0f} s: {error}. "
-            "What was finished is kept: when it is back, the same command goes on from there."
+            return StorageError(f"storage {self.shown}: the database does not answer: {error}. Check that it is running there.")
+        self.cancelled = True
+        return StorageError(
+            f"storage {self.shown}: the database has not answered for {down_s:.0f} s: {error}. "
+            "Finished trials are kept: once it is back, the same command resumes the study."
         )
 
 
-class _Patient(Protocol):
+class _HasRetryPolicy(Protocol):
     @property
-    def patience(self) -> Patience: ...
+    def retry_policy(self) -> RetryPolicy: ...
 
 
-Self = TypeVar("Self", bound=_Patient)
+Self = TypeVar("Self", bound=_HasRetryPolicy)
 
 
-def patient(method: Callable[Concatenate[Self, Given], Came]) -> Callable[Concatenate[Self, Given], Came]:
-    """A method that is called again while its database is away: done twice, it is as done once."""
+def retrying(method: Callable[Concatenate[Self, P], T]) -> Callable[Concatenate[Self, P], T]:
+    """A method that is called again while its database is unavailable; it must be idempotent."""
 
     @functools.wraps(method)
-    def waits(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Came:
-        return self.patience(lambda: method(self, *args, **kwargs))
+    def retry(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.retry_policy(lambda: method(self, *args, **kwargs))
 
-    return cast(Callable[Concatenate[Self, Given], Came], waits)
+    return cast(Callable[Concatenate[Self, P], T], retry)
 
 
 def engine_options(url: str) -> dict[str, Any]:
-    """How SQLAlchemy is to make an engine on the URL, for us and for Optuna.
+    """Options for `sqlalchemy.create_engine`, for our engine and for Optuna's.
 
     Raises:
-        StudyFileError: it is no URL.
+        StudyFileError: it is not a URL.
     """
     parsed = _parsed(url)
     options: dict[str, Any] = {"pool_pre_ping": True}
     if parsed.get_backend_name() == "sqlite":
         options["connect_args"] = {"timeout": BUSY_S}
     elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
-        # A server whose machine or network is gone says nothing: without these, TCP waits for hours.
-        patience = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
-        patience["tcp_user_timeout"] = 60_000
-        options["connect_args"] = {name: value for name, value in patience.items() if name not in parsed.query}
+        # A server whose machine or network is gone sends nothing: without these, TCP waits for hours.
+        timeouts = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+        timeouts["tcp_user_timeout"] = 60_000
+        options["connect_args"] = {name: value for name, value in timeouts.items() if name not in parsed.query}
     return options
 
 
@@ -144,13 +145,13 @@ def _parsed(url: str) -> URL:
 
 
 def storage_engine(url: str, *, create: bool = True) -> Engine:
-    """An engine on the storage, set up so that one writer and many readers get along.
+    """An engine on the storage, configured for one writer beside many readers.
 
     Args:
-        create: make the folder of a SQLite file that is not there yet, which the first connection makes.
+        create: create the folder of an SQLite file that does not exist yet; the first connection creates the file.
 
     Raises:
-        LauncherError: there is no such file, and none is to be made.
+        StorageError: there is no such file, and none may be created.
         StudyFileError: the URL names no known database, its driver is not installed, or its folder cannot be written.
     """
     shown, parsed = masked(url), _parsed(url)
@@ -171,9 +172,9 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
         raise _storage_fault(f"the database's driver {error.name!r} is not installed.{hint}", shown) from None
     if parsed.get_backend_name() == "sqlite":
         if not create and not os.path.isfile(parsed.database or ""):  # noqa: PTH113  # a name too long is no file
-            raise LauncherError(f"storage {shown}: no such database yet. `bsearch run` makes it.")
+            raise StorageError(f"storage {shown}: no such database yet. `bsearch run` creates it.")
         _check_folder(_folder(engine), shown)
-    set_up(engine)
+    configure_engine(engine)
     return engine
 
 
@@ -185,13 +186,13 @@ def _folder(engine: Engine) -> Path:
     return Path(engine.url.database or ".").parent
 
 
-def set_up(engine: Engine) -> None:
-    """Teach an engine what every storage of ours keeps to; it may be Optuna's own."""
-    sa.event.listen(engine, "handle_error", _away)
+def configure_engine(engine: Engine) -> None:
+    """Install our error handling and SQLite settings on an engine; it may be Optuna's own."""
+    sa.event.listen(engine, "handle_error", _as_unavailable)
     if engine.dialect.name == "sqlite":
         _tune_sqlite(engine, network_storage(engine) is not None)
-    engine.dispose()  # what was opened before knows nothing of it
-    weakref.finalize(engine, engine.pool.dispose)  # whoever forgets an engine has closed its connections
+    engine.dispose()  # connections opened before lack these settings
+    weakref.finalize(engine, engine.pool.dispose)  # an engine that is garbage-collected closes its connections
 
 
 def network_storage(engine: Engine) -> str | None:
@@ -205,23 +206,23 @@ def network_storage(engine: Engine) -> str | None:
 
 
 def _tune_sqlite(engine: Engine, network: bool) -> None:
-    """WAL and fewer waits for the disk: five times faster asks, and readers never wait for the writer.
+    """WAL and fewer fsyncs: asks are five times faster, and readers never wait for the writer.
 
-    Not on a network: WAL needs memory that all who open the file share, and a server may forget what it has not written.
+    Not on a network file system: WAL needs memory shared by all who open the file, and a server may lose unsynced writes.
     """
 
     def _pragmas(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={BUSY_S * 1000:.0f}")
-        _wait_busy(lambda: cursor.execute(f"PRAGMA journal_mode={'DELETE' if network else 'WAL'}"))
+        _retry_while_busy(lambda: cursor.execute(f"PRAGMA journal_mode={'DELETE' if network else 'WAL'}"))
         cursor.execute(f"PRAGMA synchronous={'FULL' if network else 'NORMAL'}")
         cursor.close()
 
     sa.event.listen(engine, "connect", _pragmas)
 
 
-def _wait_busy(write: Callable[[], object]) -> None:
-    """A change of the journal asks for a lock that SQLite does not wait for, where others open a new file at the same time."""
+def _retry_while_busy(write: Callable[[], object]) -> None:
+    """Changing the journal mode takes a lock that SQLite does not wait for while others open a new file."""
     until = time.monotonic() + BUSY_S
     while True:
         try:
@@ -234,55 +235,60 @@ def _wait_busy(write: Callable[[], object]) -> None:
             return
 
 
-def _away(context: ExceptionContext) -> DatabaseAway | None:
-    """Errors that say "not now" become one of ours at their birth: SQLAlchemy and Optuna pass it through untouched."""
+def _as_unavailable(context: ExceptionContext) -> DatabaseUnavailable | None:
+    """Transient errors become `DatabaseUnavailable` where they are raised: SQLAlchemy and Optuna pass it through untouched."""
     error = context.original_exception
     if context.is_pre_ping:
-        return None  # the pool makes a new connection
+        return None  # the pool opens a new connection
     if isinstance(error, sqlite3.Error):
-        away = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+        transient = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
     else:
         state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
         # 08: connection exception. 57P: the server shuts down, has crashed, or starts.
-        away = context.is_disconnect or state.startswith(("08", "57P"))
-        # While connecting, libpq tells no state.
-        away = away or (context.connection is None and isinstance(context.sqlalchemy_exception, sa.exc.OperationalError))
-    return DatabaseAway(words_of(error)) if away else None
+        transient = context.is_disconnect or state.startswith(("08", "57P"))
+        # While connecting, libpq gives no state.
+        transient = transient or (
+            context.connection is None and isinstance(context.sqlalchemy_exception, sa.exc.OperationalError)
+        )
+    return DatabaseUnavailable(first_line(error)) if transient else None
 
 
-def words_of(error: BaseException) -> str:
-    """An error's first line, which is what people need of it."""
+def first_line(error: BaseException) -> str:
+    """An error's first line, without passwords."""
     return masked(next(iter(str(error).strip().splitlines()), type(error).__name__)).rstrip(".")
 
 
-def refused(url: str, error: BaseException) -> LauncherError:
-    """What a user reads of an error that waiting does not mend."""
+def storage_refused(url: str, error: BaseException) -> StorageError:
+    """The user's message for an error that retrying does not cure."""
     cause = getattr(error, "orig", None) or error
     full = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL or getattr(cause, "sqlstate", "") == "53100"
     if full:
-        advice = "Make room on its disk: what was finished is kept, and the same command goes on from there."
+        advice = "Free space on its disk: finished trials are kept, and the same command resumes the study."
     else:
-        advice = "Look whether it is there, can be written, and has room."
-    return LauncherError(f"storage {masked(url)}: the database refused: {words_of(cause)}. {advice}")
+        advice = "Check that it exists, is writable, and has free space."
+    return StorageError(f"storage {masked(url)}: the database refused: {first_line(cause)}. {advice}")
 
 
 @contextmanager
-def database_door(url: str) -> Iterator[None]:
-    """SQLAlchemy's errors stop here; that the database is away passes on, to whoever has patience."""
+def translate_errors(url: str) -> Iterator[None]:
+    """SQLAlchemy's errors stop here; `DatabaseUnavailable` passes on to the retry policy."""
     try:
         yield
-    except CommandError as error:
-        raise LauncherError(
-            f"storage {masked(url)}: a newer bsearch has written it ({error}). Use that version or another storage."
-        ) from None
     except sa.exc.IntegrityError:
-        raise  # another was faster: `_put` knows what to do
+        raise  # another process was faster: `_upsert` handles it
     except sa.exc.DBAPIError as error:
-        raise refused(url, error) from error
+        raise storage_refused(url, error) from error
 
 
-def made_once(make: Callable[[], Came]) -> Came:
-    """What `make` gives, which creates tables where they are missing: another process may be creating the same ones now."""
+@contextmanager
+def transaction(url: str, engine: Engine) -> Iterator[Connection]:
+    """A transaction on an engine, its errors translated."""
+    with translate_errors(url), engine.begin() as connection:
+        yield connection
+
+
+def create_once(make: Callable[[], T]) -> T:
+    """The result of `make`, which creates missing tables: another process may be creating the same ones now."""
     for wait_s in (0.1, 0.2, 0.4, 0.8, 1.6):
         try:
             return make()
@@ -300,7 +306,7 @@ def _check_folder(folder: Path, shown: str) -> None:
             raise PermissionError(13, "Permission denied")
     except (OSError, ValueError) as error:  # a NUL in the name
         raise _storage_fault(
-            f"expected a folder that can be written, but {folder}: {getattr(error, 'strerror', error)}. "
-            "Name another with storage: or BSEARCH_STORAGE",
+            f"expected a writable folder, but {folder}: {getattr(error, 'strerror', error)}. "
+            "Name another under storage: or in BSEARCH_STORAGE",
             shown,
         ) from None

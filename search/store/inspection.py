@@ -1,4 +1,4 @@
-"""TODO."""
+"""A database as it is found, before anything is written to it; what `bsearch doctor` reports of the storage."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import Engine
 
-from .database import DatabaseAway, Patience, database_door, network_storage, storage_engine, words_of
+from .database import DatabaseUnavailable, RetryPolicy, first_line, network_storage, storage_engine, translate_errors
 from .lock import Driver
 from .records import Records
-from .schema import VERSION_TABLE, _migrations
+from .schema import known_revisions, revision_of
 
 
 @dataclass(frozen=True, slots=True)
-class StorageLook:
-    """A database as it is found, before anything is written to it.
+class StorageReport:
+    """A database as it is found.
 
     Args:
         revision: of bsearch's tables there; None where there are none yet.
@@ -35,30 +33,29 @@ class StorageLook:
     drivers: Mapping[str, Driver]
 
 
-def look_at_storage(url: str) -> StorageLook:
-    """Open a database that is there, and try whether it could be written; nothing in it changes.
+def inspect_storage(url: str) -> StorageReport:
+    """Open a database that exists, and check whether it could be written; nothing in it changes.
 
     Raises:
-        LauncherError: it cannot be opened.
+        StorageError: it cannot be opened.
         StudyFileError: the URL names no database.
     """
     engine = storage_engine(url, create=False)
 
-    def look() -> StorageLook:
-        with database_door(url), engine.connect() as connection:
-            revision = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
-        known = {script.revision for script in _migrations(Config()).walk_revisions()}
-        newer = revision is not None and revision not in known
+    def inspect() -> StorageReport:
+        with translate_errors(url), engine.connect() as connection:
+            revision = revision_of(connection)
+        newer = revision is not None and revision not in known_revisions()
         drivers: dict[str, Driver] = {}
         if revision is not None and not newer:
             records = Records(url, create=False)
-            found = {study.name: records.driver(study.name) for study in records.studies()}
+            found = {study.name: records.lock.driver(study.name) for study in records.studies()}
             drivers = {name: driver for name, driver in found.items() if driver is not None}
             records.close()
-        return StorageLook(revision, newer, network_storage(engine), _refusal(engine), drivers)
+        return StorageReport(revision, newer, network_storage(engine), _refusal(engine), drivers)
 
     try:
-        return Patience(url)(look)
+        return RetryPolicy(url)(inspect)
     finally:
         engine.dispose()
 
@@ -71,7 +68,7 @@ def _refusal(engine: Engine) -> str:
             asked = f"SELECT {may_write}, has_schema_privilege(current_schema(), 'CREATE')"
             writes, may_create = connection.exec_driver_sql(asked).one()
         if not writes:
-            return "the server takes no writes (a standby, or default_transaction_read_only)"
+            return "the server is read-only (a standby, or default_transaction_read_only)"
         return "" if may_create else "its user may not create tables in this schema"
     try:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -79,6 +76,6 @@ def _refusal(engine: Engine) -> str:
                 connection.exec_driver_sql("PRAGMA busy_timeout=2000")
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 connection.exec_driver_sql("ROLLBACK")
-    except (sa.exc.DBAPIError, DatabaseAway) as error:
-        return words_of(getattr(error, "orig", None) or error)
+    except (sa.exc.DBAPIError, DatabaseUnavailable) as error:
+        return first_line(getattr(error, "orig", None) or error)
     return ""

@@ -1,7 +1,8 @@
-"""TODO."""
+"""One driver at a time holds a study: a lock with a heartbeat, which expires when its holder dies."""
 
 from __future__ import annotations
 
+import os
 import socket
 import uuid
 from dataclasses import dataclass
@@ -9,19 +10,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from ...cluster.tune import os
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+
+from ...spaces.errors import StorageError
+from .database import RetryPolicy, retrying, transaction
+from .schema import studies
 
 LOCK_EXPIRES_S = 60.0
-
 HEARTBEAT_S = 5.0
 
-# Seconds since 1970 by the database's clock: those of two drivers' machines may differ by more than a lock lives.
+# Seconds since 1970 by the database's clock: the clocks of two drivers' machines may differ by more than a lock's lifetime.
 _CLOCKS = {
     "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)",
 }
+_OTHER_CLOCK = "UNIX_TIMESTAMP(NOW(6))"  # MySQL's and MariaDB's
 
-_CLOCK_ELSEWHERE = "UNIX_TIMESTAMP(NOW(6))"  # MySQL's and MariaDB's
+_SINCE = "%Y-%m-%d %H:%M:%S UTC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,8 @@ class Driver:
 
     Args:
         since: when it took the study.
-        silent_s: seconds since its last sign of life, by the database's clock.
-        gone: it will give none any more, so the next `run` takes the study over.
+        silent_s: seconds since its last heartbeat, by the database's clock.
+        gone: it is dead or presumed dead, so the next `run` takes the study over.
     """
 
     host: str
@@ -41,7 +47,88 @@ class Driver:
     gone: bool
 
 
-_SINCE = "%Y-%m-%d %H:%M:%S UTC"
+class StudyLock:
+    """The driver's lock on the studies of one database.
+
+    Args:
+        holder: text that identifies this process, `host:process:since mark-random`.
+    """
+
+    def __init__(self, url: str, engine: Engine, retry_policy: RetryPolicy) -> None:
+        self.url, self.engine, self.retry_policy = url, engine, retry_policy
+        self.holder = _Holder.here()
+        self._clock = sa.literal_column(_CLOCKS.get(engine.dialect.name, _OTHER_CLOCK), sa.Float)
+
+    @retrying
+    def driver(self, study: str) -> Driver | None:
+        """Who holds a study; None where nobody does, or there is no such study."""
+        query = sa.select(studies.c.holder, self._clock - studies.c.heartbeat_at).where(studies.c.name == study)
+        with transaction(self.url, self.engine) as connection:
+            holder, silent_s = connection.execute(query).one_or_none() or (None, None)
+        if holder is None:
+            return None
+        read = _Holder.read(holder)
+        since = datetime.strptime(read.since, _SINCE).replace(tzinfo=UTC)
+        return Driver(read.host, read.process, since, silent_s or 0.0, _is_gone(holder, silent_s))
+
+    @retrying
+    def acquire(self, study: str) -> None:
+        """Become the study's one driver.
+
+        Raises:
+            StorageError: another driver holds it and is alive.
+        """
+        held = sa.select(studies.c.holder, studies.c.heartbeat_at, self._clock - studies.c.heartbeat_at)
+        with transaction(self.url, self.engine) as connection:
+            holder, heartbeat_at, silent_s = connection.execute(held.where(studies.c.name == study)).one()
+            if holder and holder != self.holder and not _is_gone(holder, silent_s):
+                host, process, since, _ = _Holder.read(holder)
+                raise StorageError(
+                    f"study {study}: process {process} on {host} has been running it since {since} (last heartbeat "
+                    f"{silent_s:.0f} s ago). Wait for it, stop it, or follow it with `bsearch show --watch`."
+                )
+            # Compare and swap: of two drivers that both saw a free study one wins, and a holder that comes to life keeps it.
+            taken = connection.execute(
+                sa.update(studies)
+                .where(
+                    studies.c.name == study,
+                    studies.c.holder.is_not_distinct_from(holder),
+                    studies.c.heartbeat_at.is_not_distinct_from(heartbeat_at),
+                )
+                .values(holder=self.holder, heartbeat_at=self._clock)
+            )
+            if taken.rowcount != 1:
+                raise StorageError(f"study {study}: another driver took it a moment ago")
+
+    def heartbeat(self, study: str, driver_s: float) -> bool:
+        """Record that this driver is alive, and its seconds so far; False where the study is no longer ours.
+
+        Raises:
+            DatabaseUnavailable: it cannot be recorded now; the next heartbeat may.
+        """
+        with transaction(self.url, self.engine) as connection:
+            done = connection.execute(
+                sa.update(studies)
+                .where(studies.c.name == study, studies.c.holder == self.holder)
+                .values(heartbeat_at=self._clock, driver_s=driver_s)
+            )
+        return done.rowcount == 1
+
+    @retrying
+    def held(self, study: str) -> bool:
+        """Whether this process is the study's one driver."""
+        with transaction(self.url, self.engine) as connection:
+            holder = connection.execute(sa.select(studies.c.holder).where(studies.c.name == study)).scalar()
+        return holder == self.holder
+
+    @retrying
+    def release(self, study: str) -> None:
+        with transaction(self.url, self.engine) as connection:
+            connection.execute(
+                sa.update(studies)
+                .where(studies.c.name == study, studies.c.holder == self.holder)
+                .values(holder=None, heartbeat_at=None)
+            )
 
 
 class _Holder(NamedTuple):
@@ -64,11 +151,11 @@ class _Holder(NamedTuple):
         since = datetime.now(UTC).strftime(_SINCE)
         return f"{socket.gethostname()}:{os.getpid()}:{since} {_mark(os.getpid())}-{uuid.uuid4().hex[:8]}"
 
-    def lives(self) -> bool | None:
+    def alive(self) -> bool | None:
         """Whether the very process still runs; None where that cannot be seen from here."""
         theirs, ours = self.mark.partition(".")[0], _mark(os.getpid()).partition(".")[0]
         if self.host != socket.gethostname() or (theirs and theirs != ours):
-            return None  # another machine, or another container's numbers
+            return None  # another machine, or another container's process numbers
         if self.mark:
             return _mark(int(self.process)) == self.mark
         try:
@@ -81,20 +168,20 @@ class _Holder(NamedTuple):
 
 
 def _mark(process: int) -> str:
-    """What tells a process from another of the same number: whose numbers they are, and ticks from boot to its start."""
+    """What tells a process from another of the same number: its PID namespace, and ticks from boot to its start."""
     try:
-        numbers = os.stat("/proc/self/ns/pid").st_ino
-        return f"{numbers}.{Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        return f"{namespace}.{Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
     except (OSError, IndexError):
         return ""
 
 
 def _is_gone(holder: str, silent_s: float | None) -> bool:
-    """A holder is gone when its process is, or where that cannot be seen, when its heart stopped for long.
+    """A holder is gone when its process is, or where that cannot be seen, when its heartbeat is too old.
 
-    A sign of life far in the future was written before the database's clock was put back: it says as little as an old one.
+    A heartbeat far in the future was written before the database's clock was set back: it proves as little as an old one.
     """
-    lives = _Holder.read(holder).lives()
-    if lives is not None:
-        return not lives
+    alive = _Holder.read(holder).alive()
+    if alive is not None:
+        return not alive
     return silent_s is None or abs(silent_s) > LOCK_EXPIRES_S

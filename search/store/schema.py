@@ -1,4 +1,4 @@
-"""TODO."""
+"""Our tables, all named `bsearch_*`, beside Optuna's own in the same database; Alembic migrates them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, Engine
 
-from ...spaces.errors import LauncherError
+from ...spaces.errors import StorageError
 from ...spaces.storage import masked
 
+# Of our own: Optuna owns `alembic_version`, and a second head there breaks `optuna.load_study`.
 VERSION_TABLE = "bsearch_alembic_version"
+# The newest revision in `migrations/versions`; a test holds the two together, so that reading a database imports no Alembic.
+HEAD = "0003"
 
 metadata = sa.MetaData()
 
-_studies = sa.Table(
+studies = sa.Table(
     "bsearch_study",
     metadata,
     sa.Column("name", sa.String(120), primary_key=True),
@@ -28,13 +27,13 @@ _studies = sa.Table(
     sa.Column("identity", sa.Text, nullable=False),  # JSON of what may not change between runs
     sa.Column("spec", sa.Text, nullable=False),  # JSON of the study as it was last run
     sa.Column("created_at", sa.String(40), nullable=False),
-    sa.Column("driver_s", sa.Float, nullable=False),  # seconds of driving, summed over restarts
+    sa.Column("driver_s", sa.Float, nullable=False),  # driver time in seconds, summed over restarts
     sa.Column("holder", sa.String(200)),
     sa.Column("heartbeat_at", sa.Float),  # seconds since 1970, by the database's clock
-    sa.Column("prices", sa.Text),  # JSON of the step-time laws that price its trials, by parameters that change cost
+    sa.Column("step_times", sa.Text),  # JSON of the step-time laws that time its trials, by parameters that change cost
+    sa.Column("best_rates", sa.Text),  # JSON of the StoredRates fitted when it last ran
 )
-
-_profiles = sa.Table(
+profiles = sa.Table(
     "bsearch_profile",
     metadata,
     sa.Column("key", sa.String(64), primary_key=True),  # hash of `about`
@@ -42,8 +41,7 @@ _profiles = sa.Table(
     sa.Column("profile", sa.Text, nullable=False),  # JSON of the DeviceProfile
     sa.Column("measured_at", sa.String(40), nullable=False),
 )
-
-_attempts = sa.Table(
+attempts = sa.Table(
     "bsearch_attempt",
     metadata,
     sa.Column("study", sa.String(120), primary_key=True),
@@ -55,10 +53,9 @@ _attempts = sa.Table(
     sa.Column("outcome", sa.String(20)),
     sa.Column("message", sa.Text),
     sa.Column("traceback", sa.Text),
-    sa.Column("result", sa.Text),  # JSON of what Optuna is told
+    sa.Column("result", sa.Text),  # JSON of the TrialResult that Optuna is told
 )
-
-_measurements = sa.Table(
+measurements = sa.Table(
     "bsearch_measurement",
     metadata,
     sa.Column("study", sa.String(120), primary_key=True),
@@ -72,34 +69,56 @@ _measurements = sa.Table(
 )
 
 
-def _migrations(config: Config) -> ScriptDirectory:
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    return ScriptDirectory.from_config(config)
+def revision_of(connection: Connection) -> str | None:
+    """The revision of our tables in a database; None where there are none."""
+    if not sa.inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608  # a constant
 
 
-def _migrate(engine: Engine, *, create: bool) -> None:
-    config = Config()
-    head = _migrations(config).get_current_head()
+def known_revisions() -> frozenset[str]:
+    """The revisions that this version of bsearch can read or migrate from."""
+    return frozenset(path.name[1:5] for path in (_MIGRATIONS / "versions").glob("v[0-9][0-9][0-9][0-9]_*.py"))
 
-    def revision_of(connection: Connection) -> str | None:
-        return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def migrate(engine: Engine, *, create: bool) -> None:
+    """Bring our tables to this version.
+
+    Args:
+        create: make them where there are none.
+
+    Raises:
+        StorageError: there are none and none may be made, or a newer bsearch has written them.
+    """
     with engine.connect() as connection:
         revision = revision_of(connection)
-    if revision == head:
+    if revision == HEAD:
         return
+    shown = masked(engine.url.render_as_string())
     if revision is None and not create:  # whoever only reads leaves other people's databases as they are
-        raise LauncherError(
-            f"storage {masked(engine.url.render_as_string())}: holds no study of bsearch's. `bsearch run` begins one."
+        raise StorageError(f"storage {shown}: holds no study of bsearch's. `bsearch run` creates one.")
+    if revision is not None and revision not in known_revisions():
+        raise StorageError(
+            f"storage {shown}: a newer bsearch has written it (schema {revision}, known here up to {HEAD}). "
+            "Use that version or another storage."
         )
-    with _alone(engine) as connection:
-        if revision_of(connection) != head:  # another process was faster
+    # Alembic takes 0.2 s to import, and most commands find the tables as they should be.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    with _exclusive(engine) as connection:
+        if revision_of(connection) != HEAD:  # another process was faster
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
 
 @contextmanager
-def _alone(engine: Engine) -> Iterator[Connection]:
+def _exclusive(engine: Engine) -> Iterator[Connection]:
     """A transaction beside which no other process changes the schema."""
     if engine.dialect.name != "sqlite":
         with engine.begin() as connection:

@@ -1,41 +1,43 @@
-"""A study as its database holds it, found by its file or by the database's URL: what commands read that train nothing."""
+"""A study as its database holds it, found by its file or by the database's URL: what commands that only read start from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...objectives.loading import objective_hash
-from ...spaces.errors import ObjectiveError, StudyFileError
+from ...objectives.task_code import task_code_hash
+from ...spaces.errors import StudyFileError, TaskError
 from ...spaces.storage import masked
 from ...spaces.study import StudySpec
 from ...spaces.study_file import read_study
 from ...spaces.trial import ParetoFront, TrialRecord
 from ..analysis.pareto import study_front
-from .optuna_storage import stored_trials
-from .records import KeptStudy, Records
+from ..analysis.rates import BestRates, StoredRates
+from .records import Records, StudyRow
+from .trials import stored_trials
 
 
 def study_identity(spec: StudySpec, task_hash: str) -> dict[str, Any]:
-    """What must stay as it was for old and new trials to be one experiment."""
+    """What must stay the same for old and new trials to be one experiment."""
     return {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredStudy:
-    """A study with all that its database knows of it at one moment.
+    """A study with everything its database knows of it at one moment.
 
     Args:
         url: of the database; may hold a password, so it is shown as `masked(url)`.
         name: the study's full name there.
         spec: what the study file said when it was last run.
-        identity: what may not change while the study goes on, as hashes and values by name.
-        driver_s: seconds that drivers have worked on it.
+        identity: what may not change between runs, as hashes and values by name.
+        driver_s: driver time in seconds, summed over runs.
         records: every trial, by number.
         front: of those records.
+        rates: the best learning rates fitted at the end of the last run; None where there was none.
     """
 
     url: str
@@ -45,6 +47,7 @@ class StoredStudy:
     driver_s: float
     records: tuple[TrialRecord, ...]
     front: ParetoFront
+    rates: StoredRates | None = None
 
     @classmethod
     def open(cls, study: str, name: str | None = None, storage: str | None = None) -> StoredStudy:
@@ -56,23 +59,60 @@ class StoredStudy:
 
         Raises:
             StudyFileError: there is none, or several and no name says which.
+            StorageError: the storage cannot be opened.
         """
-        url, kept = _found(study, name, storage)
-        spec = StudySpec.model_validate(kept.spec)
-        records = tuple(stored_trials(url, kept.name))
+        url, row = _found(study, name, storage)
+        spec = StudySpec.model_validate(row.spec)
+        records = tuple(stored_trials(url, row.name))
         front = study_front(records, spec.objectives)
-        return cls(url, kept.name, spec, kept.identity, kept.driver_s, records, front)
+        rates = None if row.best_rates is None else StoredRates.from_dict(row.best_rates)
+        return cls(url, row.name, spec, row.identity, row.driver_s, records, front, rates)
 
-    def read_again(self) -> StoredStudy:
+    def reread(self) -> StoredStudy:
         """The same study as its database holds it now."""
         return StoredStudy.open(self.url, self.name)
 
-    def kept(self) -> Records:
-        """bsearch's own tables: attempts, curves, prices."""
+    def tables(self) -> Records:
+        """bsearch's own tables: attempts, curves, profiles, step times."""
         return Records(self.url, create=False)
 
+    @property
+    def ended(self) -> int:
+        """Trials that have ended, in whatever way."""
+        return sum(record.outcome not in ("running", "waiting") for record in self.records)
 
-def _found(study: str, name: str | None, storage: str | None) -> tuple[str, KeptStudy]:
+    def current_rates(self) -> StoredRates | None:
+        """The fit of best rates that the last run stored; None where there is none, or trials have ended since."""
+        return self.rates if self.rates is not None and self.rates.ended == self.ended else None
+
+    def best_rates(self, batches: Sequence[int] = ()) -> BestRates:
+        """The best rate at each batch: as stored where that is current, else fitted now, which takes seconds.
+
+        Args:
+            batches: effective batches to report as well.
+
+        Raises:
+            StudyFileError: the trials do not determine it.
+        """
+        stored = None if batches else self.current_rates()
+        if stored is not None and stored.rates is not None:
+            return stored.rates
+        if stored is not None:
+            raise StudyFileError(stored.why)
+        from ..analysis.best_rate import study_rates
+
+        return study_rates(self.name, self.spec, self.front, self.records, batches)
+
+    def with_rates(self) -> StoredStudy:
+        """The study with its best rates fitted, ready to be stored."""
+        try:
+            rates = StoredRates(self.ended, self.best_rates())
+        except StudyFileError as error:
+            rates = StoredRates(self.ended, None, str(error))
+        return replace(self, rates=rates)
+
+
+def _found(study: str, name: str | None, storage: str | None) -> tuple[str, StudyRow]:
     spec = None
     if "://" in study:
         url, base = study, name
@@ -80,19 +120,21 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Kept
         spec = read_study(Path(study), storage=storage)
         assert spec.storage is not None
         url, base = spec.storage, name or spec.study
-    kept = Records(url, create=False).studies()
+    records = Records(url, create=False)
+    rows = records.studies()
+    records.close()
     if base is not None:
-        kept = [one for one in kept if base in (one.name, one.base_name)]
+        rows = [row for row in rows if base in (row.name, row.base_name)]
         if spec is not None:
-            # The study that `run` would go on with, where the file's task can still be read.
-            with suppress(ObjectiveError):
-                identity = study_identity(spec, objective_hash(spec.task))
-                kept = [one for one in kept if one.identity == identity] or kept
-    if not kept:
+            # The study that `run` would resume, where the file's task can still be read.
+            with suppress(TaskError):
+                identity = study_identity(spec, task_code_hash(spec.task))
+                rows = [row for row in rows if row.identity == identity] or rows
+    if not rows:
         raise StudyFileError(
-            f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` begins one."
+            f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` creates one."
         )
-    if base is None and len({one.base_name for one in kept}) > 1:
-        names = ", ".join(one.name for one in kept)
-        raise StudyFileError(f"storage {masked(url)}: holds several studies, so say which with --name: {names}")
-    return url, next((one for one in kept if one.name == name), kept[-1])
+    if base is None and len({row.base_name for row in rows}) > 1:
+        names = ", ".join(row.name for row in rows)
+        raise StudyFileError(f"storage {masked(url)}: holds several studies, so give a name (--name): {names}")
+    return url, next((row for row in rows if row.name == name), rows[-1])

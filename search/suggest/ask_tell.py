@@ -1,4 +1,4 @@
-"""Ask and tell: the search for people with a scheduler and a training loop of their own, without Ray.
+"""Ask and tell: the search for users with their own scheduler and training loop, without Ray.
 
     search = Search({"effective_batch": {"low": 8, "high": 4096}, "learning_rate": {"low": 1e-3, "high": 1.0, "log": True}})
     while search.ended < 40:
@@ -11,45 +11,46 @@
             search.tell(suggestion.number, train_s, accuracy)
     print(search.front())
 
-Several suggestions may be asked before the first is told: each knows of the others.
+Several suggestions may be asked for before the first is told: each takes the others into account.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from ...spaces.domain import AnyDomain, Domain, values_of
-from ...spaces.errors import Fault, ObjectiveError, StudyFileError
+from ...spaces.errors import Fault, StudyFileError, TaskError
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ...spaces.study import Metric, Objectives, near_miss
-from ...spaces.trial import ParetoFront, Suggestion, TrialRecord
+from ...spaces.trial import ParetoFront, Suggestion, TrialFacts, TrialRecord, TrialResult
 from ..analysis.pareto import study_front
-from ..store.optuna_storage import trial_record
-from .stopping import STOPPING, Stopping
+from ..store.optuna_storage import frozen_record
+from .stopping import EARLY_STOPPING, EarlyStopping
 from .suggester import Suggester
 
-ToldOutcome = Literal["complete", "stopped", "diverged", "error"]
+TellOutcome = Literal["complete", "stopped", "diverged", "error"]
 
 
 class Search:
-    """What to try next, and whether to go on with it.
+    """What to try next, and whether to continue it.
 
     Args:
         space: domains by name, written as in a study file: `{low, high, log}`, a list of choices, or one value.
-        rule: carries `reference_rate`, where the space has it, to `learning_rate` in every suggestion; a searched parameter
-            `rule` or `exponent` comes before it. `reference_batch` is where the reference rate is meant.
-        known_seconds: seconds of whole training by parameters, where a law knows them; NaN for what does not fit memory or
-            cannot be planned, which is then not proposed.
+        rule: scales `reference_rate`, where the space has it, to `learning_rate` in every suggestion; a searched parameter
+            `rule` or `exponent` takes precedence. `reference_batch` is the batch of the reference rate.
+        known_seconds: seconds of a full training by parameters, where a law knows them; NaN for what does not fit memory or
+            cannot be planned, which is never proposed.
         direction: of the accuracy, or of any metric in its place.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
         stopping: front, halving or none; `risk` is the share of trials that would have risen above the front that may be
             stopped.
-        storage: SQLAlchemy URL; not given, the search lives in this process. A search of the same name there goes on; what was
-            asked before and never told counts as running until it is told.
+        storage: SQLAlchemy URL; not given, the search lives in this process. A search of the same name there is resumed;
+            trials asked for and never told count as running until they are told.
 
     Raises:
         StudyFileError: the space or a name is wrong.
@@ -75,7 +76,7 @@ class Search:
         faults = []
         rules = [name for name in RATE_RULES if name != "adamw_tau"]  # it needs a trial's samples
         named: list[tuple[str, Any, Collection[str]]] = [
-            ("stopping", stopping, STOPPING),
+            ("stopping", stopping, EARLY_STOPPING),
             ("direction", direction, ("minimize", "maximize")),
             *([("rule", rule, rules)] if rule is not None else []),
             *([("space.rule", value, rules) for value in values_of(domains["rule"])] if "rule" in domains else []),
@@ -92,17 +93,17 @@ class Search:
         if faults:
             raise StudyFileError(faults)
         self.rule, self.reference_batch = rule, reference_batch
-        self.objectives = Objectives(accuracy=Metric(metric=metric, direction=direction))
-        self._sign = self.objectives.accuracy.sign
+        self.objectives = Objectives(metric=Metric(name=metric, direction=direction))
+        self._sign = self.objectives.metric.sign
         self._suggester = Suggester(
             storage, name, domains, self.objectives, sampler=sampler, seed=seed, known_seconds=known_seconds
         )
-        self._stopping: Stopping = STOPPING[stopping](risk)
+        self._early_stopping: EarlyStopping = EARLY_STOPPING[stopping](risk)
         for record in self.records():
             if record.outcome == "complete":
                 assert record.train_s is not None
-                curve = [(fraction, self._sign * accuracy) for fraction, accuracy in record.facts.get("curve", ())]
-                self._stopping.learn(record.number, record.train_s, curve, done=True)
+                curve = [(fraction, self._sign * accuracy) for fraction, accuracy in record.facts.curve or ()]
+                self._early_stopping.learn(record.number, record.train_s, curve, done=True)
 
     @property
     def ended(self) -> int:
@@ -110,7 +111,7 @@ class Search:
         return sum(record.counts for record in self.records())
 
     def ask(self) -> Suggestion:
-        """The next thing to try, with `learning_rate` among its parameters where a rule makes it."""
+        """The next suggestion, with `learning_rate` among its parameters where a rule gives it."""
         suggestion = self._suggester.ask()
         values = suggestion.parameters
         rule = str(values.get("rule", self.rule or ""))
@@ -126,78 +127,74 @@ class Search:
         return Suggestion(suggestion.number, {**values, "learning_rate": made.learning_rate})
 
     def report(self, number: int, fraction: float, train_s: float, accuracy: float) -> bool:
-        """Tell how far a trial is; True where it should be stopped.
+        """Report a trial's progress; True where it should be stopped.
 
         Args:
-            fraction: share of its training that is done, in (0, 1].
-            train_s: seconds that its whole training takes, known or reckoned from what it took so far.
+            fraction: of its training that is done, in (0, 1].
+            train_s: seconds of its full training, known or extrapolated from what it took so far.
 
         Raises:
-            ObjectiveError: no such trial, a fraction outside (0, 1], or seconds that are none.
+            TaskError: no such trial, a fraction outside (0, 1], or seconds that are not positive.
         """
         if self._record(number).outcome != "running":
             return False
         if not 0 < fraction <= 1:
-            raise ObjectiveError(f"trial {number}: expected a fraction above 0, at most 1, got {fraction!r}")
+            raise TaskError(f"trial {number}: expected a fraction above 0, at most 1, got {fraction!r}")
         _check_seconds(number, train_s)
         if not math.isfinite(accuracy):
             return False
-        return self._stopping.report(number, fraction, train_s, self._sign * accuracy)
+        return self._early_stopping.report(number, fraction, train_s, self._sign * accuracy)
 
     def tell(
-        self, number: int, train_s: float | None = None, accuracy: float | None = None, outcome: ToldOutcome = "complete"
+        self, number: int, train_s: float | None = None, accuracy: float | None = None, outcome: TellOutcome = "complete"
     ) -> None:
-        """Tell how a trial ended; twice is once.
+        """Record how a trial ended; idempotent.
 
         Args:
-            outcome: complete and diverged trials have both values; a stopped one has those of its last report.
+            outcome: complete and diverged trials have both values; a stopped one those of its last report.
 
         Raises:
-            ObjectiveError: no such trial or outcome, or values that are missing or none.
+            TaskError: no such trial or outcome, or values that are missing or not finite.
         """
-        if outcome not in get_args(ToldOutcome):
-            raise ObjectiveError(f"trial {number}: expected one of {', '.join(get_args(ToldOutcome))}; got {outcome!r}")
+        if outcome not in get_args(TellOutcome):
+            raise TaskError(f"trial {number}: expected one of {', '.join(get_args(TellOutcome))}; got {outcome!r}")
         if self._record(number).outcome != "running":
             return
         if outcome != "error":
             _check_seconds(number, train_s)
             if accuracy is None or (outcome == "complete" and not math.isfinite(accuracy)):
-                raise ObjectiveError(
-                    f"trial {number}: expected a finite accuracy of a trial that is {outcome}, got {accuracy!r}"
-                )
+                raise TaskError(f"trial {number}: expected a finite accuracy of a trial that is {outcome}, got {accuracy!r}")
         finite = accuracy is not None and math.isfinite(accuracy) and outcome in ("complete", "diverged")
-        facts: dict[str, Any] = {"outcome": outcome, "train_s": train_s}
+        facts = TrialFacts(train_s=train_s)
         if outcome == "stopped":
-            facts |= {"stopped_accuracy": accuracy} | self._stopping.stopped_facts(number, self._sign)
-        self._stopping.ended(number, train_s or 0.0, self._sign * accuracy if finite and accuracy is not None else None)
+            stopped = TrialFacts(train_s=train_s, stopped_accuracy=accuracy)
+            facts = stopped | self._early_stopping.stopped_facts(number, self._sign)
+        self._early_stopping.end(number, train_s or 0.0, self._sign * accuracy if finite and accuracy is not None else None)
         if finite:
-            facts["curve"] = [(fraction, self._sign * one) for fraction, one in self._stopping.curve_of(number)]
-        result = {
-            # As a study's trials: what has no values to learn from is PRUNED, and what failed FAIL.
-            "state": "COMPLETE" if finite else "FAIL" if outcome == "error" else "PRUNED",
-            "values": [train_s, accuracy] if finite else None,
-            "constraint": None,
-            "facts": {key: value for key, value in facts.items() if value is not None},
-        }
-        self._suggester.tell(number, result)
+            curve = self._early_stopping.curve_of(number)
+            facts = replace(facts, curve=tuple((fraction, self._sign * one) for fraction, one in curve))
+        # As in a study: trials without values are PRUNED, failed ones FAIL.
+        state: Literal["COMPLETE", "PRUNED", "FAIL"] = "COMPLETE" if finite else "FAIL" if outcome == "error" else "PRUNED"
+        values = (train_s, accuracy) if finite and train_s is not None and accuracy is not None else None
+        self._suggester.tell(number, TrialResult(state, outcome, facts, values))
 
     def records(self) -> list[TrialRecord]:
-        return [trial_record(trial) for trial in self._suggester.trials()]
+        return [frozen_record(trial) for trial in self._suggester.trials()]
 
     def _record(self, number: int) -> TrialRecord:
         records = self.records()
         if not 0 <= number < len(records):
-            raise ObjectiveError(f"expected the number of a trial that was asked, 0 to {len(records) - 1}, got {number!r}")
+            raise TaskError(f"expected the number of a trial that was asked, 0 to {len(records) - 1}, got {number!r}")
         return records[number]
 
     def front(self) -> ParetoFront:
-        """The trials that no other beats in both."""
+        """The trials that no other beats in both objectives."""
         return study_front(self.records(), self.objectives)
 
 
 def _check_seconds(number: int, train_s: float | None) -> None:
     if train_s is None or not 0 < train_s < math.inf:
-        raise ObjectiveError(f"trial {number}: expected seconds above 0 that its whole training takes, got {train_s!r}")
+        raise TaskError(f"trial {number}: expected the seconds of its full training, above 0, got {train_s!r}")
 
 
 def _domains(space: Mapping[str, Any]) -> dict[str, Domain]:

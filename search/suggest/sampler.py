@@ -1,8 +1,6 @@
-"""FrontSampler: propose the trial with the most expected gain in hypervolume at its time.
+"""FrontSampler: propose the trial with the largest expected hypervolume improvement at its time.
 
-Two Gaussian processes believe in log seconds (or a law that knows them) and in accuracy. For two objectives the expected
-gain has a closed form: the front cuts the time axis into strips with a level each, and a candidate gains, in every strip it
-is early enough for, what it is expected to rise above that level. It is an ordinary Optuna sampler, for plain Optuna too.
+It is an ordinary Optuna sampler, usable in plain Optuna too. The models behind it are in `front_model`.
 """
 
 from __future__ import annotations
@@ -22,26 +20,26 @@ from optuna.trial import FrozenTrial
 from threadpoolctl import ThreadpoolController
 
 from ..analysis.gaussian_process import Array, GaussianProcess
-from .front_model import _LEAST_CHANCE, MOST_POINTS, Ended, Fits, FrontModel, PastTrial
-from .space_transform import Coding
+from .front_model import LEAST_PROBABILITY, MOST_POINTS, Fits, FrontModel, KnownLogSeconds, PriorTrial, TrialHistory
+from .space_transform import SpaceTransform
 
-# Points before the model speaks: so many more than there are parameters.
+# Random points before the model is used: this many more than there are parameters.
 _FIRST = 2
 
 
 class FrontSampler(BaseSampler):
     """Expected hypervolume improvement over seconds (first objective) and accuracy (second).
 
-    Trials that ended without values teach where training fails; a pruned trial with the user attributes `expected_seconds`,
-    `expected_accuracy` and `expected_deviation` (what its curve promised when it was stopped) teaches as much as they say.
-    Studies of other than two objectives, or whose first is no time (to be minimized, above 0), go to Optuna's multivariate TPE.
+    Trials that ended without values teach where training fails. A pruned trial with the user attributes `expected_seconds`,
+    `expected_accuracy` and `expected_std` (the prediction when it was stopped) counts as an observation with that noise.
+    Studies with other than two objectives, or whose first is not a time (minimized, above 0), use Optuna's multivariate TPE.
 
     Args:
-        space: what is searched; not given, what finished trials have in common.
-        known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned at all, which
-            is then never proposed.
-        past: trials of an earlier study: what is believed hangs on them too, the front does not.
-        seed: of the first points and of the candidates.
+        space: what is searched; not given, the parameters that finished trials have in common.
+        known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned, which is
+            never proposed.
+        prior_trials: trials of earlier studies: the models learn from them, the front does not contain them.
+        seed: of the random points and of the candidates.
     """
 
     def __init__(
@@ -49,24 +47,24 @@ class FrontSampler(BaseSampler):
         *,
         space: Mapping[str, BaseDistribution] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
-        past: Sequence[PastTrial] = (),
+        prior_trials: Sequence[PriorTrial] = (),
         seed: int = 0,
     ) -> None:
-        self._past = tuple(past)
+        self._prior_trials = tuple(prior_trials)
         self._space = dict(space) if space is not None else None
         self._known_seconds = known_seconds
         self._seed = seed
         self._independent = RandomSampler(seed=seed)
         self._common = IntersectionSearchSpace()
-        self._many = TPESampler(multivariate=True, constant_liar=True, seed=seed)
-        self._last: Fits = {}  # to begin the next from
-        self._read: WeakKeyDictionary[Study, Ended] = WeakKeyDictionary()
+        self._other_objectives = TPESampler(multivariate=True, constant_liar=True, seed=seed)
+        self._last: Fits = {}  # the previous fits, to start the next from
+        self._histories: WeakKeyDictionary[Study, TrialHistory] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_read"}
+        return {name: value for name, value in self.__dict__.items() if name != "_histories"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state | {"_read": WeakKeyDictionary()}
+        self.__dict__ |= state | {"_histories": WeakKeyDictionary()}
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         space = self._space if self._space is not None else self._common.calculate(study)
@@ -80,70 +78,69 @@ class FrontSampler(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         if not search_space:
             return {}
-        coding = Coding(search_space)
+        transform = SpaceTransform(search_space)
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         if len(signs) != 2 or signs[0] > 0:
-            return self._elsewhere(study, trial)
-        ended = self._read.get(study)
-        if ended is None or ended.coding.space != coding.space:
-            ended = self._read[study] = Ended(coding, signs)
-        evidence = ended.evidence(study.get_trials(deepcopy=False), trial.number, self._past)
-        if (evidence.seconds <= 0).any():
-            return self._elsewhere(study, trial)
-        if len(evidence.points) < coding.parameters + _FIRST:
-            chance = np.random.default_rng((self._seed, trial.number))
-            return coding.decode(_first_point(coding, self._known(coding), chance, evidence.finishing()))
-        with _one_thread():
-            model = FrontModel(evidence.nearest_front(MOST_POINTS), self._last, len(evidence.points) + len(evidence.failed))
-            model.await_(evidence.pending, self._known(coding))
-            best = model.best(coding, self._known(coding), np.random.default_rng((self._seed, trial.number)))
-        return coding.decode(best)
+            return self._by_tpe(study, trial)
+        history = self._histories.get(study)
+        if history is None or history.transform.space != transform.space:
+            history = self._histories[study] = TrialHistory(transform, signs)
+        observations = history.observations(study.get_trials(deepcopy=False), trial.number, self._prior_trials)
+        if (observations.seconds <= 0).any():
+            return self._by_tpe(study, trial)
+        known, rng = self._known(transform), np.random.default_rng((self._seed, trial.number))
+        if len(observations.points) < transform.parameters + _FIRST:
+            return transform.decode(_random_point(transform, known, rng, observations.success_model()))
+        with _single_threaded_blas():
+            ended = len(observations.points) + len(observations.failed)
+            model = FrontModel(observations.subset_near_front(MOST_POINTS), self._last, ended)
+            model.condition_on_pending(observations.pending, known)
+            best = model.best(transform, known, rng)
+        return transform.decode(best)
 
-    def _elsewhere(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
-        """What Optuna's own proposes where the first objective is no time."""
-        return self._many.sample_relative(study, trial, self._many.infer_relative_search_space(study, trial))
+    def _by_tpe(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
+        """Optuna's own proposal, where the first objective is not a time."""
+        tpe = self._other_objectives
+        return tpe.sample_relative(study, trial, tpe.infer_relative_search_space(study, trial))
 
-    def _known(self, coding: Coding) -> Callable[[Array], Array | None]:
-        """Log seconds of encoded points by the law; None where there is none."""
+    def _known(self, transform: SpaceTransform) -> KnownLogSeconds:
+        """Log seconds of points of the cube by the law; None where there is none."""
         law = self._known_seconds
         if law is None:
             return lambda points: None
 
         def log_seconds(points: Array) -> Array | None:
-            seconds = np.array([law(values) for values in coding.decoded(points)], dtype=float)
+            seconds = np.array([law(values) for values in transform.decode_many(points)], dtype=float)
             return np.asarray(np.log(np.where(np.isfinite(seconds) & (seconds > 0), seconds, math.nan)))
 
         return log_seconds
 
 
-def _one_thread() -> Any:
-    """Matrices of a few hundred rows gain nothing by threads; on cores that trials keep busy an ask took 20 times as long."""
-    return _libraries().limit(limits=1, user_api="blas")
+def _single_threaded_blas() -> Any:
+    """Matrices of a few hundred rows gain nothing from threads; on cores busy with trials an ask took 20 times as long."""
+    return _blas_libraries().limit(limits=1, user_api="blas")
 
 
 @cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()  # looking for them takes some milliseconds
+def _blas_libraries() -> ThreadpoolController:
+    return ThreadpoolController()  # finding them takes some milliseconds
 
 
-def _first_point(
-    coding: Coding,
-    known: Callable[[Array], Array | None],
-    chance: np.random.Generator,
-    finishing: GaussianProcess | None,
+def _random_point(
+    transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator, success: GaussianProcess | None
 ) -> Array:
-    """A point by dice that can be planned, and where training is not known to fail.
+    """A random point (width,) that can be planned, and where training is not known to fail.
 
-    Sobol's points in their place found no more (docs/log.md, "the search").
+    Sobol points in their place found no more (docs/log.md, "the search").
     """
-    points = chance.random((256, coding.width))
+    points = rng.random((256, transform.width))
     times = known(points)
     if times is not None and not np.isnan(times).all():
         points = points[~np.isnan(times)]
-    if finishing is None:
+    if success is None:
         return np.asarray(points[0])
-    finishes = np.minimum(finishing.expect(points), _LEAST_CHANCE)
-    return np.asarray(points[int(np.argmax(finishes))])
+    probability = np.minimum(success.mean_at(points), LEAST_PROBABILITY)
+    return np.asarray(points[int(np.argmax(probability))])
 
 
-__all__ = ["Coding", "FrontModel", "FrontSampler"]
+__all__ = ["FrontSampler"]

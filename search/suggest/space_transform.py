@@ -1,4 +1,4 @@
-"""TODO."""
+"""Parameters as points of the unit cube, and back: the space in which the sampler's models live."""
 
 from __future__ import annotations
 
@@ -12,43 +12,52 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from ..analysis.gaussian_process import Array
 
 
-class Coding:
-    """Parameters as points of a cube: numbers on their own scale, categories as corners."""
+class SpaceTransform:
+    """Encodes parameters as points of the unit cube: numbers on their own (log) scale, categories one-hot.
+
+    Args:
+        space: Optuna's distribution of each parameter.
+
+    Attributes:
+        width: coordinates of a point; a category takes one for each of its choices.
+    """
 
     def __init__(self, space: Mapping[str, BaseDistribution]) -> None:
         self.space = dict(space)
         self.parameters = len(space)
-        # Of each parameter: its name, its distribution, its first coordinate, and where its scale begins and how wide it is.
+        # Name, distribution, first coordinate, lower end and width of the scale.
         self._parts: list[tuple[str, BaseDistribution, int, float, float]] = []
         self.width = 0
         for name, distribution in space.items():
-            low, wide = 0.0, 1.0
+            low, scale = 0.0, 1.0
             if not isinstance(distribution, CategoricalDistribution):
-                low, high = _ends(distribution)
-                wide = high - low
-            self._parts.append((name, distribution, self.width, low, wide))
+                low, high = _bounds(distribution)
+                scale = high - low
+            self._parts.append((name, distribution, self.width, low, scale))
             self.width += len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1
 
     def encode(self, parameters: Mapping[str, Any]) -> Array:
+        """A point (width,) of the cube."""
         point = np.zeros(self.width)
-        for name, distribution, place, low, wide in self._parts:
+        for name, distribution, place, low, scale in self._parts:
             value = parameters[name]
             if isinstance(distribution, CategoricalDistribution):
                 point[place : place + len(distribution.choices)] = [choice == value for choice in distribution.choices]
             else:
                 at = math.log(value) if distribution.log else value  # type: ignore[attr-defined]
-                point[place] = (at - low) / wide
+                point[place] = (at - low) / scale
         return point
 
     def decode(self, point: Array) -> dict[str, Any]:
+        """The parameters nearest to a point (width,)."""
         values: dict[str, Any] = {}
-        for name, distribution, place, low, wide in self._parts:
+        for name, distribution, place, low, scale in self._parts:
             if isinstance(distribution, CategoricalDistribution):
                 count = len(distribution.choices)
                 values[name] = distribution.choices[int(np.argmax(point[place : place + count]))]
                 continue
             assert isinstance(distribution, IntDistribution | FloatDistribution)
-            number = low + float(point[place]) * wide
+            number = low + float(point[place]) * scale
             number = math.exp(number) if distribution.log else number
             if isinstance(distribution, IntDistribution):
                 step = distribution.step
@@ -58,16 +67,16 @@ class Coding:
                 values[name] = float(min(max(number, distribution.low), distribution.high))
         return values
 
-    def decoded(self, points: Array) -> list[dict[str, Any]]:
-        """Parameters of many points, a parameter at a time."""
+    def decode_many(self, points: Array) -> list[dict[str, Any]]:
+        """The parameters nearest to each of many points (n, width), vectorised over points."""
         columns: list[list[Any]] = []
-        for _, distribution, place, low, wide in self._parts:
+        for _, distribution, place, low, scale in self._parts:
             if isinstance(distribution, CategoricalDistribution):
                 best = np.argmax(points[:, place : place + len(distribution.choices)], axis=1)
                 columns.append([distribution.choices[index] for index in best])
                 continue
             assert isinstance(distribution, IntDistribution | FloatDistribution)
-            numbers = low + points[:, place] * wide
+            numbers = low + points[:, place] * scale
             numbers = np.exp(numbers) if distribution.log else numbers
             if isinstance(distribution, IntDistribution):
                 numbers = distribution.low + distribution.step * np.round((numbers - distribution.low) / distribution.step)
@@ -75,24 +84,24 @@ class Coding:
             columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
         return [dict(zip(self.space, values, strict=True)) for values in zip(*columns, strict=True)]
 
-    def settled(self, points: Array) -> Array:
-        """Points (n, width) moved to where their parameters really are: whole numbers, single choices."""
-        settled = np.clip(points, 0.0, 1.0)
-        for _, distribution, place, low, wide in self._parts:
+    def round_to_legal(self, points: Array) -> Array:
+        """Points (n, width) moved to the parameters they decode to: whole numbers, single choices."""
+        rounded = np.clip(points, 0.0, 1.0)
+        for _, distribution, place, low, scale in self._parts:
             if isinstance(distribution, CategoricalDistribution):
-                corners = slice(place, place + len(distribution.choices))
-                settled[:, corners] = np.eye(len(distribution.choices))[np.argmax(points[:, corners], axis=1)]
+                choices = slice(place, place + len(distribution.choices))
+                rounded[:, choices] = np.eye(len(distribution.choices))[np.argmax(points[:, choices], axis=1)]
             elif isinstance(distribution, IntDistribution):
-                numbers = low + settled[:, place] * wide
+                numbers = low + rounded[:, place] * scale
                 numbers = np.exp(numbers) if distribution.log else numbers
                 steps = np.round((numbers - distribution.low) / distribution.step)
                 numbers = np.clip(distribution.low + distribution.step * steps, distribution.low, distribution.high)
-                settled[:, place] = ((np.log(numbers) if distribution.log else numbers) - low) / wide
-        return settled
+                rounded[:, place] = ((np.log(numbers) if distribution.log else numbers) - low) / scale
+        return rounded
 
 
-def _ends(distribution: BaseDistribution) -> tuple[float, float]:
-    """Of a number's own scale."""
+def _bounds(distribution: BaseDistribution) -> tuple[float, float]:
+    """Lower and upper end on the parameter's own (log) scale."""
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     return (
         (math.log(distribution.low), math.log(distribution.high)) if distribution.log else (distribution.low, distribution.high)

@@ -1,46 +1,46 @@
-"""Early stopping at the trial's own time: can it still rise above the front that is as fast as it is?
+"""Early stopping at the trial's own time: can it still beat the part of the front that is at least as fast?
 
-A trial's training time is known when it starts, so the question is single-valued: can it still end above the best finished
-trial that is at least as fast? How low curves that end there are on their way is learned from the finished ones; a trial is
-stopped where so low a one would be rarer than the study's `risk`.
+A trial's training time is known when it starts, so the question has one value: can it still end above the best finished trial
+that is at least as fast? Finished curves show how low curves that end there are on their way; a trial is stopped where a
+curve that low would be rarer than the study's `risk`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import stdtr
 
+from ...spaces.trial import TrialFacts
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array
 from ..analysis.pareto import front_members
 
-# Finished curves before the first trial is stopped: fewer say little of how curves go on.
+# Finished curves before the first trial is stopped: fewer say little about how curves continue.
 LEAST_CURVES = 6
-# Share of a budget before which nothing is stopped: at high rates the best trainings are no better than guessing until then.
+# Share of the budget before which nothing is stopped: at high rates even the best trials are near chance until then.
 _EARLIEST = 0.3
-# How near curves must be to speak for one another, in standard deviations of what trials come to; others count a little.
+# Kernel width for curves' accuracies, in standard deviations of final accuracy, and the weight of all others.
 _NEAR, _FAR_WEIGHT = 0.7, 0.05
-# The same of their log seconds, in standard deviations of those.
-_LIKE = 0.5
-# Before any curve: deviation of what is still to come, in the same unit, worth so many curves.
-_PRIOR_DEVIATION, _PRIOR_CURVES = 0.3, 2.0
-# The slope of the end on the way there is expected to be 1, give or take.
-_SLOPE_DEVIATION = 0.5
+# Kernel width for log seconds, in standard deviations of those.
+_TIME_WIDTH = 0.5
+# Prior standard deviation of the remaining change, in the same unit, and how many curves the prior is worth.
+_PRIOR_STD, _PRIOR_CURVES = 0.3, 2.0
+# Prior standard deviation of the slope of final on current accuracy, about 1.
+_SLOPE_STD = 0.5
 
 
 @dataclass(slots=True)
 class Curve:
-    """What is known of a trial on its way: accuracies, higher is better, at shares of its budget.
+    """A trial's learning curve: accuracies, higher is better, at fractions of its budget.
 
     Args:
-        seconds: of its whole training, in the unit of the front.
-        done: it was trained to its end, and the last accuracy is what it came to.
+        seconds: of its full training, in the unit of the front.
+        done: it was trained to its end, and the last accuracy is final.
     """
 
     seconds: float
@@ -49,7 +49,7 @@ class Curve:
     done: bool = False
 
     def at(self, fraction: float) -> float:
-        """Accuracy at a share of the budget; NaN before the first that was measured."""
+        """Accuracy at a fraction of the budget, interpolated; NaN before the first measurement."""
         return float(np.interp(fraction, self.fractions, self.accuracies, left=math.nan))
 
     @property
@@ -59,55 +59,55 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a curve is expected to come to: Student's t with so many degrees of freedom, on the scale of accuracies."""
+    """The predictive distribution of a curve's final accuracy: Student's t on the `AccuracyScale`."""
 
     scale: AccuracyScale
     mean: float
-    deviation: float
-    freedom: float
+    std: float
+    degrees_of_freedom: float
 
-    def chance_above(self, accuracy: float) -> float:
-        away = (float(self.scale.of(np.array([accuracy]))[0]) - self.mean) / self.deviation
-        return float(stdtr(self.freedom, -away))
+    def probability_above(self, accuracy: float) -> float:
+        z = (float(self.scale.of(np.array([accuracy]))[0]) - self.mean) / self.std
+        return float(stdtr(self.degrees_of_freedom, -z))
 
     @property
     def accuracy(self) -> float:
         return float(self.scale.back(np.array([self.mean]))[0])
 
     @property
-    def accuracy_deviation(self) -> float:
-        up, down = self.scale.back(np.array([self.mean + self.deviation, self.mean - self.deviation]))
+    def accuracy_std(self) -> float:
+        up, down = self.scale.back(np.array([self.mean + self.std, self.mean - self.std]))
         return float(up - down) / 2
 
 
-class Stopping(ABC):
-    """Decides over running trials; told of every measurement and every end.
+class EarlyStopping(ABC):
+    """Decides which running trials to stop, from every measurement and every end.
 
-    Accuracies are higher is better: signs were turned before.
+    Accuracies are higher is better: signs are flipped before.
     """
 
     def __init__(self) -> None:
         self.curves: dict[int, Curve] = {}
 
     def report(self, number: int, fraction: float, seconds: float, accuracy: float) -> bool:
-        """Keep a measurement; True where the trial is to be stopped.
+        """Record a measurement; True where the trial should stop.
 
         Args:
-            fraction: share of the trial's budget that is trained, in (0, 1].
-            seconds: that its whole training takes.
+            fraction: of the trial's budget trained so far, in (0, 1].
+            seconds: of its full training.
         """
         curve = self.curves.setdefault(number, Curve(seconds))
         curve.seconds = seconds
         if curve.fractions and fraction <= curve.fractions[-1]:
-            # A trial that was interrupted begins again.
+            # An interrupted trial starts over, or from a checkpoint.
             kept = [index for index, one in enumerate(curve.fractions) if one < fraction]
             curve.fractions, curve.accuracies = curve.fractions[: len(kept)], curve.accuracies[: len(kept)]
         curve.fractions.append(fraction)
         curve.accuracies.append(accuracy)
-        return math.isfinite(accuracy) and fraction < 1 and self.hopeless(number, fraction)
+        return math.isfinite(accuracy) and fraction < 1 and self.should_stop(number, fraction)
 
-    def ended(self, number: int, seconds: float, accuracy: float | None) -> None:
-        """Keep how a trial ended; None where it came to no accuracy and its curve says nothing."""
+    def end(self, number: int, seconds: float, accuracy: float | None) -> None:
+        """Record a trial's final accuracy; None where it has none, and its curve is dropped."""
         curve = self.curves.pop(number, None) or Curve(seconds)
         if accuracy is None or not math.isfinite(accuracy):
             return
@@ -118,59 +118,60 @@ class Stopping(ABC):
         self.curves[number] = curve
 
     def learn(self, number: int, seconds: float, curve: Sequence[tuple[float, float]], done: bool) -> None:
-        """Take a trial that ended before for one of this run's; `done` means that it trained to its end."""
+        """Add a trial of an earlier run; `done` means that it trained to its end."""
         if curve:
             fractions, accuracies = zip(*curve, strict=True)
             self.curves[number] = Curve(seconds, list(fractions), list(accuracies), done)
 
     def curve_of(self, number: int) -> list[tuple[float, float]]:
-        """(fraction, accuracy) of a trial so far."""
+        """A trial's (fraction, accuracy) pairs so far."""
         curve = self.curves[number]
         return list(zip(curve.fractions, curve.accuracies, strict=True))
 
-    def stopped_facts(self, number: int, sign: float) -> dict[str, Any]:
-        """What is kept of a trial that was stopped: how far it came, and what its curve promised.
+    def stopped_facts(self, number: int, sign: float) -> TrialFacts:
+        """What is stored of a stopped trial: how far it came, and the prediction for its final accuracy.
 
         Args:
-            sign: -1 where the metric is minimized and was turned.
+            sign: -1 where the metric is minimized and was flipped.
         """
         if number not in self.curves:
-            return {}
-        curve, promised = self.curves[number], self.expected(number)
-        facts: dict[str, Any] = {"stopped_fraction": curve.fractions[-1], "stopped_accuracy": sign * curve.last}
-        if promised is not None:
-            facts |= {
-                "expected_seconds": curve.seconds,
-                "expected_accuracy": sign * promised.accuracy,
-                "expected_deviation": promised.accuracy_deviation,
-            }
-        return facts
+            return TrialFacts()
+        curve, prediction = self.curves[number], self.expected(number)
+        facts = TrialFacts(stopped_fraction=curve.fractions[-1], stopped_accuracy=sign * curve.last)
+        if prediction is None:
+            return facts
+        return replace(
+            facts,
+            expected_seconds=curve.seconds,
+            expected_accuracy=sign * prediction.accuracy,
+            expected_std=prediction.accuracy_std,
+        )
 
     @abstractmethod
-    def hopeless(self, number: int, fraction: float) -> bool:
-        """Whether a trial that got so far is to be stopped there."""
+    def should_stop(self, number: int, fraction: float) -> bool:
+        """Whether a trial should stop at this fraction of its budget."""
 
     def finished(self) -> list[Curve]:
         return [curve for curve in self.curves.values() if curve.done]
 
     def expected(self, number: int) -> Expectation | None:
-        """What a trial's curve promises; None while there are too few finished ones to tell."""
+        """The prediction for a trial's final accuracy; None while there are too few finished curves."""
         curve = self.curves.get(number)
         return None if curve is None else expectation(curve, self.finished())
 
 
-class NeverStopping(Stopping):
+class NoEarlyStopping(EarlyStopping):
     """Every trial trains its whole budget."""
 
-    def hopeless(self, number: int, fraction: float) -> bool:
+    def should_stop(self, number: int, fraction: float) -> bool:
         return False
 
 
-class FrontStopping(Stopping):
-    """Stop a trial where one that ends on the front would hardly ever have been so low.
+class FrontStopping(EarlyStopping):
+    """Stop a trial where a curve that ends on the front would hardly ever be this low.
 
-    `risk` is how many of those that would have ended on the front are stopped. It is not the share of stopped trials that
-    would have: late in a search nearly all trials end below the front, so stopping every tenth of the few that do not would
+    `risk` is the share of would-be front members that are stopped. It is not the share of stopped trials that would have
+    reached the front: late in a search nearly all trials end below it, so stopping every tenth of the few that do not would
     still look like hardly any mistakes (docs/decisions/0011).
     """
 
@@ -178,53 +179,53 @@ class FrontStopping(Stopping):
         super().__init__()
         self.risk = risk
 
-    def hopeless(self, number: int, fraction: float) -> bool:
+    def should_stop(self, number: int, fraction: float) -> bool:
         if fraction < _EARLIEST:
             return False
         curve, finished = self.curves[number], self.finished()
         as_fast = [one.last for one in finished if one.seconds <= curve.seconds]
         if not as_fast:
             return False
-        chance = chance_so_low(curve, max(as_fast), finished)
-        return chance is not None and chance < self.risk
+        probability = probability_as_low(curve, max(as_fast), finished)
+        return probability is not None and probability < self.risk
 
 
-class RankHalving(Stopping):
-    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934) with ranks of fronts in the place of one metric.
+class RankHalving(EarlyStopping):
+    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934) with Pareto ranks in place of a single metric.
 
-    At each rung, a share of the budget, a trial goes on if its non-dominated rank (seconds of its whole training against
-    accuracy so far) is among the best 1/eta of those that came there.
+    At each rung, a fraction of the budget, a trial continues if its non-dominated rank (full training time against accuracy
+    so far) is among the best 1/eta of those that reached it.
     """
 
     def __init__(self, eta: int = 3, rungs: Sequence[float] = (1 / 9, 1 / 3)) -> None:
         super().__init__()
         self.eta, self.rungs = eta, tuple(rungs)
-        self._came: dict[float, dict[int, tuple[float, float]]] = {rung: {} for rung in self.rungs}
+        self._reached: dict[float, dict[int, tuple[float, float]]] = {rung: {} for rung in self.rungs}
 
     def learn(self, number: int, seconds: float, curve: Sequence[tuple[float, float]], done: bool) -> None:
         super().learn(number, seconds, curve, done)
         for rung in self.rungs:
-            came = next((accuracy for fraction, accuracy in curve if fraction >= rung - 1e-9), None)
-            if came is not None:
-                self._came[rung][number] = (seconds, came)
+            accuracy_there = next((accuracy for fraction, accuracy in curve if fraction >= rung - 1e-9), None)
+            if accuracy_there is not None:
+                self._reached[rung][number] = (seconds, accuracy_there)
 
-    def hopeless(self, number: int, fraction: float) -> bool:
+    def should_stop(self, number: int, fraction: float) -> bool:
         curve = self.curves[number]
         for rung in self.rungs:
-            came = self._came[rung]
-            if fraction < rung - 1e-9 or number in came:
+            reached = self._reached[rung]
+            if fraction < rung - 1e-9 or number in reached:
                 continue
-            came[number] = (curve.seconds, curve.last)
-            ranks = front_ranks(list(came.values()))
-            if len(came) >= self.eta and sorted(ranks)[len(ranks) // self.eta - 1] < ranks[list(came).index(number)]:
+            reached[number] = (curve.seconds, curve.last)
+            ranks = front_ranks(list(reached.values()))
+            if len(reached) >= self.eta and sorted(ranks)[len(ranks) // self.eta - 1] < ranks[list(reached).index(number)]:
                 return True
         return False
 
 
-STOPPING: dict[str, Callable[[float], Stopping]] = {
+EARLY_STOPPING: dict[str, Callable[[float], EarlyStopping]] = {
     "front": lambda risk: FrontStopping(risk),
     "halving": lambda risk: RankHalving(),
-    "none": lambda risk: NeverStopping(),
+    "none": lambda risk: NoEarlyStopping(),
 }
 
 
@@ -245,41 +246,44 @@ def front_ranks(points: Sequence[tuple[float, float]]) -> list[int]:
     return ranks
 
 
-def stopped_words(facts: Mapping[str, Any]) -> str:
-    """Why a trial was stopped where it was, for people.
+def stopped_sentence(facts: TrialFacts) -> str:
+    """Where a trial was stopped, and with what prediction.
 
-    >>> stopped_words({"stopped_fraction": 0.4, "expected_accuracy": 0.5512, "expected_deviation": 0.021})
-    'stopped after 40% of its budget, with 0.5512 ± 0.021 to be expected at its end'
+    >>> stopped_sentence(TrialFacts(stopped_fraction=0.4, expected_accuracy=0.5512, expected_std=0.021))
+    'stopped after 40% of its budget; predicted final value 0.5512 ± 0.021'
     """
-    words = f"stopped after {facts['stopped_fraction']:.0%} of its budget"
-    if "expected_accuracy" in facts:
-        words += f", with {facts['expected_accuracy']:.4g} ± {facts['expected_deviation']:.2g} to be expected at its end"
+    words = f"stopped after {facts.stopped_fraction:.0%} of its budget"
+    if facts.expected_accuracy is not None:
+        words += f"; predicted final value {facts.expected_accuracy:.4g} ± {facts.expected_std:.2g}"
     return words
 
 
 def expectation(curve: Curve, finished: Sequence[Curve]) -> Expectation | None:
-    """What a curve comes to, by what finished ones came to from where they were; None where too few got so far."""
-    known = _paired(curve, finished)
-    if known is None:
+    """Predict a curve's final accuracy from finished curves; None where too few got that far."""
+    pairs = _paired(curve, finished)
+    if pairs is None:
         return None
-    scale, was, became, here, alike = known
-    return Expectation(scale, *_predicted(was, became, here, alike))
+    scale, there, final, here, weights = pairs
+    return Expectation(scale, *_regressed(there, final, here, weights))
 
 
-def chance_so_low(curve: Curve, level: float, finished: Sequence[Curve]) -> float | None:
-    """How often a curve that ends at a level is as low as this one at its share of the budget; None where too few got there."""
-    known = _paired(curve, finished)
-    if known is None:
+def probability_as_low(curve: Curve, level: float, finished: Sequence[Curve]) -> float | None:
+    """Probability that a curve ending at `level` is as low as this one at its fraction; None where too few got that far."""
+    pairs = _paired(curve, finished)
+    if pairs is None:
         return None
-    scale, was, became, here, alike = known
-    mean, deviation, freedom = _predicted(became, was, float(scale.of(np.array([level]))[0]), alike)
-    return float(stdtr(freedom, (here - mean) / deviation))
+    scale, there, final, here, weights = pairs
+    mean, std, degrees_of_freedom = _regressed(final, there, float(scale.of(np.array([level]))[0]), weights)
+    return float(stdtr(degrees_of_freedom, (here - mean) / std))
 
 
 def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[AccuracyScale, Array, Array, float, Array] | None:
-    """Finished curves at this one's share of the budget and at their ends, and this one now, on the scale of accuracies.
+    """Finished curves at this one's fraction and at their ends, and this curve now, on the `AccuracyScale`.
 
-    Last come weights: how much each finished one is this one's like in seconds, for fast trainings' curves rise late.
+    Last come weights by similarity in seconds, since the curves of fast trials rise late.
+
+    Returns:
+        Scale, accuracies at this fraction (n,), final accuracies (n,), this curve's accuracy, weights (n,).
     """
     if not curve.fractions:
         return None
@@ -290,25 +294,28 @@ def _paired(curve: Curve, finished: Sequence[Curve]) -> tuple[AccuracyScale, Arr
         return None
     scale = AccuracyScale(pairs[:, 1])
     times = np.log(pairs[:, 2])
-    apart = (times - math.log(max(curve.seconds, 1e-9))) / max(_LIKE * float(times.std()), 0.1)
+    apart = (times - math.log(max(curve.seconds, 1e-9))) / max(_TIME_WIDTH * float(times.std()), 0.1)
     here = float(scale.of(np.array([curve.last]))[0])
     return scale, scale.of(pairs[:, 0]), scale.of(pairs[:, 1]), here, np.exp(-0.5 * apart**2)
 
 
-def _predicted(known: Array, sought: Array, here: float, alike: Array) -> tuple[float, float, float]:
-    """What is sought where `known` is here, by a line of slope about 1 through what lies near, with a prior worth two curves.
+def _regressed(known: Array, target: Array, here: float, similarity: Array) -> tuple[float, float, float]:
+    """Locally weighted regression of `target` on `known`, evaluated at `here`: slope about 1, a prior worth two curves.
+
+    Args:
+        known, target, similarity: (n,).
 
     Returns:
-        Mean, deviation and degrees of freedom of Student's t.
+        Mean, standard deviation and degrees of freedom of Student's t.
     """
-    weights = np.exp(-0.5 * ((known - here) / _NEAR) ** 2) * alike + _FAR_WEIGHT
+    weights = np.exp(-0.5 * ((known - here) / _NEAR) ** 2) * similarity + _FAR_WEIGHT
     total = float(weights.sum())
-    middle, rise = float(weights @ known) / total, float(weights @ (sought - known)) / total
+    middle, rise = float(weights @ known) / total, float(weights @ (target - known)) / total
     spread = float(weights @ (known - middle) ** 2)
-    # Ridge towards slope 1.
-    stiff = (_PRIOR_DEVIATION / _SLOPE_DEVIATION) ** 2
-    slope = float(weights @ ((known - middle) * (sought - known - rise))) / (spread + stiff)
-    left = sought - known - rise - slope * (known - middle)
-    variance = (float(weights @ left**2) + _PRIOR_CURVES * _PRIOR_DEVIATION**2) / (total + _PRIOR_CURVES)
-    reach = 1 + 1 / total + (here - middle) ** 2 / (spread + stiff)
-    return here + rise + slope * (here - middle), math.sqrt(variance * reach), total + _PRIOR_CURVES
+    # Ridge regression towards slope 1.
+    ridge = (_PRIOR_STD / _SLOPE_STD) ** 2
+    slope = float(weights @ ((known - middle) * (target - known - rise))) / (spread + ridge)
+    residuals = target - known - rise - slope * (known - middle)
+    variance = (float(weights @ residuals**2) + _PRIOR_CURVES * _PRIOR_STD**2) / (total + _PRIOR_CURVES)
+    leverage = 1 + 1 / total + (here - middle) ** 2 / (spread + ridge)
+    return here + rise + slope * (here - middle), math.sqrt(variance * leverage), total + _PRIOR_CURVES

@@ -1,4 +1,4 @@
-"""Memory of the past: trials of earlier studies of the same task, in this study's own terms."""
+"""Warm start: trials of earlier studies of the same task, in this study's terms."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ...spaces.errors import BsearchError, Fault, StudyFileError
 from ...spaces.study import StudySpec
 from ...spaces.study_file import read_study
 from ..analysis.confirm import averaged
-from ..store.optuna_storage import stored_trials
-from ..store.records import KeptStudy, Records
-from .front_model import PastTrial
+from ..store.records import Records, StudyRow
+from ..store.trials import stored_trials
+from .front_model import PriorTrial
 
-# What must be the same for an earlier accuracy to say something of this study's.
+# What must be the same for accuracies of an earlier study to compare with this one's.
 _SAME = ("task", "training", "objectives")
 _MAY_DIFFER = ("evaluations", "seed")
 
 
-def past_trials(
+def prior_trials(
     spec: StudySpec,
     identity: Mapping[str, Any],
     known_seconds: Callable[[Mapping[str, Any]], float] | None,
-) -> list[PastTrial]:
-    """The finished trials of the studies under `warm_start:` that lie in this study's space, priced by this study's laws.
+) -> list[PriorTrial]:
+    """The finished trials of the studies under `warm_start:` that lie in this study's space, timed by this study's laws.
 
     Raises:
         StudyFileError: there is no such study, it trained something else, or this study's times are not known beforehand.
@@ -34,13 +34,13 @@ def past_trials(
         return []
     if known_seconds is None:
         raise StudyFileError(
-            Fault("warm_start", "expected times known beforehand, to price earlier trials with; got budget.profile_s: 0")
+            Fault("warm_start", "expected times known beforehand, to time earlier trials with; got budget.profile_s: 0")
         )
-    found: list[PastTrial] = []
+    found: list[PriorTrial] = []
     faults = []
     for index, named in enumerate(dict.fromkeys(spec.warm_start)):
         try:
-            url, study = _kept(spec, named)
+            url, study = _row(spec, named)
             faults += [Fault(f"warm_start.{index}", f"{named}: {words}") for words in _differences(study.identity, identity)]
             found += _trials(spec, url, study, known_seconds)
         except BsearchError as error:
@@ -50,19 +50,19 @@ def past_trials(
     return found
 
 
-def _kept(spec: StudySpec, named: str) -> tuple[str, KeptStudy]:
-    """Where an earlier study lies: a study file's, or one by its name in this study's own storage."""
+def _row(spec: StudySpec, named: str) -> tuple[str, StudyRow]:
+    """The URL and row of an earlier study: a study file's, or one by its name in this study's own storage."""
     url, name = spec.storage, named
     if named.endswith((".yaml", ".yml")):
         other = read_study(spec.folder / Path(named).expanduser())
         url, name = other.storage, other.study
     assert url is not None
-    kept = [study for study in Records(url, create=False).studies() if name in (study.name, study.base_name)]
+    rows = [study for study in Records(url, create=False).studies() if name in (study.name, study.base_name)]
     if url == spec.storage and name == spec.study:
-        raise StudyFileError("expected another study than this one, which goes on by itself")
-    if not kept:
+        raise StudyFileError("expected another study than this one, which resumes by itself")
+    if not rows:
         raise StudyFileError(f"expected an earlier study, but its storage holds none of the name {name!r}")
-    return url, kept[-1]
+    return url, rows[-1]
 
 
 def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -73,8 +73,8 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
 
 
 def _trials(
-    spec: StudySpec, url: str, study: KeptStudy, known_seconds: Callable[[Mapping[str, Any]], float]
-) -> Iterator[PastTrial]:
+    spec: StudySpec, url: str, study: StudyRow, known_seconds: Callable[[Mapping[str, Any]], float]
+) -> Iterator[PriorTrial]:
     old = StudySpec.model_validate(study.spec)
     if old.space.reference_batch != spec.space.reference_batch:
         expected = f"expected reference_rate at_batch {spec.space.reference_batch}, as here"

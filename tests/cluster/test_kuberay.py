@@ -13,7 +13,7 @@ import pytest
 import yaml
 from bsearch.cluster.submit.kuberay import KubeRaySubmitter, job_name
 from bsearch.cluster.submit.submitter import Job, Submission, Submitter
-from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.submit import Submit
 from submitter_contract import TRIALS, SubmitterContract
 
@@ -210,13 +210,13 @@ def test_a_study_of_any_name_gets_a_name_that_kubernetes_takes(study_file: Calla
 def test_what_kubernetes_refuses_is_told_in_its_words(study_file: Callable[..., Path], kube: Path) -> None:
     (kube / "default").write_text("")  # a folder that cannot be made
     made = submission(study_file, storage="sqlite:////data/small.db", submit=SETTINGS)
-    with pytest.raises(LauncherError, match=r"kubectl apply: failed with exit code 1: "):
+    with pytest.raises(ClusterError, match=r"kubectl apply: failed with exit code 1: "):
         KubeRaySubmitter(made.settings).submit(made)
 
 
 def test_where_kubectl_is_not_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(LauncherError, match=r"kubectl: no such program on PATH"):
+    with pytest.raises(ClusterError, match=r"kubectl: no such program on PATH"):
         KubeRaySubmitter(Submit()).jobs()
 
 

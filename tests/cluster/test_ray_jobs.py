@@ -15,7 +15,7 @@ import optuna
 import pytest
 from bsearch.cluster.submit.ray_jobs import RaySubmitter
 from bsearch.cluster.submit.submitter import Submission, Submitter
-from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.submit import Submit
 from ray._private.authentication_test_utils import reset_auth_token_state
 from submitter_contract import TRIALS, SubmitterContract, until
@@ -73,7 +73,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 assert process.poll() is None, log.read_text()
                 try:
                     return submitter.jobs() == []
-                except LauncherError:
+                except ClusterError:
                     return False
 
             until(up)
@@ -113,7 +113,7 @@ class TestRaySubmitter(SubmitterContract):
     def test_a_wrong_token_is_told(self, submitter: Submitter, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
         reset_auth_token_state()
-        with pytest.raises(LauncherError, match=r"refused for its token. Set RAY_AUTH_MODE=token"):
+        with pytest.raises(ClusterError, match=r"refused for its token. Set RAY_AUTH_MODE=token"):
             submitter.jobs()
         monkeypatch.undo()
         reset_auth_token_state()
@@ -128,7 +128,7 @@ class TestRaySubmitter(SubmitterContract):
 
 def test_where_nobody_answers_it_is_told() -> None:
     submitter = RaySubmitter(Submit.model_validate({"ray": {"address": "http://127.0.0.1:9"}}))
-    with pytest.raises(LauncherError, match=r"Ray at http://127.0.0.1:9: cannot be reached: .*--address http://host:8265"):
+    with pytest.raises(ClusterError, match=r"Ray at http://127.0.0.1:9: cannot be reached: .*--address http://host:8265"):
         submitter.jobs()
 
 

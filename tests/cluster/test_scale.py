@@ -12,13 +12,13 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy as sa
-from bsearch.search.store.single_writer_storage import OneWriterStorage
-from bsearch.search.suggest.sampler import Coding, FrontSampler
-from bsearch.spaces.planning import known_seconds, known_train_s, trial_setup
+from bsearch.search.store.single_writer_storage import SingleWriterStorage
+from bsearch.search.suggest.sampler import FrontSampler, SpaceTransform
 from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.device import DeviceProfile
 from bsearch.spaces.domain import Range
 from bsearch.spaces.errors import InfeasiblePlanError
+from bsearch.spaces.planning import known_seconds, known_train_s, trial_setup
 from bsearch.spaces.step_time import StepTime
 from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study
@@ -75,7 +75,7 @@ def ended(number: int) -> dict[str, Any]:
 
 
 @contextmanager
-def statements(storage: OneWriterStorage) -> Iterator[list[str]]:
+def statements(storage: SingleWriterStorage) -> Iterator[list[str]]:
     """What the database is asked meanwhile."""
     asked: list[str] = []
 
@@ -99,7 +99,7 @@ def test_a_trial_asks_the_database_as_often_after_many_trials_and_beside_many(tm
         of_study = tmp_path / f"{finished}-{running}"
         of_study.mkdir()
         one = suggester(of_study, sampler="random")
-        assert isinstance(one.storage, OneWriterStorage)
+        assert isinstance(one.storage, SingleWriterStorage)
         for number in range(finished):
             one.tell(one.ask().number, ended(number))
         for _ in range(running):
@@ -149,7 +149,7 @@ def test_trials_that_others_queued_are_seen_and_keep_their_numbers(tmp_path: Pat
 def test_an_end_whose_answer_was_lost_may_be_told_again(tmp_path: Path) -> None:
     one = suggester(tmp_path)
     suggestion = one.ask()
-    assert isinstance(one.storage, OneWriterStorage)
+    assert isinstance(one.storage, SingleWriterStorage)
     optuna.load_study(study_name="kept", storage=one.url).tell(suggestion.number, [1.0, 0.5])
     one.study.tell(suggestion.number, [1.0, 0.5])
     assert one.trials()[0].state == TrialState.COMPLETE
@@ -169,13 +169,13 @@ def test_ended_trials_are_coded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         study.add_trial(create_trial(params=params, distributions=distributions, values=values))
     study.ask(distributions)
     coded, read = [], []
-    encode, get_trials = Coding.encode, study.get_trials
+    encode, get_trials = SpaceTransform.encode, study.get_trials
 
-    def counted(self: Coding, parameters: Mapping[str, Any]) -> Any:
+    def counted(self: SpaceTransform, parameters: Mapping[str, Any]) -> Any:
         coded.append(parameters)
         return encode(self, parameters)
 
-    monkeypatch.setattr(Coding, "encode", counted)
+    monkeypatch.setattr(SpaceTransform, "encode", counted)
     monkeypatch.setattr(study, "get_trials", lambda **how: read.append(how) or get_trials(**how))
     for _ in range(3):
         trial = study.ask(distributions)

@@ -15,7 +15,7 @@ import optuna
 import pytest
 from bsearch.cluster.submit.slurm import SlurmSubmitter
 from bsearch.cluster.submit.submitter import Job, Submission, Submitter
-from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.submit import Submit
 from submitter_contract import TRIALS, SubmitterContract, until
 
@@ -196,13 +196,13 @@ def test_where_slurm_is_not_it_is_told(study_file: Callable[..., Path], monkeypa
     submitter = SlurmSubmitter(Submit())
     made = submission(study_file)
     for act in (submitter.jobs, lambda: submitter.job("4711"), lambda: submitter.submit(made)):
-        with pytest.raises(LauncherError, match=r"no such program on PATH"):
+        with pytest.raises(ClusterError, match=r"no such program on PATH"):
             act()
 
 
 def test_what_sbatch_refuses_is_told_in_its_words(study_file: Callable[..., Path], slurm: Path) -> None:
     made = submission(study_file, slurm={"options": {"licenses": "matlab"}})
     with pytest.raises(
-        LauncherError, match=r"sbatch --parsable: failed with exit code 1: sbatch: unrecognized option '--licenses'"
+        ClusterError, match=r"sbatch --parsable: failed with exit code 1: sbatch: unrecognized option '--licenses'"
     ):
         SlurmSubmitter(made.settings).submit(made)

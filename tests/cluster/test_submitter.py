@@ -15,7 +15,7 @@ from bsearch.cli import main
 from bsearch.cluster.submit import submitter as registry
 from bsearch.cluster.submit.files import copy_package
 from bsearch.cluster.submit.submitter import GROUP, OURS, Job, Plan, Submission, open_submitter
-from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.study_file import parse_study, read_study
 from bsearch.spaces.submit import Submit
 from click.testing import CliRunner, Result
@@ -160,7 +160,7 @@ def test_a_plug_in_is_found_by_its_entry_point(study_file: Callable[..., Path], 
     path = study_file(submit={"launcher": "paper", "plugins": {"paper": {"sheets": 3}}})
     assert bsearch("submit", path, "--dry-run").output == "small on 3 sheets\n"
     assert "submitted study small to paper as job 1" in bsearch("submit", path).output
-    with pytest.raises(LauncherError, match=r"launcher torn: its plug-in nowhere.at_all:Torn cannot be loaded: No module"):
+    with pytest.raises(ClusterError, match=r"launcher torn: its plug-in nowhere.at_all:Torn cannot be loaded: No module"):
         open_submitter(Submit(launcher="torn"))
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import optuna
 import pytest
 from bsearch.cluster.tune import TuneRunner
-from bsearch.objectives.loading import objective_hash
+from bsearch.objectives.loading import task_code_hash
 from bsearch.search.run.driver import run_study
 from bsearch.search.store.records import Records
-from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.study import Cluster, Devices, StudySpec
 from bsearch.spaces.study_file import read_study
 from runner_contract import Run, RunnerContract, kept_path
@@ -105,11 +105,11 @@ def test_mixed_kinds_share_a_study_priced_on_one_of_them(
         )
         told: list[str] = []
         with TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log") as runner:
-            run_study(spec, runner, objective_hash(spec.task), fresh=True, notify=lambda event: told.append(event.text))
+            run_study(spec, runner, task_code_hash(spec.task), fresh=True, notify=lambda event: told.append(event.text))
         study = spec.study if len(optuna.get_all_study_names(str(spec.storage))) == 1 else f"{spec.study}-2"
         return told, optuna.load_study(study_name=study, storage=str(spec.storage)).trials
 
-    told, trials = go(price_on="SMALL")
+    told, trials = go(time_on="SMALL")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 8
     assert {trial.user_attrs["device_kind"] for trial in trials} == {"FAST", "SMALL"}
     assert {trial.user_attrs["train_s_source"] for trial in trials} == {"known"}
@@ -119,13 +119,13 @@ def test_mixed_kinds_share_a_study_priced_on_one_of_them(
     assert any("on a SMALL" in text for text in told)
     _, trials = go(accelerator_type="FAST")
     assert "device_kind" not in {name for trial in trials for name in trial.user_attrs}  # one kind: nothing to tell
-    with pytest.raises(StudyFileError, match=r"devices.price_on: expected a kind of device that is here \(FAST, SMALL\)"):
-        go(price_on="A100")
+    with pytest.raises(StudyFileError, match=r"devices.time_on: expected a kind of device that is here \(FAST, SMALL\)"):
+        go(time_on="A100")
 
 
 def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
     with (
-        pytest.raises(LauncherError, match=r"cluster.address 127.0.0.1:1: Ray could not be reached"),
+        pytest.raises(ClusterError, match=r"cluster.address 127.0.0.1:1: Ray could not be reached"),
         TuneRunner(Cluster(address="127.0.0.1:1"), Devices(), tmp_path / "ray.log"),
     ):
         pass
@@ -134,7 +134,7 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
 def test_an_address_of_another_kind_is_told_what_to_do_instead(address: str, tmp_path: Path) -> None:
     with (
-        pytest.raises(LauncherError, match=r"expected host:port .* `bsearch submit --launcher ray`"),
+        pytest.raises(ClusterError, match=r"expected host:port .* `bsearch submit --launcher ray`"),
         TuneRunner(Cluster(address=address), Devices(), tmp_path / "ray.log"),
     ):
         pass
@@ -143,7 +143,7 @@ def test_an_address_of_another_kind_is_told_what_to_do_instead(address: str, tmp
 def test_devices_that_are_not_there_are_told(ray_address: str, tmp_path: Path) -> None:
     with (
         pytest.raises(
-            LauncherError, match=r"a trial on 1 device needs 1 CPUs, 1 GPUs on one machine; there are machines with 2 CPUs"
+            ClusterError, match=r"a trial on 1 device needs 1 CPUs, 1 GPUs on one machine; there are machines with 2 CPUs"
         ),
         TuneRunner(Cluster(address=ray_address), Devices(kind="gpu"), tmp_path / "ray.log"),
     ):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from bsearch.objectives.adapters.as_generator import Stopped, Tell, pulled
+from bsearch.objectives.adapters.as_generator import Stopped, Tell, as_generator
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +27,13 @@ def counting(tell: Tell[int]) -> None:
 
 
 def test_everything_told_arrives_in_order() -> None:
-    assert list(pulled(counting)) == [0, 1, 2, 3, 4]
-    assert list(pulled(lambda tell: None)) == []
+    assert list(as_generator(counting)) == [0, 1, 2, 3, 4]
+    assert list(as_generator(lambda tell: None)) == []
 
 
 def test_nothing_begins_before_it_is_asked_for_and_a_generator_never_asked_leaves_nothing() -> None:
     begun = []
-    made = pulled(lambda tell: begun.append(1))  # type: ignore[var-annotated]
+    made = as_generator(lambda tell: begun.append(1))  # type: ignore[var-annotated]
     del made
     gc.collect()
     assert begun == []
@@ -47,7 +47,7 @@ def test_the_trainer_waits_while_a_measurement_is_looked_at() -> None:
             steps.append(number)
             tell(number)
 
-    for number in pulled(train):
+    for number in as_generator(train):
         time.sleep(0.05)  # a slow consumer
         assert steps == list(range(number + 1))
 
@@ -68,7 +68,7 @@ def test_closing_ends_the_training_there_and_frees_what_it_held() -> None:
         finally:
             cleaned.append(len(held))
 
-    run = pulled(train)
+    run = as_generator(train)
     assert next(run) == 0
     assert next(run) == 1
     run.close()  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ def test_a_trainer_that_swallows_the_stop_is_told_again_at_its_next_step() -> No
             tell.go_on()
             steps.append(str(step))
 
-    run = pulled(train)
+    run = as_generator(train)
     next(run)
     run.close()  # type: ignore[attr-defined]
     assert steps == ["swallowed"]
@@ -103,7 +103,7 @@ def test_what_a_trainer_raises_is_raised_as_itself_with_its_own_lines(error: Bas
         tell(0)
         users_own_line()
 
-    run = pulled(train)
+    run = as_generator(train)
     assert next(run) == 0
     with pytest.raises(type(error)) as raised:
         next(run)
@@ -129,7 +129,7 @@ def test_an_interrupted_consumer_ends_a_training_that_is_between_measurements() 
             stopped.append(True)
             raise
 
-    run = pulled(train)
+    run = as_generator(train)
     next(run)
     with pytest.raises(KeyboardInterrupt):
         next(run)
@@ -140,7 +140,7 @@ def test_torch_is_set_in_the_training_as_it_is_where_it_is_pulled() -> None:
     def train(tell: Tell[tuple[bool, int]]) -> None:
         tell((torch.is_grad_enabled(), torch.get_num_threads()))
 
-    assert list(pulled(train)) == [(True, torch.get_num_threads())]
+    assert list(as_generator(train)) == [(True, torch.get_num_threads())]
     with torch.no_grad():
-        assert next(iter(pulled(train)))[0] is False
+        assert next(iter(as_generator(train)))[0] is False
     assert torch.is_grad_enabled()

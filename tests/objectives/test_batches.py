@@ -80,10 +80,10 @@ class Noisy(Dataset[Any]):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_loader_workers_change_no_bit(workers: int) -> None:
     stream = SampleStream(23, seed=5)
-    passes = [stream.take(start, size) for start, size in [(0, 7), (7, 1), (8, 30)]]
-    here = list(batches(Fetcher(Noisy()), passes, workers=0))
+    micro_batches = [stream.take(start, size) for start, size in [(0, 7), (7, 1), (8, 30)]]
+    here = list(batches(Fetcher(Noisy()), micro_batches, workers=0))
     before = torch.get_rng_state(), random.getstate()
-    there = list(batches(Fetcher(Noisy()), passes, workers=workers))
+    there = list(batches(Fetcher(Noisy()), micro_batches, workers=workers))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     for ours, theirs in zip(here, there, strict=True):

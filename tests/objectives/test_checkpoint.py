@@ -71,12 +71,12 @@ def test_cut_off_anywhere_and_gone_on_with_is_bit_for_bit_the_same(
     optimizer: str,
     data: st.DataObject,
 ) -> None:
-    passes = data.draw(st.integers(1, max(batch // 2, 1)))
+    micro_batches = data.draw(st.integers(1, max(batch // 2, 1)))
     made = noisy(
         tmp_path_factory.getbasetemp(),
         evaluations,
         batch=batch,
-        accumulation=passes,
+        accumulation=micro_batches,
         budget=budget,
         rate=0.01,
         parameters={"optimizer": optimizer},

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from bsearch.objectives.data_parallel import RankDiedError, RankProcesses, close_ranks, rank_processes
-from bsearch.objectives.loading import objective_hash
+from bsearch.objectives.loading import task_code_hash
 from bsearch.objectives.trial import start_attempt
 from bsearch.search.run.driver import StudyResult, run_study
-from bsearch.search.store.records import Records
 from bsearch.search.run.serial import SerialRunner
-from bsearch.spaces.errors import ObjectiveError
+from bsearch.search.store.records import Records
+from bsearch.spaces.errors import TaskError
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, Outcome
@@ -137,7 +137,7 @@ def test_a_diverged_trial_diverges_on_all_ranks() -> None:
 
 def test_errors_of_a_job_come_through_in_words(ranks: RankProcesses) -> None:
     own = RankProcesses(2, "cpu", 1)
-    with pytest.raises(ObjectiveError, match="no such file"):
+    with pytest.raises(TaskError, match="no such file"):
         list(own.run(trained, "/nowhere/tasks.py:X", on(2, 8), 1))
     assert not own.alive
 
@@ -160,7 +160,7 @@ def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Pat
         "from multiprocessing import get_context\n"
         "from rank_jobs import profiled\n"
         "if __name__ == '__main__':\n"
-        "    for name in ('profile_apart', 'profile_objective'):\n"
+        "    for name in ('profile_apart', 'profile_task'):\n"
         "        with ProcessPoolExecutor(1, mp_context=get_context('spawn')) as process:\n"
         "            print(process.submit(profiled, name).result(), flush=True)\n"
     )
@@ -198,7 +198,7 @@ def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, R
     path = study_file(**({"space": space, "devices": {"per_trial": 2, "kind": "cpu"}} | changes))
     spec = read_study(path)
     assert spec.storage is not None
-    return run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task)), Records(spec.storage)
+    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task)), Records(spec.storage)
 
 
 def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file: Callable[..., Path]) -> None:

@@ -37,8 +37,8 @@ class TestHuggingFace(TrainerContract):
 
     @pytest.mark.parametrize("task", ["pixels", "words", "numbers"])
     def test_the_librarys_own_models_see_the_one_large_batch(self, task: str) -> None:
-        def gradient(passes: int) -> torch.Tensor:
-            made = setup(500, passes, budget=500, metric="loss", training={"evaluations": 1})
+        def gradient(micro_batches: int) -> torch.Tensor:
+            made = setup(500, micro_batches, budget=500, metric="loss", training={"evaluations": 1})
             self.trained(task, made)
             assert len(LOG.gradients) == 1
             return LOG.gradients[0].double()

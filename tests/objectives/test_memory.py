@@ -16,11 +16,11 @@ from bsearch.cli import main
 from bsearch.objectives import Data, Loss, Score, Task, TrialSetup
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.memory import MemoryProbe, calibrated, evaluation_batch, memory_law
-from bsearch.objectives.profiling.probe import confirmed, fastest_evaluation_batch, profile_objective
+from bsearch.objectives.profiling.probe import confirmed, fastest_evaluation_batch, profile_task
 from bsearch.objectives.training import train_task
 from bsearch.search.store.records import Records
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
-from bsearch.spaces.errors import ProbeError, StudyFileError
+from bsearch.spaces.errors import ProfilingError, StudyFileError
 from bsearch.spaces.memory import MemoryLaw, bytes_of, largest_fitting, readable_bytes
 from bsearch.spaces.study import Memory
 from bsearch.spaces.study_file import parse_study
@@ -69,7 +69,7 @@ def test_between_known_sizes_the_law_never_promises_too_little(phases: list[tupl
     law = MemoryLaw(tuple((known, peak(known)) for known in (1, 50, 700, 5001)))
     if size:
         assert law.predicted_bytes(size) >= peak(size) * (1 - 1e-9)
-    with pytest.raises(ProbeError, match="no line beyond that holds"):
+    with pytest.raises(ProfilingError, match="no line beyond that holds"):
         law.predicted_bytes(5002)
 
 
@@ -284,7 +284,7 @@ def test_a_measurement_calibrates_the_law_and_confirms_the_answer() -> None:
 
 def profile(limit: int, **memory: Any) -> DeviceProfile:
     request = ProfileRequest(setup(), Memory(limit=limit, **memory), highest=1000)
-    return profile_objective("bsearch.objectives.digits:Digits", request)
+    return profile_task("bsearch.objectives.digits:Digits", request)
 
 
 def test_the_profile_keeps_headroom_and_remembers_why() -> None:
@@ -347,7 +347,9 @@ def test_a_law_that_promised_too_much_is_mended_by_the_first_failure(
         return replace(peak, total=round(0.7 * peak.total))
 
     monkeypatch.setattr(MemoryProbe, "_traced", hopeful)
-    monkeypatch.setattr("bsearch.objectives.profiling.probe.confirmed", lambda law, probe, limit, usable, largest: (law, largest))
+    monkeypatch.setattr(
+        "bsearch.objectives.profiling.probe.confirmed", lambda law, probe, limit, usable, largest: (law, largest)
+    )
     run(limited_study(study_file, 12))
     trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 12
@@ -368,7 +370,7 @@ def test_a_second_study_pays_nothing_for_the_profile(study_file: Callable[..., P
     def never(*_: object) -> None:
         raise AssertionError("profiled again")
 
-    monkeypatch.setattr("bsearch.search.run.serial.profile_objective", never)
+    monkeypatch.setattr("bsearch.search.run.serial.profile_task", never)
     assert run(limited_study(study_file, 1, study="another", storage="sqlite:///small.db")).study.name == "another"
     with pytest.raises(AssertionError, match="profiled again"):
         run(limited_study(study_file, 2, task=f"{TASKS}:AdamDigits", study="third", storage="sqlite:///small.db"))

@@ -15,12 +15,12 @@ import torch
 from bsearch.objectives import Loss, TrialSetup
 from bsearch.objectives.data_parallel import RankProcesses
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.loading import objective_hash
+from bsearch.objectives.loading import task_code_hash
 from bsearch.objectives.noise_scale import NoiseScale
 from bsearch.objectives.training import TrainingRun, train_task
+from bsearch.search.report.terminal import noise_scale_sentence
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.report.terminal import noise_words
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import TrialRecord
@@ -105,7 +105,7 @@ def twin(run: TrainingRun, plan: BatchPlan, steps: int) -> Iterator[tuple[float,
         first = size * step
         starts = list(itertools.accumulate(plan.shares, initial=first))
         if plan.devices == 1:
-            parts = [(first, next(samples for samples in plan.passes() if samples))]
+            parts = [(first, next(samples for samples in plan.micro_batches() if samples))]
         else:
             parts = list(zip(starts[:-1], plan.shares, strict=True))
         fetched = [run.train_fetcher.fetch(run.stream.take(at, samples)) for at, samples in parts]
@@ -113,7 +113,7 @@ def twin(run: TrainingRun, plan: BatchPlan, steps: int) -> Iterator[tuple[float,
         big = float(mean_gradient(run, run.train_fetcher.fetch(run.stream.take(first, size))).square().sum())
         b = len(parts) / sum(1 / samples for _, samples in parts)
         yield (small - big) / (1 / b - 1 / size), (size * big - b * small) / (size - b)
-        run.step(run.passes(replace(plan, devices=1), loader), size)
+        run.step(run.micro_batches(replace(plan, devices=1), loader), size)
 
 
 @pytest.mark.parametrize("kind", ["samples", "weights", "ignored", "tokens"])
@@ -204,13 +204,13 @@ def test_the_words() -> None:
     def three(scale: float, low: float, high: float) -> dict[str, float]:
         return {"noise_scale": scale, "noise_scale_low": low, "noise_scale_high": high}
 
-    assert noise_words(records({}, {})) is None
-    assert noise_words([replace(records(three(1, 1, 1))[0], outcome="error")]) is None
-    assert noise_words(records(three(182.3, 70.6, 418.4), {})) == (
+    assert noise_scale_sentence(records({}, {})) is None
+    assert noise_scale_sentence([replace(records(three(1, 1, 1))[0], outcome="error")]) is None
+    assert noise_scale_sentence(records(three(182.3, 70.6, 418.4), {})) == (
         "Gradient noise scale: about 182 samples (71 to 418 in 1 trial): batches far above it learn little more per step. "
         "A hint for effective_batch.high, no law."
     )
-    assert noise_words(records(three(100, 50, 300), three(12345, 2000, 99999), three(200, 20, 800))) == (
+    assert noise_scale_sentence(records(three(100, 50, 300), three(12345, 2000, 99999), three(200, 20, 800))) == (
         "Gradient noise scale: about 200 samples (50 to 800 in a trial, the middle of 3): batches far above it learn little "
         "more per step. A hint for effective_batch.high, no law."
     )
@@ -223,6 +223,6 @@ def test_a_study_keeps_it_and_says_it(tmp_path: Path) -> None:
         "budget: {trials: 1, profile_s: 0}\n"
     )
     spec = read_study(tmp_path / "study.yaml")
-    result = run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))
+    result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
     assert result.study.records[0].facts["noise_scale"] > 0
-    assert "Gradient noise scale" in (noise_words(result.study.records) or "")
+    assert "Gradient noise scale" in (noise_scale_sentence(result.study.records) or "")

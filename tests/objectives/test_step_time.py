@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from bsearch.cli import main
-from bsearch.objectives.loading import objective_hash
-from bsearch.objectives.profiling.probe import profile_objective
+from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.profiling.step_time import Round, measured_step_time, timed_rounds
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.run.driver import StudyResult, run_study
-from bsearch.search.store.records import Records
 from bsearch.search.run.serial import SerialRunner
+from bsearch.search.store.records import Records
 from bsearch.search.suggest.suggester import stored_trials
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
-from bsearch.spaces.errors import ProbeError
+from bsearch.spaces.errors import ProfilingError
 from bsearch.spaces.plan import BatchPlan, plan_batch, step_plans, step_sizes
 from bsearch.spaces.step_time import StepTime, TimedPlan, fastest_plan, fit_step_time, timing_plans, with_trust
 from bsearch.spaces.study import Memory
@@ -68,7 +68,7 @@ def test_train_s_is_the_sum_over_its_steps(
     slow = 0.0
     for size in step_sizes(budget, batch, devices=devices, **limits):
         one = plan if size == batch else plan_batch(size, devices=devices, **limits)
-        slow += sum(law.pass_s(samples) for samples in one.passes() if samples) + law.update_s
+        slow += sum(law.micro_batch_s(samples) for samples in one.micro_batches() if samples) + law.update_s
     assert law.train_s(plan, budget, **limits) == pytest.approx(slow)
 
 
@@ -81,15 +81,15 @@ def test_what_is_priced_is_what_a_worker_runs(name: str, smallest: int, batch: i
     made = setup(batch, accumulation, budget, smallest_micro_batch=smallest, largest_micro_batch=batch + 1)
     (ran,) = plans_run(f"{TASKS}:{name}", made.to_dict())
     full, last = step_plans(made.plan, budget, **made.limits)
-    assert ran == [made.plan.passes()] * full + [plan.passes() for plan in last]
+    assert ran == [made.plan.micro_batches()] * full + [plan.micro_batches() for plan in last]
     assert sum(map(sum, ran)) == budget
 
 
 def test_beyond_what_was_timed_nothing_is_said() -> None:
     law = StepTime(((1, 0.1), (100, 1.0)), update_s=0.0)
-    with pytest.raises(ProbeError, match="micro-batch 101: step time is known up to 100 samples"):
+    with pytest.raises(ProfilingError, match="micro-batch 101: step time is known up to 100 samples"):
         law.step_s(BatchPlan(101))
-    with pytest.raises(ProbeError, match="known on 1 devices, asked on 2"):
+    with pytest.raises(ProfilingError, match="known on 1 devices, asked on 2"):
         law.step_s(BatchPlan(10, 1, 2))
     assert law.step_s(BatchPlan(200, 2)) == pytest.approx(2.0)
 
@@ -163,7 +163,7 @@ def test_plans_to_time_are_spread_and_few() -> None:
         plans = timing_plans(low, high)
         assert 1 <= len(plans) <= 10
         assert {low, high} <= {plan.largest_micro_batch for plan in plans}
-        assert all(low <= size <= high for plan in plans for size in plan.passes())
+        assert all(low <= size <= high for plan in plans for size in plan.micro_batches())
         law = fit_step_time([TimedPlan(plan, (0.01 + 0.001 * plan.effective_batch,)) for plan in plans])
         assert law.step_s(BatchPlan(high)) > 0
     beside = timing_plans(1, 1000, edges=True)
@@ -179,12 +179,12 @@ def test_timing_trains_nothing_away_and_tells_what_input_took() -> None:
     assert all(step_s > input_s > 0 for one in seen for step_s, input_s in one.steps)
     assert all(one.evaluations[0] > 0 for one in seen)
     run = TrainingRun(Points(), setup(8))
-    run.stand_still()
+    run.freeze_updates()
     before = [parameter.detach().clone() for parameter in run.parameters]
     loader = run.loader([run.setup.plan] * 3)
     for _ in range(3):
         run.set_rate(0.5)
-        run.step(run.passes(run.setup.plan, loader), 8)
+        run.step(run.micro_batches(run.setup.plan, loader), 8)
     assert all(torch.equal(one, other) for one, other in zip(before, run.parameters, strict=True))
 
 
@@ -204,7 +204,7 @@ def test_what_loaders_cannot_deliver_is_in_the_step(tmp_path: Path) -> None:
 
 def profiled(name: str, **request: object) -> DeviceProfile:
     asked = ProfileRequest(setup(), Memory(), highest=100, timing_s=0.3, **request)  # type: ignore[arg-type]
-    return profile_objective(f"{TASKS}:{name}", asked)
+    return profile_task(f"{TASKS}:{name}", asked)
 
 
 def test_a_profile_holds_a_law_for_each_number_of_devices() -> None:
@@ -245,7 +245,7 @@ def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Call
 
 def run(path: Path) -> StudyResult:
     spec = read_study(path)
-    return run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))
+    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
 
 
 KNOWN = {"trials": 3, "profile_s": 0.4}
@@ -366,11 +366,11 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     profile.write_text(json.dumps(document))
     shown = CliRunner().invoke(main, ["reprice", str(path), "--profile", str(profile), "--json"])
     assert shown.exit_code == 0, shown.output
-    repriced = json.loads(shown.output)
-    assert repriced["device"] == "Steady"
+    retimed = json.loads(shown.output)
+    assert retimed["device"] == "Steady"
     by_number = {record.number: record for record in result.study.records}
-    assert len(repriced["was"]) == 6
-    for trial in repriced["front"]:
+    assert len(retimed["was"]) == 6
+    for trial in retimed["front"]:
         record = by_number[trial["trial"]]
         assert trial["train_s"] == record.facts["steps"]
         assert trial["accuracy"] == record.accuracy

@@ -14,10 +14,10 @@ import torch
 from bsearch.objectives import Data, Loss, Task, TrialSetup
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.live_bytes import LiveBytes
-from bsearch.objectives.profiling.probe import profile_objective
+from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
-from bsearch.spaces.errors import ObjectiveError
+from bsearch.spaces.errors import TaskError
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan, plan_batch
 from bsearch.spaces.study import Memory, Training
@@ -93,12 +93,12 @@ def accumulated_gradient(task: Net, batch: int, accumulation: int) -> list[torch
     run = TrainingRun(task, setup(batch, accumulation))
     kept: list[torch.Tensor] = []
     run.optimizer.register_step_pre_hook(lambda *_: kept.extend(p.grad.clone() for p in run.parameters if p.grad is not None))
-    position, passes = 0, []
-    for samples in run.setup.plan.passes():
+    position, micro_batches = 0, []
+    for samples in run.setup.plan.micro_batches():
         if samples:
-            passes.append((samples, run.train_fetcher.fetch(run.stream.take(position, samples))))
+            micro_batches.append((samples, run.train_fetcher.fetch(run.stream.take(position, samples))))
             position += samples
-    run.step(passes, batch)
+    run.step(micro_batches, batch)
     return kept
 
 
@@ -191,7 +191,7 @@ def test_running_statistics_move_as_far_in_passes_as_in_one_batch() -> None:
     def moved(accumulation: int) -> torch.Tensor:
         run = TrainingRun(NeedsTwo(), setup(64, accumulation))
         norm = next(module for module in run.model.modules() if isinstance(module, nn.BatchNorm1d))
-        for samples in run.setup.plan.passes():
+        for samples in run.setup.plan.micro_batches():
             norm(torch.full((samples, 2), 5.0))
         return norm.running_mean
 
@@ -247,7 +247,7 @@ def test_the_schedule_reaches_every_group_at_its_own_share() -> None:
 
 
 def profile_of(name: str, made: TrialSetup) -> DeviceProfile:
-    return profile_objective(f"{TASKS}:{name}", ProfileRequest(made, Memory(), highest=100))
+    return profile_task(f"{TASKS}:{name}", ProfileRequest(made, Memory(), highest=100))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def profile_of(name: str, made: TrialSetup) -> DeviceProfile:
     ],
 )
 def test_a_broken_contract_is_told_before_the_first_trial(name: str, message: str) -> None:
-    with pytest.raises(ObjectiveError, match=message):
+    with pytest.raises(TaskError, match=message):
         profile_of(name, setup())
 
 
@@ -276,7 +276,7 @@ def test_a_loss_that_is_told_only_while_training_is_no_fault() -> None:
 def test_a_rule_of_decay_wants_its_decay_in_the_optimizer() -> None:
     # AdamPoints gives its optimizer no weight decay.
     made = setup(rule="adamw_tau", optimizer=OptimizerSettings(0.1, weight_decay=0.02))
-    with pytest.raises(ObjectiveError, match=r"rule adamw_tau: expected a group with weight_decay=setup.weight_decay = 0.02"):
+    with pytest.raises(TaskError, match=r"rule adamw_tau: expected a group with weight_decay=setup.weight_decay = 0.02"):
         profile_of("AdamPoints", made)
     profile = profile_of("AdamPoints", setup())
     assert (profile.adaptive, profile.decoupled_decay) == (True, False)
@@ -288,9 +288,9 @@ def test_the_profile_finds_the_smallest_workable_micro_batch() -> None:
     assert profile.smallest_micro_batch == 2
     assert profile.batch_statistics
     assert profile.unused_parameters == ("unread",)
-    assert (profile.training_set, profile.evaluation_set, profile.optimizer) == (400, 101, "SGD")
+    assert (profile.training_set, profile.validation_set, profile.optimizer) == (400, 101, "SGD")
     assert not profile.adaptive
-    with pytest.raises(ObjectiveError, match=r"expected a metric that Points.score gives \(accuracy, val_loss\), got 'f1'"):
+    with pytest.raises(TaskError, match=r"expected a metric that Points.score gives \(accuracy, val_loss\), got 'f1'"):
         profile_of("Points", setup(metric="f1"))
 
 

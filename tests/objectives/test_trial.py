@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bsearch.objectives.loading import load_objective, objective_hash
+from bsearch.objectives.loading import load_task, task_code_hash
 from bsearch.objectives.trial import start_attempt
-from bsearch.spaces.errors import ObjectiveError
+from bsearch.spaces.errors import TaskError
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
 from test_training import setup
@@ -31,7 +31,7 @@ def test_a_task_and_a_loop_of_ones_own_both_complete() -> None:
 def test_numpys_numbers_are_numbers() -> None:
     made = Measurement(samples_seen=np.int64(3), elapsed_s=np.float32(0.5), accuracy=np.float64(0.25))  # type: ignore[arg-type]
     assert json.loads(json.dumps(made.to_dict()))["samples_seen"] == 3
-    with pytest.raises(ObjectiveError, match="elapsed_s: expected a plain finite number >= 0, got inf"):
+    with pytest.raises(TaskError, match="elapsed_s: expected a plain finite number >= 0, got inf"):
         Measurement(samples_seen=1, elapsed_s=float("inf"))
 
 
@@ -110,28 +110,28 @@ def test_closing_an_attempt_closes_the_users_generator(tmp_path: Path) -> None:
 def test_a_task_file_that_cannot_be_loaded_says_why(tmp_path: Path, content: str, message: str) -> None:
     task = tmp_path / "mine.py"
     task.write_text(content)
-    with pytest.raises(ObjectiveError, match=message):
-        load_objective(f"{task}:train")
+    with pytest.raises(TaskError, match=message):
+        load_task(f"{task}:train")
 
 
 def test_a_missing_task_says_where_it_was_looked_for() -> None:
-    with pytest.raises(ObjectiveError, match=r"task file /nowhere/tasks.py: no such file"):
-        load_objective("/nowhere/tasks.py:Mine")
-    with pytest.raises(ObjectiveError, match=r"no module named 'nowhere'. Name a file as path/file.py:name"):
-        load_objective("nowhere.tasks:Mine")
+    with pytest.raises(TaskError, match=r"task file /nowhere/tasks.py: no such file"):
+        load_task("/nowhere/tasks.py:Mine")
+    with pytest.raises(TaskError, match=r"no module named 'nowhere'. Name a file as path/file.py:name"):
+        load_task("nowhere.tasks:Mine")
 
 
 def test_a_tasks_identity_follows_its_file_and_its_neighbours(tmp_path: Path) -> None:
     task, neighbour = tmp_path / "mine.py", tmp_path / "models.py"
     task.write_text("import os\nfrom models import Net\n")
     neighbour.write_text("class Net: pass\n")
-    first = objective_hash(f"{task}:Mine")
-    assert first == objective_hash(f"{task}:Mine")
-    assert first != objective_hash(f"{task}:Other")
+    first = task_code_hash(f"{task}:Mine")
+    assert first == task_code_hash(f"{task}:Mine")
+    assert first != task_code_hash(f"{task}:Other")
     (tmp_path / "unrelated.py").write_text("x = 1\n")
-    assert first == objective_hash(f"{task}:Mine")
+    assert first == task_code_hash(f"{task}:Mine")
     neighbour.write_text("class Net:\n    depth = 3\n")
-    assert first != objective_hash(f"{task}:Mine")
+    assert first != task_code_hash(f"{task}:Mine")
 
 
 def test_a_setup_travels_as_a_dict() -> None:

@@ -10,7 +10,7 @@ import torch
 from bsearch.objectives.batches import Fetcher, SampleStream
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.objectives.vision import Vision, augmented
-from bsearch.spaces.errors import ObjectiveError
+from bsearch.spaces.errors import TaskError
 from PIL import Image
 from test_training import setup
 
@@ -98,7 +98,7 @@ def test_augmentation_flips_and_shifts_and_nothing_else() -> None:
     ],
 )
 def test_a_slip_in_the_options_is_told(folder: Path, parameters: dict[str, str], message: str) -> None:
-    with pytest.raises(ObjectiveError, match=message):
+    with pytest.raises(TaskError, match=message):
         TrainingRun(Vision(), vision_setup(folder, **parameters))
 
 

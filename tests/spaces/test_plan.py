@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 
 
 def passes_of(plan: BatchPlan) -> list[tuple[int, ...]]:
-    return [plan.passes(device) for device in range(plan.devices)]
+    return [plan.micro_batches(device) for device in range(plan.devices)]
 
 
 def assert_laws(plan: BatchPlan) -> None:
     batch, devices, accumulation = plan.effective_batch, plan.devices, plan.accumulation
-    passes = passes_of(plan)
-    assert sum(map(sum, passes)) == batch
-    assert tuple(map(sum, passes)) == plan.shares
+    micro_batches = passes_of(plan)
+    assert sum(map(sum, micro_batches)) == batch
+    assert tuple(map(sum, micro_batches)) == plan.shares
     assert max(plan.shares) - min(plan.shares) <= 1
-    sizes = {size for device in passes for size in device}
+    sizes = {size for device in micro_batches for size in device}
     assert len(sizes) <= 2
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) == plan.largest_micro_batch == math.ceil(math.ceil(batch / devices) / accumulation)
     assert min(size for size in sizes if size) == plan.smallest_micro_batch
     # Only a step's last pass synchronises: no device may miss it.
-    assert all(device[-1] > 0 for device in passes)
-    assert sorted(plan.all_passes()) == sorted(size for device in passes for size in device if size)
+    assert all(device[-1] > 0 for device in micro_batches)
+    assert sorted(plan.all_micro_batches()) == sorted(size for device in micro_batches for size in device if size)
 
 
 def test_every_small_plan_keeps_the_laws() -> None:

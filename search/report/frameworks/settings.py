@@ -50,9 +50,9 @@ def nearest_even_plan(plan: BatchPlan, largest_micro_batch: int | None = None, s
     """
     largest = largest_micro_batch or plan.effective_batch  # without a cap, fewer passes than the plan's may do as well
     candidates = [
-        EvenPlan(min(max(micro_batch, smallest_micro_batch), largest), passes, plan.devices)
-        for passes in range(1, MOST_PASSES * plan.accumulation + 1)
-        for below in (plan.effective_batch // (plan.devices * passes),)
+        EvenPlan(min(max(micro_batch, smallest_micro_batch), largest), micro_batches, plan.devices)
+        for micro_batches in range(1, MOST_PASSES * plan.accumulation + 1)
+        for below in (plan.effective_batch // (plan.devices * micro_batches),)
         for micro_batch in (below, below + 1)
     ]
 
@@ -136,8 +136,8 @@ class ChosenSettings:
         """The same of a loop whose steps run on over epochs, where only an epoch's last pass is short."""
         epochs, rest = divmod(self.setup.samples_budget, self.training_set)
         together = self.even.devices * self.even.micro_batch
-        passes = epochs * math.ceil(self.training_set / together) + math.ceil(rest / together)
-        return math.ceil(passes / self.even.accumulation)
+        micro_batches = epochs * math.ceil(self.training_set / together) + math.ceil(rest / together)
+        return math.ceil(micro_batches / self.even.accumulation)
 
     def warmup_steps(self, steps: int) -> int:
         """How many of so many steps the rate rises in."""
@@ -155,7 +155,7 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
 
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
     """The same of a setup that is known already."""
-    optimizer, momentum = record.facts.get("optimizer"), record.facts.get("momentum")
+    optimizer, momentum = record.facts.optimizer, record.facts.momentum
     even = nearest_even_plan(setup.plan, setup.largest_micro_batch, setup.smallest_micro_batch)
     even_settings, notes = _at_even_batch(study.spec, record, setup, even)
     return ChosenSettings(
@@ -168,17 +168,17 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         setup=setup,
         optimizer=None if optimizer is None else str(optimizer),
         momentum=float(momentum) if isinstance(momentum, int | float) else None,
-        nesterov=None if momentum is None else bool(record.facts.get("nesterov", False)),
-        batch_norm="ghost_batch" in record.facts,
+        nesterov=None if momentum is None else bool(record.facts.nesterov),
+        batch_norm=record.facts.ghost_batch is not None,
         even=even,
         even_settings=even_settings,
         even_notes=notes,
-        runs=int(record.facts.get("runs", 1)),
+        runs=record.facts.runs or 1,
     )
 
 
 def _setup(study: StoredStudy, record: TrialRecord) -> TrialSetup:
-    attempts = study.kept().attempts(study.name, record.number)
+    attempts = study.tables().attempts(study.name, record.number)
     if not attempts:
         raise StudyFileError(
             f"study {study.name}: trial {record.number}: expected what it was told when it was trained, but it was trained "

@@ -10,6 +10,7 @@ from .figures import Axis, Figure, Layer, Tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from plotly import graph_objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class _Look:
 LOOKS: dict[Tone, _Look] = {
     "front": _Look("#0b5cad", "#6cb6ff", size=9),
     "knee": _Look("#b3261e", "#ff8a80", "circle-open", "o", 18),
-    "yours": _Look("#b45309", "#ffb454", "star", "*", 15),
+    "baseline": _Look("#b45309", "#ffb454", "star", "*", 15),
     "other": _Look("#6b7280", "#9aa4b2", opacity=0.45),
     "stopped": _Look("#7c5cbf", "#b79cff", "triangle-down", "v", opacity=0.6),
     "diverged": _Look("#b3261e", "#ff8a80", "x", "x"),
@@ -51,6 +52,24 @@ def plotly_document(figure: Figure) -> dict[str, Any]:
         "x": _plotly_axis(figure.x, figure.log_ticks("x")),
         "y": _plotly_axis(figure.y, figure.log_ticks("y")),
     }
+
+
+def plotly_figure(figure: Figure) -> graph_objects.Figure:
+    """A figure as Plotly's own object, in colours for a light background."""
+    from plotly import graph_objects
+
+    traces = []
+    for layer in figure.layers:
+        trace = _trace(figure, layer)
+        colour = LOOKS[trace.pop("tone")].light
+        for part in ("marker", "line"):
+            if part in trace and "color" not in trace[part]:
+                trace[part] = {**trace[part], "color": colour}
+        trace.get("marker", {}).pop("title", None)
+        traces.append(trace)
+    axes = {"xaxis": _plotly_axis(figure.x, figure.log_ticks("x")), "yaxis": _plotly_axis(figure.y, figure.log_ticks("y"))}
+    layout = {"title": {"text": figure.title}, "template": "plotly_white", "hovermode": "closest", **axes}
+    return graph_objects.Figure(data=traces, layout=layout)
 
 
 def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:

@@ -15,16 +15,27 @@ from ....spaces.errors import StudyFileError
 from ....spaces.learning_rate import RULE_EXPONENTS
 from ....spaces.readable import number, seconds
 from ....spaces.trial import ParetoFront, TrialRecord
-from ...analysis.best_rate import BestRates, study_rates
 from ...analysis.confirm import averaged
-from ...run.profiles import kept_profiles
+from ...analysis.rates import BestRates
+from ...run.profiles import stored_profiles
 from ...store.stored import StoredStudy
 from ..terminal.tables import rule_verdict
 from .powers_of_two import PowersOfTwo, powers_of_two
 
 # What a layer stands for; every drawing gives each its one colour and marker.
 Tone = Literal[
-    "front", "knee", "yours", "other", "stopped", "diverged", "infeasible", "failed", "law", "measured", "limit", "alternative"
+    "front",
+    "knee",
+    "baseline",
+    "other",
+    "stopped",
+    "diverged",
+    "infeasible",
+    "failed",
+    "law",
+    "measured",
+    "limit",
+    "alternative",
 ]
 
 
@@ -129,8 +140,8 @@ class StudyFigures:
 
     @classmethod
     def of(cls, study: StoredStudy) -> StudyFigures:
-        kept = study.kept()
-        return cls(study, kept.curves(study.name), kept.attempts(study.name), kept_profiles(study, kept))
+        tables = study.tables()
+        return cls(study, tables.curves(study.name), tables.attempts(study.name), stored_profiles(study, tables))
 
     @property
     def front(self) -> ParetoFront:
@@ -140,7 +151,7 @@ class StudyFigures:
     def rates(self) -> BestRates | None:
         """The best rate at each batch; None where the trials do not tell."""
         try:
-            return study_rates(self.study.name, self.study.spec, self.front, self.study.records)
+            return self.study.best_rates()
         except StudyFileError:
             return None
 
@@ -171,7 +182,7 @@ class StudyFigures:
         members = {trial.number for trial in front.trials}
         # A setting that was trained several times stands where its mean is.
         others = [r for r in averaged(records, self.study.spec.objectives) if r.number not in members]
-        repeats = [r for r in records if r.outcome == "complete" and "repeats" in r.facts]
+        repeats = [r for r in records if r.outcome == "complete" and r.is_repeat]
         floor = self._floor()
         layers = [
             self._points("other trials", "other", others),
@@ -188,7 +199,7 @@ class StudyFigures:
         words = (
             f"No trial is both faster and better than a point of the front. Seconds are those of {how}, evaluation left out."
         )
-        if any("mean_low" in trial.facts for trial in front.trials):
+        if any(trial.interval is not None for trial in front.trials):
             words += " Bars are 90 % intervals of the mean over runs with several seeds."
         return Figure(
             "front",
@@ -209,7 +220,7 @@ class StudyFigures:
 
     @property
     def _source(self) -> str:
-        return next((str(r.facts["train_s_source"]) for r in self.front.trials if "train_s_source" in r.facts), "measured")
+        return next((str(r.facts.train_s_source) for r in self.front.trials if r.facts.train_s_source is not None), "measured")
 
     def _floor(self) -> float:
         """A level under all that was reached, for trials that reached none."""
@@ -222,15 +233,15 @@ class StudyFigures:
 
     def _points(self, name: str, tone: Tone, records: Iterable[TrialRecord], *, shown: bool = True) -> Layer:
         chosen = [r for r in records if _finite(self.front.seconds(r)) and _finite(r.accuracy)]
-        doubt = tone == "front" and bool(chosen) and all("mean_low" in r.facts for r in chosen)
+        intervals = tone == "front" and bool(chosen) and all(r.interval is not None for r in chosen)
         return Layer(
             name,
             "points",
             tone,
             tuple(float(self.front.seconds(r) or 0.0) for r in chosen),
             tuple(float(r.accuracy or 0.0) for r in chosen),
-            low=tuple(float(r.facts["mean_low"]) for r in chosen) if doubt else (),
-            high=tuple(float(r.facts["mean_high"]) for r in chosen) if doubt else (),
+            low=tuple(r.interval[0] for r in chosen if r.interval) if intervals else (),
+            high=tuple(r.interval[1] for r in chosen if r.interval) if intervals else (),
             labels=tuple(self.label(r) for r in chosen),
             trials=tuple(r.number for r in chosen),
             shown=shown,
@@ -256,19 +267,19 @@ class StudyFigures:
         return Layer(name, "steps", tone, times, tuple(float(trial.accuracy or 0.0) for trial in trials))
 
     def _marked(self) -> Iterator[Layer]:
-        """The front's members as points, then the knee and the user's own settings."""
+        """The front's members as points, then the knee and the baseline."""
         front = self.front
         members = self._points("trials on the front", "front", front.trials)
         batch_of = {trial.number: str(trial.settings.get("effective_batch", "")) for trial in front.trials}
         yield replace(members, batches=tuple(batch_of[number] for number in members.trials))
         yield self._points("knee", "knee", [trial for trial in front.trials if trial.number == front.knee])
-        yield self._points("your setting today", "yours", self.yours)
+        yield self._points("baseline", "baseline", self.baseline)
 
     @cached_property
-    def yours(self) -> list[TrialRecord]:
-        """What the user uses today, as it was trained here; with its mean where it is on the front."""
+    def baseline(self) -> list[TrialRecord]:
+        """The user's own settings, as trained here; with their mean where they are on the front."""
         members = {trial.number: trial for trial in self.front.trials}
-        begun = [r for r in self.study.records if "start" in r.facts and "repeats" not in r.facts and r.outcome == "complete"]
+        begun = [r for r in self.study.records if r.is_baseline and not r.is_repeat and r.outcome == "complete"]
         return [members.get(r.number, r) for r in begun]
 
     def label(self, record: TrialRecord) -> str:
@@ -277,8 +288,8 @@ class StudyFigures:
         lines = [f"trial {record.number}" + ("" if record.outcome == "complete" else f", {record.outcome.replace('_', ' ')}")]
         if _finite(record.accuracy):
             interval = ""
-            if "mean_low" in values:
-                interval = f" ± {number((values['mean_high'] - values['mean_low']) / 2)}"
+            if record.half_interval is not None:
+                interval = f" ± {number(record.half_interval)}"
             lines.append(f"{self.front.metric} {number(record.accuracy)}{interval} in {seconds(self.front.seconds(record))}")
         if "effective_batch" in values:
             lines.append(f"B = {values['effective_batch']}{_made_of(values)}")
@@ -326,7 +337,7 @@ class StudyFigures:
         groups: list[tuple[str, Tone, list[TrialRecord]]] = [
             ("other trials", "other", [r for r in self._runs if r.number not in members]),
             ("trials on the front", "front", list(self.front.trials)),
-            ("your setting today", "yours", self.yours),
+            ("baseline", "baseline", self.baseline),
         ]
         layers = []
         for name, tone, records in groups:
@@ -347,14 +358,16 @@ class StudyFigures:
     @cached_property
     def _runs(self) -> list[TrialRecord]:
         """Complete trials, each setting once."""
-        return [r for r in self.study.records if r.outcome == "complete" and "repeats" not in r.facts]
+        return [r for r in self.study.records if r.outcome == "complete" and not r.is_repeat]
 
     def rate_figure(self) -> Figure | None:
         """Learning rate against batch, with the fitted best rate and the rules through it."""
         chosen = [
-            r for r in self._runs if "learning_rate" in r.facts and "effective_batch" in r.settings and _finite(r.accuracy)
+            r
+            for r in self._runs
+            if r.facts.learning_rate is not None and "effective_batch" in r.settings and _finite(r.accuracy)
         ]
-        if len({r.facts["learning_rate"] for r in chosen}) < 2:
+        if len({r.facts.learning_rate for r in chosen}) < 2:
             return None
         layers = [
             Layer(
@@ -362,7 +375,7 @@ class StudyFigures:
                 "points",
                 "other",
                 tuple(float(r.settings["effective_batch"]) for r in chosen),
-                tuple(float(r.facts["learning_rate"]) for r in chosen),
+                tuple(float(r.facts.learning_rate or 0.0) for r in chosen),
                 labels=tuple(self.label(r) for r in chosen),
                 trials=tuple(r.number for r in chosen),
                 values=tuple(float(r.accuracy or 0.0) for r in chosen),
@@ -407,7 +420,7 @@ class StudyFigures:
 
     def memory_figure(self) -> Figure | None:
         """Peak bytes against the micro-batch, with the limit."""
-        measured = [r for r in self._runs if "peak_bytes" in r.facts and "micro_batch" in r.facts]
+        measured = [r for r in self._runs if r.facts.peak_bytes is not None and r.facts.micro_batch is not None]
         law = self._profile.memory if self._profile else None
         if law is None:
             return None
@@ -437,8 +450,8 @@ class StudyFigures:
                     "trials, measured",
                     "points",
                     "measured",
-                    tuple(float(r.facts["micro_batch"]) for r in measured),
-                    tuple(float(r.facts["peak_bytes"]) / mebi for r in measured),
+                    tuple(float(r.facts.micro_batch or 0) for r in measured),
+                    tuple(float(r.facts.peak_bytes or 0) / mebi for r in measured),
                     labels=tuple(self.label(r) for r in measured),
                     trials=tuple(r.number for r in measured),
                 )
@@ -459,7 +472,7 @@ class StudyFigures:
         for law, tone in zip(laws, ("law", "alternative", "limit", "front"), strict=False):
             many = f"{law.devices} device{'s' * (law.devices > 1)}, " if len(laws) > 1 else ""
             sizes = _between(law.points[0][0], law.points[-1][0])
-            rate = tuple(size * law.devices / (law.pass_s(size) + law.update_s) for size in sizes)
+            rate = tuple(size * law.devices / (law.micro_batch_s(size) + law.update_s) for size in sizes)
             layers.append(Layer(f"{many}by the law", "line", tone, tuple(map(float, sizes)), rate))  # type: ignore[arg-type]
             timed = [one for one in law.timed if one.plan.accumulation == 1]
             layers.append(
@@ -476,15 +489,15 @@ class StudyFigures:
         ran = [
             r
             for r in self._runs
-            if {"steps", "micro_batch", "measured_train_s"} <= set(r.facts) and r.facts.get("accumulation") == 1
+            if r.facts.steps and r.facts.micro_batch and r.facts.measured_train_s and r.facts.accumulation == 1
         ]
         layers.append(
             Layer(
                 "trials, by the clock",
                 "points",
                 "measured",
-                tuple(float(r.facts["micro_batch"]) for r in ran),
-                tuple(float(r.facts["samples_budget"]) / float(r.facts["measured_train_s"]) for r in ran),
+                tuple(float(r.facts.micro_batch or 0) for r in ran),
+                tuple(float(r.facts.samples_budget or 0) / float(r.facts.measured_train_s or 1.0) for r in ran),
                 labels=tuple(self.label(r) for r in ran),
                 trials=tuple(r.number for r in ran),
             )
@@ -536,7 +549,7 @@ class StudyFigures:
                 record = by_number.get(trial)
                 if record is None or not curve or (trial in members) != on_front:
                     continue
-                budget, train_s = record.facts.get("samples_budget"), front.seconds(record)
+                budget, train_s = record.facts.samples_budget, front.seconds(record)
                 if not budget or not _finite(train_s):
                     continue
                 tone: Tone = "front" if on_front else "stopped" if record.outcome == "stopped" else "other"
@@ -568,7 +581,7 @@ class StudyFigures:
             record = by_number.get(attempt["number"])
             if record is None or not attempt["ended_at"] or not attempt["started_at"]:
                 continue
-            host = str((attempt["result"] or {}).get("attributes", {}).get("host") or record.facts.get("host") or "here")
+            host = str(record.facts.host or "here")
             spans.append((_instant(attempt["started_at"]), _instant(attempt["ended_at"]), host, record, attempt["outcome"]))
         if not spans:
             return None
@@ -650,14 +663,14 @@ def _made_of(values: Mapping[str, Any]) -> str:
     """How a batch is made, in a bracket."""
     if "micro_batch" not in values:
         return ""
-    devices, passes = int(values.get("devices", 1)), int(values.get("accumulation", 1))
-    parts = [f"up to {values['micro_batch']} a pass" if devices * passes > 1 else "one pass"]
-    parts += [f"{passes} passes"] * (passes > 1) + [f"{devices} devices"] * (devices > 1)
+    devices, micro_batches = int(values.get("devices", 1)), int(values.get("accumulation", 1))
+    parts = [f"up to {values['micro_batch']} a pass" if devices * micro_batches > 1 else "one pass"]
+    parts += [f"{micro_batches} passes"] * (micro_batches > 1) + [f"{devices} devices"] * (devices > 1)
     return f" ({', '.join(parts)})"
 
 
 def _seconds_per_thousand(record: TrialRecord) -> float | None:
-    budget = record.facts.get("samples_budget")
+    budget = record.facts.samples_budget
     return None if not budget or record.train_s is None else record.train_s / budget * 1000
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from .... import __version__
 from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.readable import number, seconds
 from ....spaces.storage import masked
@@ -25,7 +25,7 @@ from ...store.stored import StoredStudy
 from ..export import PLAN_COLUMNS, csv_text, study_document, trial_document, write_file
 from ..frameworks.settings import chosen_settings
 from ..frameworks.texts import FRAMEWORKS
-from ..terminal.tables import front_words
+from ..terminal.tables import front_summary
 from .draw import LOOKS, picture, plotly_document
 from .figures import Figure
 
@@ -89,15 +89,15 @@ def faster_words(front: ParetoFront) -> Iterator[str]:
         )
 
 
-def batch_norm_words(front: ParetoFront) -> str | None:
-    """A word where BatchNorm saw less than the step; None where it saw all of it."""
-    ghosts = [trial for trial in front.trials if trial.facts.get("ghost_batch", math.inf) < trial.settings["effective_batch"]]
+def batch_norm_note(front: ParetoFront) -> str | None:
+    """A sentence where BatchNorm saw less than the step; None where it saw all of it."""
+    ghosts = [trial for trial in front.trials if (trial.facts.ghost_batch or math.inf) < trial.settings["effective_batch"]]
     if not ghosts:
         return None
     names = ", ".join(str(trial.number) for trial in ghosts)
     return (
-        f"BatchNorm saw a pass and not the whole step in trial{'s' * (len(ghosts) > 1)} {names}: "
-        "keep their micro-batch where you use their settings."
+        f"BatchNorm saw a micro-batch, not the whole step, in trial{'s' * (len(ghosts) > 1)} {names}: "
+        "keep their micro-batch when you use their settings."
     )
 
 
@@ -135,19 +135,19 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
         "first": next((pick.trial.number for pick in chosen), None),
     }
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("bsearch.search", "templates"),
+        loader=jinja2.PackageLoader(__name__.rpartition(".")[0]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     return environment.get_template("report.html").render(
-        version=__version__,
+        version=version("bsearch"),
         study=study,
         task=study.spec.task,
         front=front,
         rows=rows,
-        repeated=any("mean_low" in trial.facts for trial in front.trials),
+        repeated=any(trial.interval is not None for trial in front.trials),
         outcomes=document["trials"],
         picks=[
             {
@@ -184,8 +184,8 @@ _MOST_ROWS = 200
 
 
 def _words(study: StoredStudy) -> Iterator[str]:
-    yield from front_words(study.name, study.spec, study.front, study.records)
-    said = batch_norm_words(study.front)
+    yield from front_summary(study, fit_rates=True)
+    said = batch_norm_note(study.front)
     if said:
         yield said
 
@@ -246,7 +246,7 @@ def write_figures(figures: Iterable[Figure], folder: Path) -> Iterator[Path]:
     """Write figures into a folder as NAME.png, NAME.svg and NAME.csv, and tell each file that is there.
 
     Raises:
-        LauncherError: the folder cannot be written.
+        OutputError: the folder cannot be written.
     """
     for figure in figures:
         yield write_file(folder / f"{figure.name}.png", picture(figure, "png"))

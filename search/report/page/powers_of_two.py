@@ -1,4 +1,4 @@
-"""What a search among powers of two would have given, as far as the trials of a search among all integers can tell."""
+"""What a search over powers of two would have found, as far as the trials of a search over all integers show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...store.stored import StoredStudy
 
 @dataclass(frozen=True, slots=True)
 class PowersOfTwo:
-    """The two fronts that can be told, and a sentence on each.
+    """The two fronts that can be estimated, and a sentence on each.
 
     Args:
         kept: of the trials whose batch was a power of two.
@@ -37,7 +37,7 @@ def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> 
     ended = [record for record in study.records if record.outcome == "complete" and "effective_batch" in record.settings]
     kept = [record for record in ended if _is_power(int(record.settings["effective_batch"]))]
     kept_front = study_front(kept, spec.objectives)
-    settings = [record for record in ended if "repeats" not in record.facts]
+    settings = [record for record in ended if not record.is_repeat]
     count = sum(_is_power(int(record.settings["effective_batch"])) for record in settings)
     words = f"{count} of {len(settings)} settings had a power of two as their batch"
     if kept_front.trials:
@@ -54,13 +54,13 @@ def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> 
         parameters = {**record.parameters, "effective_batch": _nearest_power(batch)}
         there_s = seconds(parameters)
         if math.isfinite(there_s):
-            many = int(record.facts.get("devices", 1)) if spec.objectives.speed == "device_s" else 1
+            many = (record.facts.devices or 1) if spec.objectives.speed == "device_s" else 1
             mean = means.get(record.number, record)
             moved.append(replace(mean, train_s=there_s / many))
     moved_front = front_of(moved, front.metric, front.direction, front.speed)
     words += (
-        f" Were every trial moved to the power of two nearest to its batch, at its known time there and with its accuracy "
-        f"unchanged, the front would hold {_share(moved_front, front):.0%}: an estimate, where the first figure is a count."
+        f" If every trial used the power of two nearest to its batch, at its known time there and with its accuracy "
+        f"unchanged, the front would hold {_share(moved_front, front):.0%}: an estimate, whereas the first figure is a count."
     )
     return PowersOfTwo(kept_front, moved_front, words)
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What `bsearch check` prints: a valid study's plans, its forecast, and advice."""
 
 from __future__ import annotations
 
@@ -6,40 +6,36 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
-from ....spaces.device import DeviceProfile
 from ....spaces.domain import values_of
-from ....spaces.planning import CostKey, legal_words
+from ....spaces.planning import legal_batches_sentence
 from ....spaces.readable import number, seconds
 from ....spaces.study import StudySpec
-from ...run.forecast import Forecast
+from ...run.check import CheckedStudy
 
 
-def as_document(study: str, profile: DeviceProfile, told: Forecast | None) -> Mapping[str, Any]:
+def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:
     """The JSON document of `bsearch check --json`."""
-    return {"study": study, "device": profile.to_dict(), "forecast": told and told.to_dict()}
+    profile = next(iter(checked.profiles.values()))
+    return {"study": study, "device": profile.to_dict(), "forecast": checked.forecast and checked.forecast.to_dict()}
 
 
-def forecast_parts(
-    study: str,
-    spec: StudySpec,
-    profiles: Mapping[CostKey, DeviceProfile],
-    legal: tuple[int, int],
-    told: Forecast,
-    slots: int,
-) -> Iterator[str | Table]:
-    """What `bsearch check` prints of a study that is valid, for people.
+def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterator[str | Text | Table]:
+    """What `bsearch check` prints of a valid study, for people.
 
     Args:
         study: as the user named it.
-        profiles: for every combination of parameters that change cost; the table is of the first.
-        legal: the effective batches that can be planned.
-        slots: trials that run side by side.
     """
+    profiles, forecast, slots = checked.profiles, checked.forecast, checked.slots
+    if forecast is None:
+        yield f"{study}: valid. {spec.task} is a generator: its steps cannot be timed beforehand."
+        return
+    yield Text(f"{study}: valid", style="bold")
     key, profile = next(iter(profiles.items()))
     at = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
     yield (
-        f"{profile.training_set:,} training samples, {profile.evaluation_set:,} to evaluate, "
+        f"{profile.training_set:,} training samples, {profile.validation_set:,} to evaluate, "
         f"{profile.model_parameters:,} parameters{at}, {profile.optimizer}, on {profile.device}"
     )
     smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
@@ -52,7 +48,7 @@ def forecast_parts(
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("effective\nbatch", "devices", "micro\nx acc.", "step", "epoch", "samples/s"):
         table.add_column(column, justify="right")
-    for plan in told.plans:
+    for plan in forecast.plans:
         table.add_row(
             str(plan.effective_batch),
             str(plan.devices),
@@ -62,14 +58,15 @@ def forecast_parts(
             number(plan.effective_batch / plan.step_s),
         )
     yield table
-    yield legal_words(spec, legal, profiles.values())
+    yield legal_batches_sentence(spec, checked.legal, profiles.values())
     over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
     timing_s = len(profiles) * len(profile.step_times) * spec.budget.profile_s
-    before = f"; before the first, up to about {seconds(float(timing_s))} go into timing steps" if timing_s else ""
+    before = f"; before the first, timing steps takes up to about {seconds(float(timing_s))}" if timing_s else ""
     yield (
-        f"A trial trains for {seconds(told.fastest_trial_s)} to {seconds(told.slowest_trial_s)}{over}; the front will span up "
-        f"to x{told.span:.3g} in time.\n{spec.budget.trials} trials take about {seconds(told.study_s)}, {slots} at once, "
-        f"evaluation included{before}."
+        f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "
+        f"span up to x{forecast.span:.3g} in time.\n{spec.budget.trials} trials take about {seconds(forecast.study_s)}, "
+        f"{slots} at once, evaluation included{before}."
     )
-    for advice in told.advice:
+    for advice in forecast.advice:
         yield f"- {advice}"
+    yield f"Next: bsearch run {study}"

@@ -1,9 +1,14 @@
-"""What is seen while a study runs: one picture that keeps its place on a terminal, a line per trial elsewhere."""
+"""Progress of a running study: a live picture on a terminal, a display in a notebook, a line per trial elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import io
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from math import ceil
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
 from rich.live import Live
@@ -24,6 +29,9 @@ _PLOT_ROWS, _PLOT_COLUMNS, _MOST_PLOT_ROWS = 9, 40, 18
 _TABLE_COLUMNS = 48
 # From this width on a running trial's machine, rate and remaining time are shown too.
 _WIDE, _BAR = 76, 12
+
+# Of the picture in a notebook.
+_NOTEBOOK_COLUMNS, _NOTEBOOK_ROWS, _NOTEBOOK_REFRESH_S = 110, 30, 0.5
 
 
 class Picture:
@@ -100,7 +108,7 @@ def _line(text: str, style: str = "") -> Text:
 def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
     """What is done, what is left, and how trials ended: two rows, or one where there is no room."""
     counts = f"{view.counted}/{view.trials} trials"
-    left = "" if view.remaining_s is None else f", about {seconds(view.remaining_s)} left"
+    left = "" if view.eta_s is None else f", about {seconds(view.eta_s)} left"
     times = f"{seconds(view.elapsed_s)} so far{left}"
     name = Text(plain(view.name), style="bold")
     name.truncate(max(width // 4, 1), overflow="ellipsis")
@@ -141,7 +149,7 @@ def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Tabl
     for name in ("trial", front.speed, front.metric[:12], "batch", "rate", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for trial in members:
-        marks = [word for word, holds in (("knee", trial.number == front.knee), ("yours", "start" in trial.facts)) if holds]
+        marks = [word for word, holds in (("knee", trial.number == front.knee), ("baseline", trial.is_baseline)) if holds]
         table.add_row(
             str(trial.number),
             number(front.seconds(trial)),
@@ -171,7 +179,7 @@ class _Reflowed(Live):
 
 
 class LiveView:
-    """Shows a study while it runs: a picture on a terminal; a line per trial in a pipe, a file or a terminal that is dumb."""
+    """Shows a study while it runs: a picture on a terminal; a line per trial in a pipe, a file or a dumb terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -186,7 +194,7 @@ class LiveView:
             self._live.stop()
 
     def show(self, view: Callable[[], StudyView | None]) -> None:
-        """Draw what this tells, again and again, until the end."""
+        """Draw this view, again and again, until the end."""
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = _Reflowed(Picture(view), self._console)
             self._live.start(refresh=True)
@@ -194,8 +202,8 @@ class LiveView:
     def watch(self, run: StudyRun) -> None:
         self._run = run
         if run.done:
-            self.say(f"going on: {run.counted} of {run.spec.budget.trials} trials are done")
-        # Not before: while devices are looked at there is nothing to draw, and SIGTERM would leave a hidden cursor.
+            self.say(f"resuming: {run.counted} of {run.spec.budget.trials} trials are done")
+        # Not before: while devices are profiled there is nothing to draw, and SIGTERM would leave a hidden cursor.
         self.show(run.view)
 
     def say(self, text: str) -> None:
@@ -207,15 +215,87 @@ class LiveView:
             self.say(event.text)
         elif event.kind == "ended" and event.record is not None and self._run is not None:
             run = self._run
-            self.ended(event.record, run.counted, run.spec.budget.trials, run.spec.objectives.accuracy.metric)
+            self.ended(event.record, run.counted, run.spec.budget.trials, run.spec.objectives.metric.name)
 
     def ended(self, record: TrialRecord, counted: int, trials: int, metric: str) -> None:
         """A trial ended: where the picture shows that, only failures get a line."""
         if self._live is None or record.outcome == "error":
-            self.say(ended_words(record, counted, trials, metric))
+            self.say(trial_end_line(record, counted, trials, metric))
 
 
-def ended_words(record: TrialRecord, counted: int, trials: int, metric: str) -> str:
+class NotebookView(LiveView):
+    """Shows a study in a notebook: one output that is updated in place, and messages below it."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(width=_NOTEBOOK_COLUMNS, height=_NOTEBOOK_ROWS, force_jupyter=False, file=io.StringIO()))
+        self._stop: Callable[[], None] = lambda: None
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def show(self, view: Callable[[], StudyView | None]) -> None:
+        from IPython.display import display
+
+        picture, over = Picture(view), threading.Event()
+        handle = display(_as_html(picture), display_id=True)
+
+        def refresh() -> None:
+            while not over.wait(_NOTEBOOK_REFRESH_S):
+                handle.update(_as_html(picture))
+
+        thread = threading.Thread(target=refresh, name="bsearch-notebook", daemon=True)
+        thread.start()
+
+        def stop() -> None:
+            over.set()
+            thread.join()
+            handle.update(_as_html(picture))
+
+        self._stop = stop
+
+    def say(self, text: str) -> None:
+        print(plain(text))
+
+    def ended(self, record: TrialRecord, counted: int, trials: int, metric: str) -> None:
+        if record.outcome == "error":
+            self.say(trial_end_line(record, counted, trials, metric))
+
+
+def _as_html(picture: Picture) -> Any:
+    from IPython.display import HTML
+
+    console = Console(width=_NOTEBOOK_COLUMNS, height=_NOTEBOOK_ROWS, file=io.StringIO(), record=True, force_jupyter=False)
+    console.print(picture)
+    text = console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+    return HTML(text)
+
+
+class _Silent:
+    """Shows nothing."""
+
+    def notify(self, event: Event) -> None: ...
+
+    def watch(self, run: StudyRun) -> None: ...
+
+
+@contextmanager
+def open_progress(shown: bool = True) -> Iterator[LiveView | _Silent]:
+    """The progress display that works here: in a notebook, on a terminal, in a pipe; or none."""
+    if not shown:
+        yield _Silent()
+        return
+    with NotebookView() if in_notebook() else LiveView(Console(highlight=False, markup=False, emoji=False)) as view:
+        yield view
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"
+
+
+def trial_end_line(record: TrialRecord, counted: int, trials: int, metric: str) -> str:
     """How a trial ended, in a line."""
     values = record.settings
     if record.accuracy is not None:
@@ -223,6 +303,6 @@ def ended_words(record: TrialRecord, counted: int, trials: int, metric: str) -> 
     else:
         came = record.message.splitlines()[0] if record.message else ""
     settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
-    again = f" · trial {record.facts['repeats']} again" if "repeats" in record.facts else ""
+    again = f" · repeats trial {record.facts.repeats}" if record.is_repeat else ""
     told = f"[{counted}/{trials}] trial {record.number} {record.outcome}: {came} · {settings} · epochs {values.get('epochs')}"
     return told + again

@@ -32,8 +32,8 @@ def _shares(plan: BatchPlan) -> list[dict[str, Any]]:
         {
             "device": device,
             "samples": samples,
-            "passes": list(plan.passes(device)),
-            "weights": [size / plan.effective_batch for size in plan.passes(device)],
+            "micro_batches": list(plan.micro_batches(device)),
+            "weights": [size / plan.effective_batch for size in plan.micro_batches(device)],
         }
         for device, samples in enumerate(plan.shares)
     ]
@@ -60,11 +60,11 @@ def plan_parts(
         + (f" (raised from {wished}: more does not fit)" if raised else "")
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("device", "samples", "passes", "weights"):
+    for column in ("device", "samples", "micro-batches", "weights"):
         table.add_column(column, justify="right")
     for share in _shares(plan):
         weights = _runs([f"{weight:.4g}" for weight in share["weights"]])
-        table.add_row(str(share["device"]), str(share["samples"]), _runs(share["passes"]), weights)
+        table.add_row(str(share["device"]), str(share["samples"]), _runs(share["micro_batches"]), weights)
     yield table
     if scaled is not None:
         rule, rate, at_batch, settings = scaled

@@ -7,40 +7,50 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from matplotlib.figure import Figure
 from rich.table import Table
+from rich.text import Text
 
 from ....objectives.profiling.probe import MemoryRow
 from ....spaces.device import DeviceProfile
-from ....spaces.planning import CostKey, training_cost
+from ....spaces.planning import training_cost
 from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.step_time import StepTime
 from ....spaces.study import StudySpec
+from ...run.check import ProfiledStudy
 from ...run.forecast import planned_batches
 from .tables import blank_plot, column, plot_text
 
 
-def profile_document(
-    spec: StudySpec, task: Mapping[str, Any], profiles: Mapping[CostKey, DeviceProfile], rows: Sequence[MemoryRow]
-) -> dict[str, Any]:
-    """The JSON document of `bsearch profile --json`, which `reprice` and `plan` read again.
-
-    Args:
-        task: its name and the identity of its code, as a study keeps them.
-        profiles: for every combination of parameters that change cost; tables show the first.
-    """
+def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]:
+    """The JSON document of `bsearch profile --json`, which `retime` and `plan` read; tables show the first profile."""
+    profiles = profiled.profiles
     first = next(iter(profiles.values()))
     return {
         "study": spec.study,
-        "task": dict(task),
+        "task": dict(profiled.task),
         "device": first.device,
         "precision": spec.training.precision,
         "training": training_cost(spec),
         "training_set": first.training_set,
-        "memory": memory_document(spec, first, rows) if first.memory else None,
+        "memory": memory_document(spec, first, profiled.memory) if first.memory else None,
         "speed": [speed_document(spec, first, law) for law in first.step_times],
         "profiles": [{"parameters": dict(key), "profile": profile.to_dict()} for key, profile in profiles.items()],
     }
+
+
+def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[str | Text | Table]:
+    """What `bsearch profile` prints for people.
+
+    Args:
+        width: of the terminal, in characters.
+    """
+    yield Text(f"{document['study']} on {document['device']}, {document['precision']}", style="bold")
+    yield from memory_tables(document["memory"])
+    yield memory_plot(document["memory"], width)
+    for law in document["speed"]:
+        yield ""
+        yield from speed_tables(law)
+        yield speed_plot(law, width)
 
 
 def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> dict[str, Any]:
@@ -53,7 +63,7 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> di
         "update_s": law.update_s,
         "communication_s": None if alone is None or law.devices == 1 else max(law.update_s - alone.update_s, 0.0),
         "evaluate_sample_s": law.evaluate_sample_s,
-        "points": [{"micro_batch": size, "pass_s": pass_s} for size, pass_s in law.points],
+        "points": [{"micro_batch": size, "micro_batch_s": micro_batch_s} for size, micro_batch_s in law.points],
         "timed": [
             {
                 "effective_batch": one.plan.effective_batch,
@@ -78,7 +88,7 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     devices, misfit = document["devices"], document["misfit"]
     trust = "" if document["interval"] is None else f", ±{document['interval']:.1%}"
     if misfit is not None:
-        trust += f"; plans it was not fitted to are foretold within {misfit[0]:.1%} (median), {misfit[1]:.1%} (worst)"
+        trust += f"; plans it was not fitted to are predicted within {misfit[0]:.1%} (median), {misfit[1]:.1%} (worst)"
     yield f"Step time on {devices} device{'s' * (devices > 1)}{trust}"
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("effective_batch", "micro\nx acc.", "timed", "by law", "samples/s", "input"):
@@ -93,9 +103,9 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
             f"{row['input_s'] / row['step_s']:.0%}",
         )
     yield table
-    talk = document["communication_s"]
-    yield f"A step takes {seconds(document['update_s'])} besides its passes" + (
-        "." if talk is None else f", {seconds(talk)} of them the devices' talk."
+    communication_s = document["communication_s"]
+    yield f"A step takes {seconds(document['update_s'])} besides its micro-batches" + (
+        "." if communication_s is None else f", {seconds(communication_s)} of them communication between devices."
     )
     yield "Fastest way to each effective batch:"
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -156,7 +166,7 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
         ],
         "largest_effective_batch": None
         if profile.limit_bytes is None or largest is None
-        else {str(passes): passes * largest * max(spec.devices.counts) for passes in (1, 2, 4, 8, 16, 32)},
+        else {str(micro_batches): micro_batches * largest * max(spec.devices.counts) for micro_batches in (1, 2, 4, 8, 16, 32)},
     }
 
 
@@ -186,7 +196,7 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
         f"{largest}, an evaluation pass takes {document['evaluation_batch']}"
     )
-    reach = ", ".join(f"{batch} in {passes}" for passes, batch in document["largest_effective_batch"].items())
+    reach = ", ".join(f"{batch} in {micro_batches}" for micro_batches, batch in document["largest_effective_batch"].items())
     yield f"Largest effective batch by passes per step: {reach}"
     if document["note"] and document["source"] == "traced":
         yield f"Note: {document['note']}"
@@ -211,6 +221,8 @@ def memory_plot(document: Mapping[str, Any], width: int) -> str:
 def profile_picture(document: Mapping[str, Any]) -> bytes:
     """Memory and samples per second against the micro-batch as PNG."""
     parts = [part for part in (document["memory"], document["speed"]) if part]
+    from matplotlib.figure import Figure  # half a second, which few need
+
     figure = Figure(figsize=(8 * max(len(parts), 1), 5), dpi=120, layout="constrained")
     figure.suptitle(f"{document['study']} on {document['device']}")
     places = iter(figure.subplots(1, max(len(parts), 1), squeeze=False)[0])

@@ -11,11 +11,11 @@ from rich.table import Table
 
 from ....spaces.errors import StudyFileError
 from ....spaces.readable import number, seconds
-from ....spaces.study import StudySpec
 from ....spaces.trial import ParetoFront, TrialRecord
-from ...analysis.best_rate import BestRates, Estimate, study_rates
 from ...analysis.confirm import CONFIDENCE, averaged
 from ...analysis.pareto import no_slower, no_worse
+from ...analysis.rates import BestRates, Estimate
+from ...store.stored import StoredStudy
 
 
 def front_table(front: ParetoFront, most: int | None = None) -> Table:
@@ -23,34 +23,34 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
     trials = front.trials if most is None else front.trials[:most]
     searched = sorted({name for trial in trials for name in trial.parameters} - {*_SHOWN, "accumulation", "reference_rate"})
     table = Table(box=None, header_style="bold", pad_edge=False)
-    repeated = any("mean_low" in trial.facts for trial in trials)
-    # What is said of doubt takes the place of what `show --trial` says as well: lines are to fit a terminal.
-    doubts = ("+/-", "runs", "on\nfront") if repeated else ()
-    several_rules = len({trial.facts.get("rule", trial.parameters.get("rule")) for trial in trials}) > 1
+    repeated = any(trial.interval is not None for trial in trials)
+    # Columns of confidence replace those that `show --trial` shows as well, so that lines fit a terminal.
+    confidences = ("+/-", "runs", "on\nfront") if repeated else ()
+    several_rules = len({(trial.facts.rule or trial.parameters.get("rule")) for trial in trials}) > 1
     shown = [name for name in _SHOWN if not repeated or name != "rule" or several_rules]
     made = () if repeated else ("micro\nx acc.",)
-    for name in ("trial", front.speed, front.metric, *doubts, *shown, *made, *searched, ""):
+    for name in ("trial", front.speed, front.metric, *confidences, *shown, *made, *searched, ""):
         column(table, name, "left" if name == "rule" else "right")
     for trial in trials:
         values = trial.settings
-        passes = f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}"
-        doubt: tuple[str, ...] = ()
+        micro_batches = f"{values.get('micro_batch', '?')} x {values.get('accumulation', '?')}"
+        confidence: tuple[str, ...] = ()
         if repeated:
-            error = (values["mean_high"] - values["mean_low"]) / 2
-            doubt = f"{error:.2g}", str(values["runs"]), f"{values['front_chance']:.0%}"
-        marks = [word for word, holds in (("knee", trial.number == front.knee), ("yours", "start" in trial.facts)) if holds]
-        if failed := values.get("failed_runs"):
+            facts = trial.facts
+            confidence = f"{trial.half_interval or 0.0:.2g}", str(facts.runs), f"{facts.front_probability or 0.0:.0%}"
+        marks = [word for word, holds in (("knee", trial.number == front.knee), ("baseline", trial.is_baseline)) if holds]
+        if failed := trial.facts.failed_runs:
             marks.append(f"{failed} failed")
-        # The fastest of the members that it is not surely better than.
-        if ties := [other.number for other in trials if other.number in values.get("ties", ())]:
+        # The fastest member that it is not significantly better than.
+        if ties := [other.number for other in trials if other.number in (trial.facts.ties or ())]:
             marks.append(f"= {ties[0]}")
         table.add_row(
             str(trial.number),
             number(front.seconds(trial)),
             number(trial.accuracy),
-            *doubt,
+            *confidence,
             *(number(values.get(name)) for name in shown),
-            *(() if repeated else (passes,)),
+            *(() if repeated else (micro_batches,)),
             *(number(values.get(name)) for name in searched),
             " ".join(marks),
         )
@@ -75,10 +75,10 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
     for record in records:
         values = record.settings
         said = [record.message or ("front" if record.number in members else "")]
-        if "repeats" in record.facts:
-            said.append(f"trains {record.facts['repeats']} again, seed {record.facts.get('seed')}")
-        if "continued_by" in record.facts:
-            said.insert(0, f"trial {record.facts['continued_by']} goes on from there")
+        if record.is_repeat:
+            said.append(f"repeats trial {record.facts.repeats} with seed {record.facts.seed}")
+        if record.facts.continued_by is not None:
+            said.insert(0, f"trial {record.facts.continued_by} continues it")
         note = "; ".join(filter(None, said))
         table.add_row(
             str(record.number),
@@ -91,18 +91,18 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
     return table
 
 
-def outcome_words(records: Iterable[TrialRecord]) -> str:
+def outcome_counts(records: Iterable[TrialRecord]) -> str:
     """How many trials ended in which way.
 
-    >>> cut_off = TrialRecord(3, "interrupted", {}, {"continued_by": 8})
-    >>> print(outcome_words([TrialRecord(0, "out_of_memory", {}, {}), cut_off, TrialRecord(8, "complete", {}, {})]))
-    1 complete, 1 interrupted (gone on with as trial 8), 1 out of memory
+    >>> cut_off = TrialRecord(3, "interrupted", {}, TrialFacts(continued_by=8))
+    >>> print(outcome_counts([TrialRecord(0, "out_of_memory", {}), cut_off, TrialRecord(8, "complete", {})]))
+    1 complete, 1 interrupted (continued as trial 8), 1 out of memory
     """
     records = list(records)
-    followers = [str(one.facts["continued_by"]) for one in records if "continued_by" in one.facts]
-    gone_on = f" (gone on with as trial{'s' * (len(followers) > 1)} {', '.join(followers)})" if followers else ""
+    followers = [str(one.facts.continued_by) for one in records if one.facts.continued_by is not None]
+    continued = f" (continued as trial{'s' * (len(followers) > 1)} {', '.join(followers)})" if followers else ""
     return ", ".join(
-        f"{count} {kind.replace('_', ' ')}{gone_on if kind == 'interrupted' else ''}"
+        f"{count} {kind.replace('_', ' ')}{continued if kind == 'interrupted' else ''}"
         for kind, count in sorted(Counter(one.outcome for one in records).items())
     )
 
@@ -124,7 +124,7 @@ def plot_text(plotext: Any) -> str:
 
 
 def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
-    """Accuracy over seconds as text, without colour: o the front, * the user's own, . other trials."""
+    """Accuracy over seconds as text, without colour: o the front, * the baseline, . other trials."""
     complete = [record for record in records if record.outcome == "complete" and front.seconds(record)]
     # One loss that ran away would press all others into a line.
     levels = [trial.accuracy for trial in front.trials if trial.accuracy is not None]
@@ -138,7 +138,7 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     groups = {
         ".": [record for record in complete if record.number not in members],
         "o": [record for record in complete if record.number in members],
-        "*": [record for record in complete if "start" in record.facts],
+        "*": [record for record in complete if record.is_baseline],
     }
     plotext = blank_plot(width, height)
     plotext.xscale("log")
@@ -148,44 +148,51 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     low, high = min(front.seconds(r) or 1 for r in complete), max(front.seconds(r) or 1 for r in complete)
     ticks = [low * (high / low) ** (part / 4) for part in range(5)]
     plotext.xticks(ticks, [f"{tick:.2g}" for tick in ticks])
-    plotext.xlabel(f"{front.speed} (o front, * yours)")
+    plotext.xlabel(f"{front.speed} (o front, * baseline)")
     plotext.ylabel(front.metric)
     return plot_text(plotext)
 
 
-def front_words(name: str, spec: StudySpec, front: ParetoFront, records: Sequence[TrialRecord]) -> Iterator[str]:
-    """What there is to say under a study's front, a sentence or two each."""
-    # A setting that was trained several times is compared by its mean.
+def front_summary(study: StoredStudy, *, fit_rates: bool = False) -> Iterator[str]:
+    """The sentences under a study's front.
+
+    Args:
+        fit_rates: fit the best rates where no current fit is stored, which takes seconds.
+    """
+    spec, front, records = study.spec, study.front, study.records
+    # A setting that was repeated is compared by its mean.
     settings = {record.number: record for record in records}
     settings |= {record.number: record for record in averaged(records, spec.objectives)}
-    said = (
-        confirm_words(front, spec.confirm.repeats),
-        knee_words(front),
+    sentences = (
+        confirm_sentence(front, spec.confirm.repeats),
+        knee_sentence(front),
         *comparison(front, settings.values()),
-        contention_words(records),
-        rule_words(name, spec, front, records),
-        noise_words(records),
+        contention_sentence(records),
+        rule_sentence(study, fit=fit_rates),
+        noise_scale_sentence(records),
     )
-    yield from filter(None, said)
+    yield from filter(None, sentences)
 
 
-def confirm_words(front: ParetoFront, repeats: int) -> str | None:
-    """How the columns of doubt are to be read, and what is missing; None where no setting was trained twice."""
-    if not any("mean_low" in trial.facts for trial in front.trials):
+def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:
+    """How to read the confidence columns, and how many repeats are missing; None where no setting was repeated."""
+    if not any(trial.interval is not None for trial in front.trials):
         return None
-    left = sum(trial.facts.get("runs", 1) + trial.facts.get("failed_runs", 0) <= repeats for trial in front.trials)
+    left = sum((trial.facts.runs or 1) + (trial.facts.failed_runs or 0) <= repeats for trial in front.trials)
     missing = (
-        f" {left} members have fewer than {repeats} repeats yet: raise budget.trials, of which confirm.share is kept for them."
+        f" {left} members have fewer than {repeats} repeats yet: raise budget.trials, whose last "
+        "confirm.share is reserved for them."
         if left
         else ""
     )
     return (
         f"{front.metric} is the mean over runs with several seeds, +/- half of its {CONFIDENCE:.0%} interval; on front: the "
-        "chance that no setting at least as fast is better; = N: not surely better than the faster trial N, a tie." + missing
+        "probability that no setting at least as fast is better; = N: a tie, not significantly better than the faster trial N."
+        + missing
     )
 
 
-def knee_words(front: ParetoFront) -> str | None:
+def knee_sentence(front: ParetoFront) -> str | None:
     """The point where the front bends, in a sentence."""
     trial = next((trial for trial in front.trials if trial.number == front.knee), None)
     if trial is None:
@@ -202,11 +209,11 @@ def knee_words(front: ParetoFront) -> str | None:
 
 
 def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[str]:
-    """How the front compares with what the user uses today, a sentence per setting under `start:`."""
+    """How the front compares with the baseline, a sentence per setting under `baseline:`."""
     for setting in records:
-        if "start" not in setting.facts:
+        if not setting.is_baseline:
             continue
-        where = f"Your setting today (trial {setting.number}"
+        where = f"Baseline (trial {setting.number}"
         setting_s = front.seconds(setting)
         if setting.outcome != "complete" or setting_s is None or setting.accuracy is None:
             yield f"{where}): {setting.outcome}, so there is nothing to compare with."
@@ -232,13 +239,13 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
         yield f"{where} -> {'; '.join(parts)}."
 
 
-def contention_words(records: Iterable[TrialRecord]) -> str | None:
+def contention_sentence(records: Iterable[TrialRecord]) -> str | None:
     """How many trials took another time than was known, in a sentence; None where none did."""
-    departures = [record.facts["departure"] for record in records if record.counts and "departure" in record.facts]
-    contended = sum(bool(record.facts.get("contended")) for record in records if record.counts)
+    errors = [record.facts.train_s_error for record in records if record.counts and record.facts.train_s_error is not None]
+    contended = sum(bool(record.facts.contended) for record in records if record.counts)
     if not contended:
         return None
-    middle = median(departures)
+    middle = median(errors)
     # Neighbours come and go; what is off in most trials may be the law itself.
     if abs(middle) < 0.15:
         why = "the device was shared"
@@ -247,57 +254,57 @@ def contention_words(records: Iterable[TrialRecord]) -> str | None:
     else:
         why = "the device was shared while its steps were timed; begun on an idle one (--new), a study knows shorter times"
     return (
-        f"{contended} of {len(departures)} trials took over 15 % longer or shorter than known (median of all: {middle:+.0%}): "
+        f"{contended} of {len(errors)} trials took over 15 % longer or shorter than known (median of all: {middle:+.0%}): "
         f"{why}. The front is drawn in known times, which no neighbour changes."
     )
 
 
-def noise_words(records: Iterable[TrialRecord]) -> str | None:
-    """What the trials' gradients say about large batches, in a sentence; None where no trial could tell.
+def noise_scale_sentence(records: Iterable[TrialRecord]) -> str | None:
+    """The gradient noise scale that trials measured, in a sentence; None where none did.
 
-    >>> facts = {"noise_scale": 182.3, "noise_scale_low": 71.0, "noise_scale_high": 418.0}
-    >>> print(noise_words([TrialRecord(0, "complete", {}, facts)]))
+    >>> facts = TrialFacts(noise_scale=182.3, noise_scale_low=71.0, noise_scale_high=418.0)
+    >>> print(noise_scale_sentence([TrialRecord(0, "complete", {}, facts)]))
     Gradient noise scale: about 182 samples (71 to 418 in 1 trial): batches far above it learn little more per step. A hint \
-for effective_batch.high, no law.
+for effective_batch.high, not a law.
     """
-    told = [record.facts for record in records if record.counts and "noise_scale" in record.facts]
-    if not told:
+    reported = [record.facts for record in records if record.counts and record.facts.noise_scale is not None]
+    if not reported:
         return None
-    # Of the trials' own intervals the middle ends: they tell of one trial's doubt, where the least and the most would tell of
-    # how many trials there were.
+    # The median ends of the trials' own intervals describe the uncertainty of one trial; the extremes would grow with the
+    # number of trials.
     about, low, high = (
-        number(round(float(f"{median(float(facts[name]) for facts in told):.3g}")))
+        number(round(float(f"{median(float(getattr(facts, name)) for facts in reported):.3g}")))
         for name in ("noise_scale", "noise_scale_low", "noise_scale_high")
     )
-    trials = "1 trial" if len(told) == 1 else f"a trial, the middle of {len(told)}"
+    trials = "1 trial" if len(reported) == 1 else f"a trial, the median of {len(reported)}"
     return (
         f"Gradient noise scale: about {about} samples ({low} to {high} in {trials}): batches far above it learn little more "
-        "per step. A hint for effective_batch.high, no law."
+        "per step. A hint for effective_batch.high, not a law."
     )
 
 
 def rule_verdict(found: BestRates) -> str:
-    """Which rules the trials allow, in a sentence without its beginning."""
+    """Which rules the trials are consistent with: a sentence without its beginning."""
 
-    def told(one: Estimate) -> str:
+    def estimate(one: Estimate) -> str:
         return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
 
-    exponent = f"exponent {told(found.exponent)}"
+    exponent = f"exponent {estimate(found.exponent)}"
     holding, failing = ([rule for rule, holds in found.holds.items() if holds is which] for which in (True, False))
     if not failing:
         ends = f"{found.rates[0].effective_batch} and {found.rates[-1].effective_batch}"
-        return f"the data do not tell rules apart: {exponent}. More trials near batches {ends}, at many rates, would."
+        return f"the data do not discriminate the rules: {exponent}. More trials near batches {ends}, at many rates, would."
     if not found.trusted:
         return (
-            f"{exponent}, but at most batches the best rate lies at the edge of those tried, so no rule is told apart. "
+            f"{exponent}, but at most batches the best rate lies at the edge of those tried, so no rule can be ruled out. "
             "Search a wider space.reference_rate (in a study of another name; warm_start: lets it learn from this one)."
         )
     if found.bend is not None:
         batch, below, above = found.bend
         rule = "surge" if above.high < 0 else "saturating"
         return (
-            f"exponent {told(below)} up to batch {batch} and {told(above)} above: no power of the batch holds throughout. "
-            f"Try rule: {rule}, and search noise_batch."
+            f"exponent {estimate(below)} up to batch {batch} and {estimate(above)} above: no power of the batch holds "
+            f"throughout. Try rule: {rule}, and search noise_batch."
         )
     if not holding:
         return f"{exponent}: {_listed(failing)} do not hold. Write rule: power, exponent: {found.exponent.value:.2g}."
@@ -311,10 +318,12 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def rule_words(name: str, spec: StudySpec, front: ParetoFront, records: Sequence[TrialRecord]) -> str | None:
-    """The same as a line of a study's end; None where there are too few trials, or nothing to compare."""
+def rule_sentence(study: StoredStudy, *, fit: bool) -> str | None:
+    """The same as a whole sentence; None where there are too few trials, nothing to compare, or no current fit."""
+    if not fit and study.current_rates() is None:
+        return None
     try:
-        found = study_rates(name, spec, front, records)
+        found = study.best_rates()
     except StudyFileError:
         return None
     return f"Best rate against batch: {rule_verdict(found)}"

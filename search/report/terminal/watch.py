@@ -15,11 +15,11 @@ from ....spaces.trial import COUNTED, Measurement, TrialRecord, TrialSetup
 from ...analysis.pareto import study_front
 from ...run.eta import Span
 from ...run.view import StudyView, span_of, study_view
-from ...store.database import AWAY_LIMIT_S, Patience
+from ...store.database import UNAVAILABLE_LIMIT_S, RetryPolicy
 from ...store.lock import Driver
-from ...store.optuna_storage import StoredTrials
-from ...store.records import KeptStudy, Records
+from ...store.records import Records, StudyRow
 from ...store.stored import StoredStudy
+from ...store.trials import StoredTrials
 from .live import LiveView
 
 # From so many attempts the pace of a study is told; those of last week say less.
@@ -40,17 +40,17 @@ def watch_study(study: StoredStudy, show: LiveView, every_s: float, sleep: Calla
     Reads only. A database that goes away is waited for as long as a driver would.
 
     Raises:
-        LauncherError: the database stayed away.
+        StorageError: the database stayed away.
     """
-    patience = Patience(study.url, show.say, AWAY_LIMIT_S)
-    records = Records(study.url, create=False, patience=patience)
+    retry_policy = RetryPolicy(study.url, show.say, UNAVAILABLE_LIMIT_S)
+    records = Records(study.url, create=False, retry_policy=retry_policy)
     seen: list[StudyView] = []  # the latest, once there is one
     told: set[int] = set()
     try:
-        with StoredTrials(study.url, study.name, patience) as trials:
+        with StoredTrials(study.url, study.name, retry_policy) as trials:
             while True:
                 # Asked before the trials are: what a driver ended before it left is then among them.
-                driver = records.driver(study.name)
+                driver = records.lock.driver(study.name)
                 kept = next((one for one in records.studies() if one.name == study.name), None)
                 if kept is None or records.vanished():
                     return WatchEnd(f"{study.name} is gone from {masked(study.url)}: it was deleted.", False)
@@ -74,7 +74,7 @@ def watch_study(study: StoredStudy, show: LiveView, every_s: float, sleep: Calla
 
 
 def _view(
-    kept: KeptStudy,
+    kept: StudyRow,
     spec: StudySpec,
     records: list[TrialRecord],
     attempts: list[Mapping[str, Any]],
@@ -89,13 +89,13 @@ def _view(
         if record is None:
             continue
         setup, measured = TrialSetup.from_dict(row["setup"]), _measurement(row["measurement"])
-        known_s = record.train_s if record.facts.get("train_s_source") == "known" else None
+        known_s = record.train_s if record.facts.train_s_source == "known" else None
         begun_s = _epoch_s(row["started_at"])
         if row["ended_at"]:
             counts = row["outcome"] in COUNTED
             ended.append(span_of(setup, measured, known_s, begun_s, _epoch_s(row["ended_at"]), counts=counts))
         elif record.outcome == "running" and driver is not None and not driver.gone:
-            host = str(record.facts.get("host", ""))
+            host = record.facts.host or ""
             running.append((setup, measured, host, span_of(setup, measured, known_s, begun_s)))
     done = tuple(record for record in records if record.outcome not in ("running", "waiting"))
     return study_view(
@@ -117,7 +117,7 @@ def _driver_words(driver: Driver) -> str:
     return f"run by process {driver.process} on {driver.host} since {since}, seen {max(driver.silent_s, 0):.0f} s ago"
 
 
-def _end(view: StudyView, spec: StudySpec, kept: KeptStudy, driver: Driver | None) -> WatchEnd | None:
+def _end(view: StudyView, spec: StudySpec, kept: StudyRow, driver: Driver | None) -> WatchEnd | None:
     if driver is not None and not driver.gone:
         return None
     done = f"{view.counted} of {view.trials} trials are done"

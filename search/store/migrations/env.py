@@ -1,7 +1,7 @@
-"""Run by Alembic with the connection that `records` opened; the version table is ours, not Optuna's."""
+"""Run by Alembic with the connection that `schema.migrate` opened; the version table is ours, not Optuna's."""
 
 from alembic import context
-from bsearch.search.store.records import VERSION_TABLE, metadata
+from bsearch.search.store.schema import VERSION_TABLE, metadata
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=metadata, version_table=VERSION_TABLE)

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import optuna
 import pytest
-from bsearch.search.report.page.draw import picture
-from bsearch.search.report.export import csv_text, json_text, study_document, trial_document
-from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.analysis.pareto import front_members, front_of, knee, no_slower, no_worse
+from bsearch.search.report.export import csv_text, json_text, study_document, trial_document
+from bsearch.search.report.page.draw import picture
+from bsearch.search.report.page.figures import StudyFigures
+from bsearch.search.report.terminal import comparison, front_plot, knee_sentence, seconds
 from bsearch.search.store.stored import StoredStudy
-from bsearch.search.report.terminal import comparison, front_plot, knee_words, seconds
 from bsearch.spaces.study_file import study_from_dict
 from bsearch.spaces.trial import ParetoFront, TrialRecord
 from conftest import small_study
@@ -108,10 +108,10 @@ def test_the_end_says_how_the_front_compares_with_todays_setting() -> None:
 def test_the_knee_is_named_in_words() -> None:
     front, _ = front_and_records()
     assert front.knee == 2
-    assert knee_words(front) == (
+    assert knee_sentence(front) == (
         "Knee: trial 2, accuracy 0.9 in 4 s: 90% less time than the best (0.96 in 40 s); the fastest is 1 s with 0.5."
     )
-    assert knee_words(front_of([record(0, 1.0, 0.5)])) is None
+    assert knee_sentence(front_of([record(0, 1.0, 0.5)])) is None
 
 
 def test_exports_hold_the_front_and_say_which_is_the_knee() -> None:

@@ -111,8 +111,13 @@ def test_the_nearest_even_plan_is_nearest_and_keeps_the_cap() -> None:
         assert smallest <= even.micro_batch <= (cap or batch)
         # The slow twin tries every plan there is in at most twice the trial's passes.
         twins = [
-            (abs(devices * micro * passes - batch), passes != plan.accumulation, passes, devices * micro * passes)
-            for passes in range(1, 2 * plan.accumulation + 1)
+            (
+                abs(devices * micro * micro_batches - batch),
+                micro_batches != plan.accumulation,
+                micro_batches,
+                devices * micro * micro_batches,
+            )
+            for micro_batches in range(1, 2 * plan.accumulation + 1)
             for micro in range(smallest, (cap or batch) + 1)
         ]
         kept = even.accumulation != plan.accumulation, even.accumulation, even.effective_batch
@@ -268,9 +273,11 @@ def script_of(settings: ChosenSettings, task: Net) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["samples", "ignored", "weights"])
 @pytest.mark.parametrize(("batch", "passes", "clip_norm"), [(32, 1, None), (33, 2, 0.5), (47, 3, None), (100, 4, 1.0)])
 def test_the_script_trains_to_the_parameters_that_bsearch_trained_to(
-    kind: str, batch: int, passes: int, clip_norm: float | None
+    kind: str, batch: int, micro_batches: int, clip_norm: float | None
 ) -> None:
-    settings = chosen(BatchPlan(batch, passes), budget=250, epochs=2.5, clip_norm=clip_norm, facts={"ghost_batch": 1}, seed=7)
+    settings = chosen(
+        BatchPlan(batch, micro_batches), budget=250, epochs=2.5, clip_norm=clip_norm, facts={"ghost_batch": 1}, seed=7
+    )
     task = Net()
     task.kind = kind
     run = TrainingRun(task, settings.setup)
@@ -639,24 +646,24 @@ def test_deepspeed_reads_its_configuration(
         Counts().parameters(), **keywords
     )
     scheduler = getattr(lr_schedules, read.scheduler_name)(made, **read.scheduler_params)
-    walked = []
+    running = []
     for _ in range(settings.running_steps):
-        walked.append(made.param_groups[0]["lr"])
+        running.append(made.param_groups[0]["lr"])
         scheduler.step()
     training = settings.setup.training
     steps = settings.running_steps
     peak = settings.setup.learning_rate
     # Its schedules run up to one and a half steps behind ours.
     slope = max(1 / settings.warmup_steps(steps), math.pi / 2 / (steps * (1 - training.warmup)))
-    assert walked[:2] == [0, 0]
-    for step, rate in enumerate(walked):
+    assert running[:2] == [0, 0]
+    for step, rate in enumerate(running):
         ours = peak * rate_factor(training.schedule, training.warmup, max(step - 1, 0) / steps)
         assert rate == pytest.approx(ours, abs=1e-9 * peak if training.schedule != "cosine" else 1.01 * slope * peak)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_deepspeeds_product_rule_holds(devices: int) -> None:
-    for batch, passes in product(range(devices, 80), (1, 2, 3)):
-        document = json.loads(FRAMEWORKS["deepspeed"](chosen(BatchPlan(batch, min(passes, batch), devices))).text)
+    for batch, micro_batches in product(range(devices, 80), (1, 2, 3)):
+        document = json.loads(FRAMEWORKS["deepspeed"](chosen(BatchPlan(batch, min(micro_batches, batch), devices))).text)
         product_of = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"] * devices
         assert document["train_batch_size"] == product_of

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from bsearch.cli import main
-from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
-from bsearch.search.report.export import csv_text
-from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.analysis.pareto import front_of
 from bsearch.search.analysis.powers_of_two import powers_of_two
+from bsearch.search.report.export import csv_text
+from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
+from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.report.page.page import faster_words, picks, report_page
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.trial import TrialRecord

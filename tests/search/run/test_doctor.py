@@ -90,8 +90,8 @@ def test_a_database_that_another_writes_is_no_puzzle(tmp_path: Path) -> None:
 def test_a_holder_is_named_and_a_dead_one_too(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     records = Records(url)
-    records.keep_study("mine", "mine", {}, {})
-    records.take("mine")
+    records.save_study("mine", "mine", {}, {})
+    records.lock.acquire("mine")
     assert any("mine is run by process" in finding.found for finding in storage_findings(url))
     with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
         connection.execute("UPDATE bsearch_study SET heartbeat_at = 0, holder = 'elsewhere:1:2026-01-01 00:00:00 UTC 1.2-abc'")

@@ -7,7 +7,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from bsearch.search.run.eta import Pace, Span, at_once, remaining_s
+from bsearch.search.run.eta import Pace, Span, at_once, eta_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +41,7 @@ def spans_at(now_s: float, planned: list[tuple[float, float]], slowdown: float =
 
 def told(now_s: float, planned: list[tuple[float, float]], **stretched: float) -> float:
     spans = spans_at(now_s, planned, **stretched)
-    left_s = remaining_s(spans, now_s, len(planned) - len(spans))
+    left_s = eta_s(spans, now_s, len(planned) - len(spans))
     assert left_s is not None
     return left_s
 
@@ -95,7 +95,7 @@ def test_neighbours_and_overhead_are_learned_from_trials_that_ended() -> None:
 def test_quick_trials_that_end_first_do_not_make_the_study_look_short() -> None:
     # Of two slots one had five trials of a second, the other still runs one of a hundred.
     spans = [Span(second, second + 1.0, 1.0, 1.0, 1.0, counts=True) for second in range(5)] + [Span(0.0, None, 100.0)]
-    left_s = remaining_s(spans, 5.0, 10)
+    left_s = eta_s(spans, 5.0, 10)
     mean_s = (5 * 1.0 + 100.0) / 6
     assert left_s is not None
     assert left_s >= 5 * mean_s
@@ -103,17 +103,17 @@ def test_quick_trials_that_end_first_do_not_make_the_study_look_short() -> None:
 
 def test_slots_that_rest_between_trials_rest_on() -> None:
     spans = [Span(12.0 * round_, 12.0 * round_ + 10, 10.0, 10.0, 1.0, counts=True) for round_ in range(3)]
-    assert remaining_s([*spans, Span(36.0, None, 10.0)], 36.0, 2) == pytest.approx(10 + 2 * 12.0)
+    assert eta_s([*spans, Span(36.0, None, 10.0)], 36.0, 2) == pytest.approx(10 + 2 * 12.0)
 
 
 def test_without_known_times_a_trial_goes_by_its_own_speed() -> None:
-    assert remaining_s([Span(0.0)], 5.0, 3) is None
-    assert remaining_s([Span(0.0, None, None, 4.0, 0.25)], 5.0, 0) == pytest.approx(15.0)
+    assert eta_s([Span(0.0)], 5.0, 3) is None
+    assert eta_s([Span(0.0, None, None, 4.0, 0.25)], 5.0, 0) == pytest.approx(15.0)
     # Over its known time it goes on at the speed that it had.
-    assert remaining_s([Span(0.0, None, 4.0, 4.0, 0.5)], 8.0, 0) == pytest.approx(8.0)
+    assert eta_s([Span(0.0, None, 4.0, 4.0, 0.5)], 8.0, 0) == pytest.approx(8.0)
 
 
 def test_a_lost_attempt_costs_time_and_counts_for_nothing() -> None:
     clean = [Span(0.0, 10.0, 10.0, 10.0, 1.0, counts=True), Span(10.0, None, 10.0)]
     lost = [Span(0.0, 10.0, 10.0, 10.0, 1.0, counts=True), Span(10.0, 20.0, 10.0, 10.0, 1.0), Span(20.0, None, 10.0)]
-    assert (remaining_s(lost, 20.0, 4) or 0) > (remaining_s(clean, 10.0, 4) or 0)
+    assert (eta_s(lost, 20.0, 4) or 0) > (eta_s(clean, 10.0, 4) or 0)

@@ -12,7 +12,7 @@ import optuna
 import pytest
 from bsearch.search.report.export import write_file
 from bsearch.search.suggest.suggester import open_storage
-from bsearch.spaces.errors import LauncherError
+from bsearch.spaces.errors import OutputError
 from conftest import BSEARCH, TASKS
 from test_driver_killed import SPACE, finished
 
@@ -82,7 +82,7 @@ def test_a_result_that_finds_no_room_leaves_the_old_one_whole(small_disk: Path) 
     (small_disk / "room").write_bytes(b"x" * 8192)
     fill(small_disk / "filled")
     os.unlink(small_disk / "room")
-    with pytest.raises(LauncherError, match=r"front.csv: cannot be written: No space left on device"):
+    with pytest.raises(OutputError, match=r"front.csv: cannot be written: No space left on device"):
         write_file(kept, "new\n" * 10_000)
     assert kept.read_text() == "old\n"
     assert sorted(file.name for file in small_disk.iterdir()) == ["filled", "front.csv"]

@@ -16,12 +16,12 @@ from typing import Any
 import psycopg
 import pytest
 from bsearch.cli import main
-from bsearch.objectives.loading import objective_hash
-from bsearch.search.store.database import DatabaseAway, Patience
+from bsearch.objectives.loading import task_code_hash
 from bsearch.search.run.driver import run_study
-from bsearch.search.store.records import Records
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.run.study_run import Event
+from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy
+from bsearch.search.store.records import Records
 from bsearch.search.suggest.suggester import Suggester, stored_trials
 from bsearch.spaces.domain import Range
 from bsearch.spaces.study import Objectives
@@ -125,7 +125,7 @@ def test_a_connection_that_is_only_cut_is_made_anew_without_a_word(
 
     told: list[str] = []
     spec = read_study(study_file(task=f"{TASKS}:Points", budget={"trials": 4}, storage=url))
-    run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task), notify=notify)
+    run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), notify=notify)
     assert postgres.states(url) == {"COMPLETE": 4}
     assert not [text for text in told if "the database" in text]
 
@@ -162,7 +162,7 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
         nonlocal losing
         losing = True
 
-    result = run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task), watch=watch)
+    result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), watch=watch)
     losing = False
     assert lost[0] > 3
     assert postgres.states(url) == {"COMPLETE": 8}
@@ -176,15 +176,17 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
 
 def test_an_ask_whose_trial_was_made_without_an_answer_finds_it_again(postgres: PostgresServer) -> None:
     url = postgres.new_database()
-    patience = Patience(url, limit_s=60.0)
-    suggester = Suggester(url, "law", {"x": Range(low=0.0, high=1.0)}, Objectives(), sampler="random", patience=patience)
+    retry_policy = RetryPolicy(url, limit_s=60.0)
+    suggester = Suggester(
+        url, "law", {"x": Range(low=0.0, high=1.0)}, Objectives(), sampler="random", retry_policy=retry_policy
+    )
     suggester.enqueue({"x": 0.25}, {"start": 0})
     real, tries = suggester.study.ask, []
 
     def breaks(space: Any) -> Any:
         tries.append(real(space))
         if len(tries) == 1:
-            raise DatabaseAway("cut")
+            raise DatabaseUnavailable("cut")
         return tries[-1]
 
     suggester.study.ask = breaks  # type: ignore[method-assign]

@@ -18,14 +18,14 @@ from pathlib import Path
 import optuna
 import pytest
 import sqlalchemy as sa
-from bsearch.objectives.loading import objective_hash
-from bsearch.search.store.database import Patience
+from bsearch.objectives.loading import task_code_hash
 from bsearch.search.run.driver import differences, run_study
-from bsearch.search.store.records import LOCK_EXPIRES_S, Records
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.run.study_run import Event, StudyRun
+from bsearch.search.store.database import RetryPolicy
+from bsearch.search.store.records import LOCK_EXPIRES_S, Records
 from bsearch.search.suggest.suggester import open_storage
-from bsearch.spaces.errors import LauncherError, StudyFileError
+from bsearch.spaces.errors import StorageError, StudyFileError
 from bsearch.spaces.storage import masked
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
@@ -37,7 +37,7 @@ from test_training import setup
 @pytest.fixture
 def records(url: str) -> Records:
     kept = Records(url)
-    kept.keep_study("law", "law", {"a": 1}, {"b": 2})
+    kept.save_study("law", "law", {"a": 1}, {"b": 2})
     return kept
 
 
@@ -65,18 +65,18 @@ def test_the_database_is_set_up_for_one_writer_and_many_readers(tmp_path: Path) 
 
 
 def test_one_driver_holds_a_study(records: Records, url: str) -> None:
-    records.take("law")
-    records.take("law")  # it is ours already
+    records.lock.acquire("law")
+    records.lock.acquire("law")  # it is ours already
     other = Records(url)
     with pytest.raises(
-        LauncherError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} is running it since 20.* UTC "
+        StorageError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} is running it since 20.* UTC "
     ):
-        other.take("law")
-    assert records.beat("law", 2.5)
-    assert not other.beat("law", 1.0)
-    records.release("law")
-    other.take("law")
-    assert not records.beat("law", 1.0)
+        other.lock.acquire("law")
+    assert records.lock.heartbeat("law", 2.5)
+    assert not other.lock.heartbeat("law", 1.0)
+    records.lock.release("law")
+    other.lock.acquire("law")
+    assert not records.lock.heartbeat("law", 1.0)
     assert records.studies()[0].driver_s == 2.5
 
 
@@ -89,18 +89,18 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
         sql(records, "UPDATE bsearch_study SET holder = :holder, heartbeat_at = :at", holder=holder, at=time.time() - age_s)
 
     held_by(f"{socket.gethostname()}:{gone.pid}:noon x", 1.0)
-    other.take("law")
+    other.lock.acquire("law")
     # The number of a dead driver may be another process's by now, and a living one's clock may have jumped.
-    held_by(re.sub(r"(\.\d+)-", r"\g<1>0-", records.holder), 1.0)
-    other.take("law")
-    held_by(records.holder, 2 * LOCK_EXPIRES_S)
-    with pytest.raises(LauncherError, match=f"process {os.getpid()} on"):
-        other.take("law")
+    held_by(re.sub(r"(\.\d+)-", r"\g<1>0-", records.lock.holder), 1.0)
+    other.lock.acquire("law")
+    held_by(records.lock.holder, 2 * LOCK_EXPIRES_S)
+    with pytest.raises(StorageError, match=f"process {os.getpid()} on"):
+        other.lock.acquire("law")
     held_by("elsewhere:1:noon x", 1.0)
-    with pytest.raises(LauncherError, match="process 1 on elsewhere is running it since noon"):
-        other.take("law")
+    with pytest.raises(StorageError, match="process 1 on elsewhere is running it since noon"):
+        other.lock.acquire("law")
     held_by("elsewhere:1:noon x", LOCK_EXPIRES_S + 1)
-    other.take("law")
+    other.lock.acquire("law")
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -108,29 +108,29 @@ def test_a_drivers_own_clock_neither_steals_a_lock_nor_keeps_it(
     records: Records, url: str, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, elsewhere = time.time, Records(url)
-    elsewhere.holder = "elsewhere:1:noon x"
+    elsewhere.lock.holder = "elsewhere:1:noon x"
     monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
-    elsewhere.take("law")
-    assert elsewhere.beat("law", 1.0)
+    elsewhere.lock.acquire("law")
+    assert elsewhere.lock.heartbeat("law", 1.0)
     monkeypatch.setattr(time, "time", real)
-    with pytest.raises(LauncherError, match="last sign of life 0 s ago"):
-        records.take("law")
+    with pytest.raises(StorageError, match="last sign of life 0 s ago"):
+        records.lock.acquire("law")
     sql(records, "UPDATE bsearch_study SET heartbeat_at = heartbeat_at - :past", past=LOCK_EXPIRES_S + 1)
     monkeypatch.setattr(time, "time", lambda: real() - hours * 3600)
-    records.take("law")
+    records.lock.acquire("law")
 
 
 @pytest.mark.parametrize("before", [None, "elsewhere:1:noon x"])
 def test_of_many_drivers_at_once_exactly_one_wins(url: str, before: str | None) -> None:
     drivers = [Records(url) for _ in range(6)]
-    drivers[0].keep_study("law", "law", {}, {})
+    drivers[0].save_study("law", "law", {}, {})
     start = threading.Barrier(len(drivers))
 
     def race(driver: Records) -> bool:
         start.wait()
         try:
-            driver.take("law")
-        except LauncherError as error:
+            driver.lock.acquire("law")
+        except StorageError as error:
             assert re.search("is running it since|took it a moment ago", str(error))
             return False
         return True
@@ -140,13 +140,13 @@ def test_of_many_drivers_at_once_exactly_one_wins(url: str, before: str | None) 
             sql(drivers[0], "UPDATE bsearch_study SET holder = :holder, heartbeat_at = 0", holder=before)
             won = [driver for driver, wins in zip(drivers, threads.map(race, drivers), strict=True) if wins]
             assert len(won) == 1
-            assert [driver for driver in drivers if driver.holds("law")] == won
+            assert [driver for driver in drivers if driver.lock.held("law")] == won
 
 
 def test_a_holder_that_comes_to_life_keeps_its_study(records: Records, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = Records(url)
-    elsewhere.holder = "elsewhere:1:noon x"
-    elsewhere.take("law")
+    elsewhere.lock.holder = "elsewhere:1:noon x"
+    elsewhere.lock.acquire("law")
 
     def meanwhile(holder: str, silent_s: float) -> bool:
         with ThreadPoolExecutor(1) as thread:
@@ -154,9 +154,9 @@ def test_a_holder_that_comes_to_life_keeps_its_study(records: Records, url: str,
         return True
 
     monkeypatch.setattr("bsearch.search.store.records._is_gone", meanwhile)
-    with pytest.raises(LauncherError, match="another driver took it a moment ago"):
-        records.take("law")
-    assert elsewhere.holds("law")
+    with pytest.raises(StorageError, match="another driver took it a moment ago"):
+        records.lock.acquire("law")
+    assert elsewhere.lock.held("law")
 
 
 def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) -> None:
@@ -177,26 +177,26 @@ def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("bsearch.search.store.database.BUSY_S", 0.05)
     told: list[str] = []
     url = f"sqlite:///{tmp_path}/small.db"
-    records = Records(url, patience=Patience(url, told.append, 60.0))
+    records = Records(url, retry_policy=RetryPolicy(url, told.append, 60.0))
     other = sqlite3.connect(tmp_path / "small.db", check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")
     threading.Timer(3.0, other.rollback).start()
-    records.keep_study("law", "law", {}, {})
+    records.save_study("law", "law", {}, {})
     assert [study.name for study in records.studies()] == ["law"]
     assert told[0] == "the database does not answer (database is locked); trying for up to 1 min"
     assert told[1].startswith("the database answers again, after ")
     assert len(told) == 2
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(LauncherError, match=r"small.db: the database has not answered for \d s: database is locked\. "):
-        Records(url, patience=_answered(Patience(url, told.append, 0.5))).keep_study("law", "law", {}, {})
-    with pytest.raises(LauncherError, match=r"small.db: the database does not answer: database is locked\. Look whether"):
-        Patience(url, told.append, 60.0)(lambda: open_and_write(url))
+    with pytest.raises(StorageError, match=r"small.db: the database has not answered for \d s: database is locked\. "):
+        Records(url, retry_policy=_answered(RetryPolicy(url, told.append, 0.5))).save_study("law", "law", {}, {})
+    with pytest.raises(StorageError, match=r"small.db: the database does not answer: database is locked\. Look whether"):
+        RetryPolicy(url, told.append, 60.0)(lambda: open_and_write(url))
     other.close()
 
 
-def _answered(patience: Patience) -> Patience:
-    patience(lambda: None)
-    return patience
+def _answered(retry_policy: RetryPolicy) -> RetryPolicy:
+    retry_policy(lambda: None)
+    return retry_policy
 
 
 def open_and_write(url: str) -> None:
@@ -208,8 +208,8 @@ def test_what_is_written_twice_is_as_written_once(records: Records) -> None:
     made = setup(37, 2)
     measured = Measurement(100, 0.5, 0.25, {"accuracy": 0.25}, train_loss=1.0)
     for _ in range(2):
-        records.keep_study("law", "law", {"a": 1}, {"b": 3})
-        records.keep_profile("about", {"bytes": 1})
+        records.save_study("law", "law", {"a": 1}, {"b": 3})
+        records.save_profile("about", {"bytes": 1})
         records.begin(made)
         records.measured(made, measured)
         records.end(made, Outcome("complete"), {"values": [1.0, 2.0]})
@@ -220,7 +220,7 @@ def test_what_is_written_twice_is_as_written_once(records: Records) -> None:
 
 def test_a_newer_schema_is_refused(records: Records, url: str) -> None:
     sql(records, "UPDATE bsearch_alembic_version SET version_num = '9999'")
-    with pytest.raises(LauncherError, match="a newer bsearch has written it"):
+    with pytest.raises(StorageError, match="a newer bsearch has written it"):
         Records(url)
 
 
@@ -254,9 +254,9 @@ def test_a_storage_that_cannot_be_is_told(named: str, message: str) -> None:
 
 def test_a_database_that_refuses_is_told(tmp_path: Path) -> None:
     (tmp_path / "no.db").write_text("this is no database, and long enough to be looked at by SQLite as one " * 20)
-    with pytest.raises(LauncherError, match=r"no.db: the database refused: file is not a database"):
+    with pytest.raises(StorageError, match=r"no.db: the database refused: file is not a database"):
         Records(f"sqlite:///{tmp_path}/no.db")
-    with pytest.raises(LauncherError, match="no such database yet"):
+    with pytest.raises(StorageError, match="no such database yet"):
         Records(f"sqlite:///{tmp_path}/missing.db", create=False)
 
 
@@ -266,7 +266,7 @@ def test_passwords_are_masked() -> None:
 
 def run(path: Path, **options: object):  # type: ignore[no-untyped-def]
     spec = read_study(path)
-    return run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task), **options)  # type: ignore[arg-type]
+    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), **options)  # type: ignore[arg-type]
 
 
 def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., Path]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import bsearch.search.suggest.ask_tell as room
 import pytest
 from bsearch.search import Search
-from bsearch.spaces.errors import ObjectiveError, StudyFileError
+from bsearch.spaces.errors import StudyFileError, TaskError
 
 SPACE: dict[str, Any] = {
     "effective_batch": {"low": 8, "high": 1024, "log": True},
@@ -85,12 +85,12 @@ def test_what_is_told_wrongly_changes_nothing() -> None:
     number = search.ask().number
     wrong: list[tuple[Any, ...]] = [(-1.0, 0.5), (math.inf, 0.5), (1.0, math.nan), (None, 0.5), (1.0, 0.5, "compleet")]
     for values in wrong:
-        with pytest.raises(ObjectiveError, match="trial 0: expected"):
+        with pytest.raises(TaskError, match="trial 0: expected"):
             search.tell(number, *values)
     for fraction in (0, -1, 50, math.nan):
-        with pytest.raises(ObjectiveError, match="expected a fraction"):
+        with pytest.raises(TaskError, match="expected a fraction"):
             search.report(number, fraction, 1.0, 0.5)
-    with pytest.raises(ObjectiveError, match="expected the number of a trial that was asked"):
+    with pytest.raises(TaskError, match="expected the number of a trial that was asked"):
         search.tell(7, 1.0, 0.5)
     assert not search.report(number, 0.5, 1.0, math.nan)
     search.tell(number, 1.0, 0.5, "stopped")  # never reported

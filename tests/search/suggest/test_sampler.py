@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from bsearch.objectives.loading import objective_hash
-from bsearch.search.run.driver import run_study
+from bsearch.objectives.loading import task_code_hash
 from bsearch.search.analysis.gaussian_process import conditioned, fitted
-from bsearch.search.suggest.sampler import Coding, Evidence, FrontModel, FrontSampler
+from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
+from bsearch.search.suggest.sampler import FrontModel, FrontSampler, Observations, SpaceTransform
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study_file import read_study
 from conftest import TASKS
@@ -39,29 +39,29 @@ SPACE: dict[str, BaseDistribution] = {
     st.sampled_from(["linear", "sqrt", "power"]),
 )
 def test_parameters_survive_their_coding(batch: int, layers: int, rate: float, dropout: float, rule: str) -> None:
-    coding = Coding(SPACE)
+    transform = SpaceTransform(SPACE)
     values = {"batch": batch, "layers": layers, "rate": rate, "dropout": dropout, "rule": rule}
-    back = coding.decode(coding.encode(values))
+    back = transform.decode(transform.encode(values))
     assert (back["batch"], back["layers"], back["rule"]) == (batch, layers, rule)
     assert back["rate"] == pytest.approx(rate)
     assert back["dropout"] == pytest.approx(dropout)
-    assert coding.width == 7
+    assert transform.width == 7
 
 
 @given(st.lists(st.floats(0, 1), min_size=7, max_size=7))
 def test_every_point_of_the_cube_is_a_legal_setting(point: list[float]) -> None:
-    coding = Coding(SPACE)
-    values = coding.decode(np.array(point))
+    transform = SpaceTransform(SPACE)
+    values = transform.decode(np.array(point))
     for name, distribution in SPACE.items():
         assert distribution._contains(distribution.to_internal_repr(values[name]))
 
 
 def test_settled_points_are_those_of_their_parameters() -> None:
     """The slow twin: decoded and encoded again, one by one."""
-    coding = Coding(SPACE)
-    points = np.random.default_rng(0).random((200, coding.width))
-    assert coding.settled(points) == pytest.approx(
-        np.array([coding.encode(coding.decode(point)) for point in points]), abs=1e-12
+    transform = SpaceTransform(SPACE)
+    points = np.random.default_rng(0).random((200, transform.width))
+    assert transform.resolve_study(points) == pytest.approx(
+        np.array([transform.encode(transform.decode(point)) for point in points]), abs=1e-12
     )
 
 
@@ -118,14 +118,14 @@ def test_the_gain_is_the_expected_hypervolume(known: bool) -> None:
     points = chance.random((8, 2))
     seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * chance.standard_normal(8)), points.sum(1)
     nothing = np.empty((0, 2))
-    model = FrontModel(Evidence(points, seconds, accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing), {})
+    model = FrontModel(Observations(points, seconds, accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing), {})
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([0.3, 1.1, 1.7]) if known else None
     gains = model.gain(candidates, times)
-    cuts, levels = model._strips()
+    cuts, levels = model._front_strips()
     front = list(zip(cuts[:-1], levels[1:], strict=True))
-    mean, deviation = model.believes["accuracy"].predict(candidates)
-    time, time_deviation = model.believes["seconds"].predict(candidates) if times is None else (times, np.zeros(3))
+    mean, deviation = model.models["accuracy"].predict(candidates)
+    time, time_deviation = model.models["seconds"].predict(candidates) if times is None else (times, np.zeros(3))
     before = area(front, cuts[-1], levels[0])
     for index in range(3):
         drawn = zip(
@@ -177,8 +177,8 @@ def test_trials_that_run_side_by_side_differ() -> None:
     for _ in range(10):
         trial = study.ask(TRADE)
         study.tell(trial, trade(trial.params))
-    coding = Coding(TRADE)
-    pending = [coding.encode(study.ask(TRADE).params) for _ in range(6)]
+    transform = SpaceTransform(TRADE)
+    pending = [transform.encode(study.ask(TRADE).params) for _ in range(6)]
     apart = [float(np.abs(a - b).max()) for i, a in enumerate(pending) for b in pending[:i]]
     assert min(apart) > 0.003
 
@@ -221,7 +221,7 @@ def test_infinite_values_and_laws_do_no_harm() -> None:
 def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str) -> None:
     path = study_file(task=f"{TASKS}:Points", sampler=sampler, budget={"trials": 7, "profile_s": 0.3})
     spec = read_study(path)
-    result = run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))
+    result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
     assert [record.outcome for record in result.study.records] == ["complete"] * 7
     assert len({record.parameters["effective_batch"] for record in result.study.records}) > 3
 
@@ -231,4 +231,4 @@ def test_a_sampler_that_is_none_is_told(study_file: Callable[..., Path]) -> None
         read_study(study_file(sampler="tpee"))
     spec = read_study(study_file(task=f"{TASKS}:Points", sampler="math:pi"))
     with pytest.raises(StudyFileError, match="sampler: expected an Optuna sampler at math:pi, got float"):
-        run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task))
+        run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))

@@ -12,10 +12,10 @@ from bsearch.search.suggest.stopping import (
     LEAST_CURVES,
     STOPPING,
     Curve,
+    EarlyStopping,
     FrontStopping,
-    NeverStopping,
+    NoEarlyStopping,
     RankHalving,
-    Stopping,
     expectation,
     front_ranks,
 )
@@ -38,7 +38,7 @@ def finished(curves: list[tuple[float, list[float]]]) -> list[Curve]:
     return [Curve(seconds, [(tenth + 1) / 10 for tenth in range(10)], values, done=True) for seconds, values in curves]
 
 
-def played(stopping: Stopping, curves: list[tuple[float, list[float]]]) -> tuple[list[int], int, int]:
+def played(stopping: EarlyStopping, curves: list[tuple[float, list[float]]]) -> tuple[list[int], int, int]:
     """Run trainings one after another.
 
     Returns:
@@ -121,7 +121,7 @@ def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> 
 
 
 def test_an_interrupted_trial_begins_its_curve_again() -> None:
-    stopping = NeverStopping()
+    stopping = NoEarlyStopping()
     for fraction, accuracy in ((0.1, 0.2), (0.2, 0.3), (0.1, 0.25), (0.2, 0.35), (0.3, 0.5)):
         stopping.report(0, fraction, 1.0, accuracy)
     assert stopping.curve_of(0) == [(0.1, 0.25), (0.2, 0.35), (0.3, 0.5)]

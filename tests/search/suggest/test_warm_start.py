@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.objectives.loading import objective_hash
+from bsearch.objectives.loading import task_code_hash
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.run.study_run import Event
@@ -22,7 +22,7 @@ def ran(path: Path) -> tuple[StudyResult, list[str]]:
         if event.kind == "message":
             said.append(event.text)
 
-    return run_study(spec, SerialRunner(spec.devices), objective_hash(spec.task), notify=notify), said
+    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), notify=notify), said
 
 
 @pytest.fixture

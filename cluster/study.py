@@ -1,0 +1,329 @@
+"""The front door: run a study, open one, and get out of it what it found; the command line uses the same functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..objectives.task_code import task_code_hash
+from ..search.analysis.choice import chosen_trial
+from ..search.report.export import trial_document, write_file
+from ..search.store.stored import StoredStudy
+from ..spaces.errors import BsearchError, StudyFileError
+from ..spaces.readable import number
+from ..spaces.storage import masked, storage_of
+from ..spaces.study import StudySpec, share
+from ..spaces.study_file import changed_study, read_study, resolve_study, study_from_dict
+from ..spaces.trial import ParetoFront, TrialRecord
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+    from ..search.run.driver import StudyResult
+    from ..search.run.runner import Event, Runner
+    from ..search.run.study_run import StudyRun
+
+Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "yaml"]
+
+
+class Trials(tuple[TrialRecord, ...]):
+    """Trials in a fixed order, fastest first on a front and by number otherwise."""
+
+    _front: ParetoFront
+
+    def __new__(cls, records: Iterable[TrialRecord], front: ParetoFront) -> Trials:
+        made = super().__new__(cls, records)
+        made._front = front
+        return made
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A flat dict for each trial, with the columns of `bsearch export`."""
+        return [trial_document(record, self._front) for record in self]
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A pandas DataFrame, a row per trial, with the columns of `bsearch export`.
+
+        Raises:
+            StudyFileError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise StudyFileError("to_frame: expected pandas, which is not installed. Install it, or use to_dicts().") from None
+        return pandas.DataFrame(self.to_dicts())
+
+    def _repr_html_(self) -> str:
+        from ..search.report.export import html_table
+
+        return html_table(self.to_dicts())
+
+
+class ExportedText(str):
+    """One trial's settings as text for a framework.
+
+    Attributes:
+        trial: the trial's number.
+        notes: what the framework cannot express exactly.
+    """
+
+    trial: int
+    notes: tuple[str, ...]
+
+    def __new__(cls, text: str, trial: int, notes: Iterable[str]) -> ExportedText:
+        made = super().__new__(cls, text)
+        made.trial, made.notes = trial, tuple(notes)
+        return made
+
+
+class Study:
+    """A study in its storage: its front, its trials, and what to do with them. Made by `run` and `Study.open`.
+
+    It shows the study at one moment; `reload` reads it again.
+    """
+
+    def __init__(self, stored: StoredStudy, spec: StudySpec, results: Path) -> None:
+        self._stored, self._spec, self._results = stored, spec, results
+
+    @classmethod
+    def open(cls, path_or_url: str | Path, name: str | None = None) -> Study:
+        """Open a study by its file or by a database URL.
+
+        Args:
+            name: which one, where the storage holds several.
+
+        Raises:
+            StudyFileError: there is none, or several and no name says which.
+            StorageError: the storage cannot be opened.
+        """
+        text, storage = str(path_or_url), storage_of(os.environ)
+        stored = StoredStudy.open(text, name, storage)
+        if "://" in text:
+            # A database does not hold the study file's folder; that of the task's file is nearly always the same.
+            task = Path(stored.spec.task.rpartition(":")[0])
+            folder = task.parent if task.suffix == ".py" else Path.cwd()
+            return cls(stored, resolve_study(stored.spec, folder, stored.url), Path("results"))
+        return cls(stored, read_study(Path(text), storage=storage), Path(text).parent / "results")
+
+    @property
+    def name(self) -> str:
+        """Its full name in the storage."""
+        return self._stored.name
+
+    @property
+    def url(self) -> str:
+        """The storage, without passwords."""
+        return masked(self._stored.url)
+
+    @property
+    def spec(self) -> StudySpec:
+        """What the study file said when it was last run."""
+        return self._stored.spec
+
+    @property
+    def front(self) -> Trials:
+        """The trials that no other beats in both seconds and metric, fastest first."""
+        return Trials(self._stored.front.trials, self._stored.front)
+
+    @property
+    def trials(self) -> Trials:
+        """Every trial, by number."""
+        return Trials(self._stored.records, self._stored.front)
+
+    @property
+    def knee(self) -> TrialRecord | None:
+        """The point where the front bends; None for a front of fewer than three points."""
+        return next((trial for trial in self._stored.front.trials if trial.number == self._stored.front.knee), None)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The front's most accurate trial; None while there is no front."""
+        return next(iter(reversed(self._stored.front.trials)), None)
+
+    def within(self, tolerance: str | float) -> TrialRecord:
+        """The fastest trial of the front that is at most a share of the best's metric worse, such as `"1%"` or 0.01.
+
+        Raises:
+            StudyFileError: there is no front yet, or not a share.
+        """
+        return chosen_trial(self.name, self._stored.front, within=_share(tolerance))
+
+    def export(self, to: Framework = "hf", trial: int | None = None, within: str | float | None = None) -> ExportedText:
+        """The settings of one trial of the front, as code or configuration for a framework; by default the knee's.
+
+        Args:
+            trial: its number.
+            within: the fastest trial at most this share worse than the best, instead.
+
+        Raises:
+            StudyFileError: no such framework, no such trial on the front, or both trial and within.
+        """
+        from ..search.report.frameworks.settings import chosen_settings
+        from ..search.report.frameworks.texts import FRAMEWORKS
+
+        if to not in FRAMEWORKS:
+            raise StudyFileError(f"to: expected one of {', '.join(FRAMEWORKS)}; got {to!r}")
+        stored = self._stored
+        tolerance = None if within is None else _share(within)
+        record = chosen_trial(self.name, stored.front, stored.records, number=trial, within=tolerance)
+        chosen = chosen_settings(stored, record, choice_words(stored.front, record, trial, tolerance))
+        pasted = FRAMEWORKS[to](chosen)
+        return ExportedText(pasted.text, record.number, pasted.notes)
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """The front as a Plotly figure, which a notebook shows.
+
+        Raises:
+            StudyFileError: no trial has finished yet.
+        """
+        from ..search.report.page.draw import plotly_figure
+        from ..search.report.page.figures import StudyFigures
+
+        if not self._stored.front.trials:
+            raise StudyFileError(f"study {self.name}: has no finished trial yet, so there is nothing to plot")
+        return plotly_figure(StudyFigures(self._stored).front_figure())
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the study as one HTML page that opens without a network; by default into results/NAME/report.html.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        from ..search.report.page.figures import StudyFigures
+        from ..search.report.page.page import report_page
+
+        target = self._results / self.name / "report.html" if path is None else Path(path)
+        return write_file(target, report_page(self._stored, StudyFigures.of(self._stored).all()))
+
+    def resume(self, **overrides: Any) -> Study:
+        """Go on with the study until its budget is met, and return it as it is then; `overrides` as for `run`.
+
+        Raises:
+            StudyFileError: what changed may not change, such as the space or the task's code.
+        """
+        options, sections = _options(overrides)
+        return _run(changed_study(self._spec, sections), self._results, **options)
+
+    def reload(self) -> Study:
+        """The study as its storage holds it now."""
+        return Study(self._stored.reread(), self._spec, self._results)
+
+    def __repr__(self) -> str:
+        counted = sum(record.counts for record in self._stored.records)
+        metric = self._stored.front.metric
+        best = "" if self.best is None else f", best {metric} {number(self.best.accuracy)}"
+        return f"<Study {self.name}: {counted} of {self.spec.budget.trials} trials, {len(self.front)} on the front{best}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<p>{escape(repr(self)[1:-1])}</p>{self.front._repr_html_()}"
+
+
+def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
+    """Run a study, or resume it, until its budget is met; show progress on the terminal or in the notebook.
+
+    Args:
+        study: a study file, or its content as a mapping; relative paths in a mapping start at the working directory.
+        overrides: keys of the study that replace the file's, such as `budget={"trials": 20}`; keys of a section that are
+            not given stay. Besides: `serial=True` runs trials one after the other in this process, without Ray; `new=True`
+            creates a new study beside an existing one; `storage` names another database; `progress=False` shows nothing.
+
+    Raises:
+        StudyFileError: every fault of the study.
+        TaskError: the training code does not work.
+        StorageError, ClusterError: the database or the cluster cannot be used.
+        BsearchError: the study stopped because it cannot go on; the message says why. Finished trials are in the storage.
+    """
+    options, sections = _options(overrides)
+    storage = sections.pop("storage", None) or storage_of(os.environ)
+    if isinstance(study, Mapping):
+        spec = resolve_study(changed_study(study_from_dict(study), sections), Path.cwd(), storage)
+        results = Path("results")
+    else:
+        spec = changed_study(read_study(Path(study), storage=storage), sections)
+        results = Path(study).parent / "results"
+    return _run(spec, results, **options)
+
+
+def _options(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of a run, and keys of the study."""
+    names = ("serial", "new", "progress")
+    options = {name: overrides[name] for name in names if name in overrides}
+    return options, {name: value for name, value in overrides.items() if name not in names}
+
+
+def _run(spec: StudySpec, results: Path, *, serial: bool = False, new: bool = False, progress: bool = True) -> Study:
+    from ..search.report.terminal.live import open_progress
+
+    out = results / spec.study
+    with open_progress(progress) as shown:
+        result = run_study_here(spec, out, serial=serial, fresh=new, notify=shown.notify, watch=shown.watch)
+    if result.failure:
+        raise BsearchError(f"study {result.study.name} stopped: {result.failure}")
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return Study(result.study, spec, results)
+
+
+def run_study_here(
+    spec: StudySpec,
+    out: Path,
+    *,
+    serial: bool,
+    fresh: bool,
+    notify: Callable[[Event], None],
+    watch: Callable[[StudyRun], None],
+) -> StudyResult:
+    """Run a study over Ray, or in this process; what the command line and `run` share.
+
+    Args:
+        out: folder of its results, for Ray's log.
+
+    Raises:
+        StudyFileError, TaskError, StorageError, ClusterError: see `search.run.driver.run_study`.
+    """
+    from ..search.run.driver import run_study
+    from ..search.run.runner import Event
+
+    def open_runner() -> AbstractContextManager[Runner]:
+        if serial:
+            from ..search.run.serial import SerialRunner
+
+            return nullcontext(SerialRunner(spec.devices))
+        notify(Event("message", text=f"study {spec.study}: starting Ray (its messages: {_from_here(out / 'ray.log')})"))
+        from .tune import TuneRunner
+
+        return TuneRunner(spec.cluster, spec.devices, out / "ray.log")
+
+    return run_study(spec, open_runner, task_code_hash(spec.task), fresh=fresh, notify=notify, watch=watch)
+
+
+def choice_words(front: ParetoFront, record: TrialRecord, number: int | None, within: float | None) -> str:
+    """Why this trial of the front was chosen."""
+    if number is not None:
+        return "as asked"
+    if within is not None:
+        return f"the fastest within {within:.3g} of the best"
+    return "the knee" if record.number == front.knee else "the best"
+
+
+def _share(value: str | float) -> float:
+    try:
+        return share(value)
+    except ValueError:
+        raise StudyFileError(f"within: expected a share from 0 up to 1, such as '1%' or 0.01; got {value!r}") from None
+
+
+def _from_here(path: Path) -> str:
+    """A path as people would type it from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+__all__ = ["ExportedText", "Study", "Trials", "choice_words", "run", "run_study_here"]

@@ -1,0 +1,26 @@
+"""Where checkpoints lie: paths and object stores by URL. Imports no torch, since the driver deletes them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+
+def delete_checkpoint(url: str) -> None:
+    """Delete a checkpoint if it exists, and its folder if that is empty then."""
+    with contextlib.suppress(Exception):
+        system, path = file_system_of(url)
+        if system.exists(path):
+            system.rm_file(path)
+        parent = system._parent(path)
+        if isinstance(system, LocalFileSystem):
+            Path(parent).rmdir()  # only where it is empty
+
+
+def file_system_of(url: str) -> tuple[Any, str]:
+    system, path = fsspec.core.url_to_fs(url)
+    return system, path

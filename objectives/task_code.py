@@ -1,0 +1,64 @@
+"""The identity of a task: a hash of its code, without importing it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..spaces.errors import TaskError
+from ..spaces.study import near_miss
+
+
+def check_task_file(path: Path) -> None:
+    if os.path.isfile(path):  # noqa: PTH113  # a name too long is no file, and no error
+        return
+    beside = [one.name for one in path.parent.glob("*.py")] if len(path.name) <= 100 else []
+    raise TaskError(f"task file {path}: no such file.{near_miss(path.name, beside)}")
+
+
+def task_code_hash(reference: str) -> str:
+    """A hash of the code's file and of the neighbours it imports: the task's identity, 16 hex digits.
+
+    Raises:
+        TaskError: the file cannot be found.
+    """
+    place, _, name = reference.rpartition(":")
+    if place.endswith(".py"):
+        source = Path(place)
+    else:
+        try:
+            spec = importlib.util.find_spec(place)
+        except (ImportError, ValueError) as error:
+            raise TaskError(f"task {reference}: no module {place!r}: {error}") from error
+        if spec is None or spec.origin is None:
+            raise TaskError(f"task {reference}: no module named {place!r}. Name a file as path/file.py:name.")
+        source = Path(spec.origin)
+    digest = hashlib.sha256(name.encode())
+    for path in sorted(set(_with_neighbours(source, set())), key=lambda path: path.name):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _with_neighbours(path: Path, seen: set[Path]) -> Iterator[Path]:
+    """The file and every file beside it that it imports, and those they import."""
+    if path in seen:
+        return
+    check_task_file(path)
+    seen.add(path)
+    yield path
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *names]
+        for name in names:
+            neighbour = path.parent / (name.split(".")[0] + ".py")
+            if neighbour.is_file():
+                yield from _with_neighbours(neighbour, seen)

@@ -1,0 +1,107 @@
+"""Trying a study on this machine before it runs: what `bsearch check` and `bsearch profile` are made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...objectives.loading import load_task
+from ...objectives.profiling.probe import MemoryRow, memory_rows
+from ...objectives.task import Task
+from ...objectives.task_code import task_code_hash
+from ...spaces.device import DeviceProfile, ProfileRequest
+from ...spaces.errors import StudyFileError
+from ...spaces.planning import CostKey, cost_keys, legal_batches, profile_faults, profile_request
+from ...spaces.study import StudySpec
+from ..store.database import storage_engine
+from ..store.stored import study_identity
+from .forecast import Forecast, forecast
+from .serial import SerialRunner
+
+# Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
+_CHECK_S, _LEAST_S = 5.0, 1.0
+# Seconds that `profile` spends on measuring memory, unless told.
+_MEMORY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedStudy:
+    """A valid study with a forecast.
+
+    Args:
+        profiles: for every combination of parameters that change cost.
+        legal: the effective batches that can be planned.
+        forecast: None for a generator, whose steps cannot be timed beforehand.
+        slots: trials that would run side by side here.
+    """
+
+    profiles: Mapping[CostKey, DeviceProfile]
+    legal: tuple[int, int]
+    forecast: Forecast | None
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledStudy:
+    """A study's profiles on this machine, with predicted and measured memory.
+
+    Args:
+        task: its name and the identity of its code, as studies store them.
+        profiles: for every combination of parameters that change cost.
+        memory: of the first of them.
+    """
+
+    task: Mapping[str, Any]
+    profiles: Mapping[CostKey, DeviceProfile]
+    memory: list[MemoryRow]
+
+
+def check_study(spec: StudySpec) -> CheckedStudy:
+    """Check everything a run would refuse, with a few timed steps and no training.
+
+    Raises:
+        StudyFileError, TaskError, StorageError: as `bsearch run` would.
+    """
+    assert spec.storage is not None
+    runner = SerialRunner(spec.devices)
+    task_code_hash(spec.task)
+    storage_engine(spec.storage).dispose()
+    timing_s = min(float(spec.budget.profile_s) or _CHECK_S, _CHECK_S) / len(cost_keys(spec))
+    profiles = {key: profile for key, (_, profile) in _profiles(spec, runner, max(timing_s, _LEAST_S)).items()}
+    legal = legal_batches(spec, profiles.values())
+    if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, legal)]:
+        raise StudyFileError(dict.fromkeys(faults))
+    cores = spec.devices.cpus * min(spec.devices.counts)
+    slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
+    timed = isinstance(load_task(spec.task), Task)
+    forecasted = forecast(spec, profiles, slots if runner.device == "cpu" else 1) if timed else None
+    return CheckedStudy(profiles, legal, forecasted, slots)
+
+
+def profile_study(spec: StudySpec, seconds: float | None = None) -> ProfiledStudy:
+    """Predict memory and step time on this machine, and measure what the time allows.
+
+    Args:
+        seconds: for real steps; None: as `budget.profile_s` says for speed, and 5 for memory.
+
+    Raises:
+        StudyFileError, TaskError, ProfilingError: the task cannot be profiled.
+    """
+    timing_s = float(spec.budget.profile_s) if seconds is None else seconds
+    profiled = _profiles(spec, SerialRunner(spec.devices), timing_s, traces=True)
+    request, profile = next(iter(profiled.values()))
+    rows = memory_rows(spec.task, request, profile, _MEMORY_S if seconds is None else seconds)
+    task = study_identity(spec, task_code_hash(spec.task))["task"]
+    return ProfiledStudy(task, {key: one for key, (_, one) in profiled.items()}, rows)
+
+
+def _profiles(
+    spec: StudySpec, runner: SerialRunner, timing_s: float, *, traces: bool = False
+) -> dict[CostKey, tuple[ProfileRequest, DeviceProfile]]:
+    """The request and the profile of every combination of parameters that change cost."""
+    requests = {
+        key: replace(profile_request(spec, runner.device, key, traces=traces), timing_s=timing_s) for key in cost_keys(spec)
+    }
+    return {key: (request, runner.profile(spec.task, request)) for key, request in requests.items()}
