@@ -895,7 +895,7 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
     from .search.report.page.page import report_page, write_figures
     from .search.store.stored import StoredStudy
 
-    stored = StoredStudy.open(study, name, storage)
+    stored = StoredStudy.open(study, name, storage).with_rates()
     drawn = StudyFigures.of(stored).all()
     path = write_file(out or _results_beside(study) / stored.name / "report.html", report_page(stored, drawn))
     click.echo(f"wrote {plain(_from_here(path.absolute()))}")

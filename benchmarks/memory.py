@@ -24,16 +24,16 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the models that the tests' laws hold for
 
-from bsearch.objectives import Task
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.loading import task_code_hash
 from bsearch.objectives.profiling.memory import MemoryProbe, memory_law
+from bsearch.objectives.task import Task
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import train_task
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.records import Records
-from bsearch.spaces.memory import readable_bytes
 from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.readable import readable_bytes
 from bsearch.spaces.study_file import read_study
 from test_memory import Checkpointed, Images, Tokens
 from test_training import setup

@@ -42,9 +42,9 @@ def seconds_of_steps(name: str, plan: BatchPlan, seconds: float) -> Iterator[tup
     for _ in range(rounds):
         for number in range(128):
             begun = clock()
-            run.noise.looks = bool(number % 2)
+            run.noise.active = bool(number % 2)
             run.step(run.micro_batches(plan, loader), plan.effective_batch)
-            taken[run.noise.looks].append(clock() - begun)
+            taken[run.noise.active].append(clock() - begun)
         begun = clock()
         run.noise.read(run.ranks.mean)
         readings.append((clock() - begun) / 64)

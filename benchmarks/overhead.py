@@ -21,12 +21,12 @@ from pathlib import Path
 import optuna
 import yaml
 from bsearch.cluster.tune import TuneRunner
-from bsearch.objectives import Measurement, TrialSetup
-from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
+from bsearch.search.run.runner import Event
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.run.study_run import Event
 from bsearch.spaces.study_file import read_study
+from bsearch.spaces.trial import Measurement, TrialSetup
 
 
 def nothing(setup: TrialSetup) -> Iterator[Measurement]:
@@ -62,7 +62,7 @@ def ours(folder: Path, trials: int, over_ray: bool) -> list[float]:
 
     place = TuneRunner(spec.cluster, spec.devices, folder / "ray.log") if over_ray else nullcontext(SerialRunner(spec.devices))
     with place as runner:
-        run_study(spec, runner, task_code_hash(spec.task), notify=notify)
+        run_study(spec, nullcontext(runner), task_code_hash(spec.task), notify=notify)
     return [after - before for before, after in pairwise(ends)]
 
 

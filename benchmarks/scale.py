@@ -34,6 +34,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -44,17 +45,19 @@ import ray
 import sqlalchemy as sa
 import yaml
 from bsearch.cluster.tune import TuneRunner
-from bsearch.objectives import Measurement, TrialSetup
-from bsearch.objectives.loading import load_task, task_code_hash
+from bsearch.objectives.loading import load_task
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.study_run import StudyRun
-from bsearch.search.suggest.suggester import Suggester, frozen_record, open_storage
+from bsearch.search.store.optuna_storage import frozen_record, open_storage
+from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.planning import known_seconds
 from bsearch.spaces.step_time import StepTime
 from bsearch.spaces.study import StudySpec
 from bsearch.spaces.study_file import read_study
+from bsearch.spaces.trial import Measurement, TrialSetup
 from ray.tune.execution import tune_controller
 
 SAMPLES = 50_000
@@ -435,15 +438,15 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     )
     processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices, spec.task)
     with SimulatedRunner(spec.cluster, spec.devices, folder / "ray.log") as runner, processes:
-        result = run_study(spec, runner, task_code_hash(spec.task), watch=watch)
+        result = run_study(spec, nullcontext(runner), task_code_hash(spec.task), watch=watch)
     ray.shutdown()
     used.append(usage())
     if result.failure:
         return f"{devices} devices: {result.failure}"
-    spans = sorted((record.facts["began"], record.facts["now"]) for record in result.study.records if record.counts)
+    spans = sorted((record.facts.began, record.facts.now) for record in result.study.records if record.counts)
     of_process: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for record in result.study.records:
-        of_process[record.facts["device"]].append((record.facts["began"], record.facts["now"]))
+        of_process[record.facts.device].append((record.facts.began, record.facts.now))
     # From when all had begun their first until there was no more to begin.
     start, end = spans[devices - 1][0], spans[-1][0]
     busy_s = sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)

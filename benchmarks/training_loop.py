@@ -18,13 +18,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from bsearch.objectives import Data, Task, TrialSetup
 from bsearch.objectives.digits import Digits
+from bsearch.objectives.task import Data, Task
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.vision import small_cnn
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study import Training
+from bsearch.spaces.trial import TrialSetup
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -1,4 +1,4 @@
-"""Whether Ray works here: started or reached as `run` would, in a process of its own that is given a time."""
+"""Checks that Ray works here: starts or joins it as `run` would, in a subprocess with a time limit."""
 
 from __future__ import annotations
 
@@ -19,70 +19,69 @@ from ..search.run.doctor import Finding
 from ..spaces.storage import masked
 from ..spaces.study import Cluster, Devices
 
-# Ray starts in seconds; on a busy machine in half a minute.
+# Ray starts within seconds, on a busy machine within half a minute.
 LIMIT_S = 120.0
 
 
 def ray_findings(cluster: Cluster, devices: Devices, limit_s: float = LIMIT_S) -> Iterator[Finding]:
-    """Start Ray, or join the study's, run a task there, and leave nothing behind."""
-    asked = json.dumps({"cluster": cluster.model_dump(mode="json"), "devices": devices.model_dump(mode="json")})
-    command = [sys.executable, "-m", f"{__package__}.doctor", asked]
-    begun = time.monotonic()
+    """Start Ray, or join the study's cluster, run a Ray task there, and clean up."""
+    request = json.dumps({"cluster": cluster.model_dump(mode="json"), "devices": devices.model_dump(mode="json")})
+    command = [sys.executable, "-m", f"{__package__}.doctor", request]
+    started = time.monotonic()
     with subprocess.Popen(  # noqa: S603
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, process_group=0
     ) as process:
         try:
-            out, told = process.communicate(timeout=limit_s)
+            out, errors = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             where = "started" if cluster.address == "local" else f"reached at {cluster.address}"
-            advice = "A firewall between the machines, a full disk, or a machine too busy makes it so; `ray status` tells more."
+            advice = "Possible causes: a firewall between the machines, a full disk, an overloaded machine. See `ray status`."
             yield Finding("ray", "problem", f"could not be {where} within {limit_s:.0f} s", _advice("", advice))
             return
         finally:
-            # Ray's own processes end with the one that started them.
+            # Ray's own processes are in the same group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-    took_s = time.monotonic() - begun
+    took_s = time.monotonic() - started
     try:
         answer = json.loads(out.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        said = (told.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        yield Finding(
-            "ray", "problem", f"ended without an answer: {masked(said)}", _advice(said, "bsearch --debug run STUDY tells more.")
-        )
+        message = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        advice = _advice(message, "`bsearch --debug run STUDY` shows more.")
+        yield Finding("ray", "problem", f"exited without an answer: {masked(message)}", advice)
         return
     if "error" in answer:
-        said = masked(answer["error"])
-        yield Finding("ray", "problem", said, _advice(said, "Look at the address, and whether Ray runs there."))
+        message = masked(answer["error"])
+        yield Finding("ray", "problem", message, _advice(message, "Check the address and that Ray runs there."))
         return
     machines = f"{answer['machines']} machine{'s' * (answer['machines'] != 1)}"
-    did = "starts" if answer["started"] else f"runs at {answer['address']}"
-    found = f"Ray {answer['version']} {did} and answers ({took_s:.0f} s): {machines}, room for {answer['slots']} trials at once"
+    how = "starts" if answer["started"] else f"runs at {answer['address']}"
+    found = f"Ray {answer['version']} {how} and answers ({took_s:.0f} s): {machines}, room for {answer['slots']} trials at once"
     here = platform.python_version()
     if answer["python"] != here:
-        advice = "Use the same Python on all machines: values travel between them."
+        advice = "Install the same version of Python on all machines: they exchange pickled values."
         yield Finding("ray", "warning", f"{found}; its workers run Python {answer['python']}, this is {here}", advice)
     else:
         yield Finding("ray", "ok", found)
 
 
-def _advice(said: str, otherwise: str) -> str:
-    """What to do, by what Ray said."""
-    if "ersion mismatch" in said:
+def _advice(message: str, otherwise: str) -> str:
+    """What to do about a message of Ray's."""
+    if "ersion mismatch" in message:
         return "Install the same versions of Ray and Python on all machines, or stop the old Ray: ray stop"
     if address := os.environ.get("RAY_ADDRESS"):
         return f"RAY_ADDRESS={address} is set: unset it to start Ray here, or start Ray there."
     return otherwise
 
 
-def _answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """What Ray tells, in the process that is given a time."""
-    from .tune import TuneRunner  # which says to Ray what has to be said before Ray is imported
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """What Ray reports; runs in the subprocess."""
+    from .tune import TuneRunner  # sets environment variables that Ray reads when it is imported
 
     import ray  # isort: skip
 
     with tempfile.TemporaryDirectory(prefix="bsearch-doctor-") as folder:
-        runner = TuneRunner(Cluster(**asked["cluster"]), Devices(**asked["devices"]), Path(folder) / "ray.log")
+        runner = TuneRunner(Cluster(**request["cluster"]), Devices(**request["devices"]), Path(folder) / "ray.log")
         with runner:
             version = ray.remote(num_cpus=0, max_calls=1)(platform.python_version)
             return {
@@ -99,7 +98,7 @@ def _main() -> None:
     try:
         answer = _answer(json.loads(sys.argv[1]))
     except Exception as error:
-        # The file with Ray's own messages is gone when this is read.
+        # The file with Ray's own messages has been deleted by the time this is read.
         answer = {"error": str(error).partition(" Its own messages are in ")[0]}
     print(json.dumps(answer))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -196,7 +196,8 @@ class Study:
         from ..search.report.page.page import report_page
 
         target = self._results / self.name / "report.html" if path is None else Path(path)
-        return write_file(target, report_page(self._stored, StudyFigures.of(self._stored).all()))
+        stored = self._stored.with_rates()
+        return write_file(target, report_page(stored, StudyFigures.of(stored).all()))
 
     def resume(self, **overrides: Any) -> Study:
         """Go on with the study until its budget is met, and return it as it is then; `overrides` as for `run`.
@@ -289,17 +290,20 @@ def run_study_here(
     from ..search.run.driver import run_study
     from ..search.run.runner import Event
 
-    def open_runner() -> AbstractContextManager[Runner]:
+    @contextmanager
+    def runner() -> Iterator[Runner]:
         if serial:
             from ..search.run.serial import SerialRunner
 
-            return nullcontext(SerialRunner(spec.devices))
+            yield SerialRunner(spec.devices)
+            return
         notify(Event("message", text=f"study {spec.study}: starting Ray (its messages: {_from_here(out / 'ray.log')})"))
         from .tune import TuneRunner
 
-        return TuneRunner(spec.cluster, spec.devices, out / "ray.log")
+        with TuneRunner(spec.cluster, spec.devices, out / "ray.log") as opened:
+            yield opened
 
-    return run_study(spec, open_runner, task_code_hash(spec.task), fresh=fresh, notify=notify, watch=watch)
+    return run_study(spec, runner(), task_code_hash(spec.task), fresh=fresh, notify=notify, watch=watch)
 
 
 def choice_words(front: ParetoFront, record: TrialRecord, number: int | None, within: float | None) -> str:

@@ -1,7 +1,7 @@
 """The Runner over Ray Tune: a thin Searcher that hands out attempts; `worker` holds the Trainable that runs them.
 
-One Tune trial is one attempt at a trial of ours. Tune schedules them and reuses their processes; what to try, what an end
-means and when the study is over stays with `StudyRun`, in the driver's database. No study state lives in Ray.
+Each Tune trial is one attempt at one of our trials. Tune schedules the attempts and reuses their processes; `StudyRun` decides
+what to try, how to record an outcome and when the study is over. All state is in the driver's database, none in Ray.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-# Before Ray is imported: it reads these once.
+# Set before Ray is imported, which reads them once.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# A Ray that we start listens on the loopback interface only. `_node_ip_address="127.0.0.1"` is not enough, since Ray
-# replaces it by the machine's own address; this switch does it, named after the systems where it is the default. A cluster
+# A Ray that we start listens on the loopback interface only. `_node_ip_address="127.0.0.1"` is not enough, because Ray
+# replaces it with the machine's own address; this variable, named after the systems where it is the default, is. A cluster
 # that we join keeps its own setting.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-# Ctrl-C is ours (search.run.driver): Tune would stop by itself and report nothing.
+# We handle Ctrl-C (search.run.driver): Tune would stop without reporting anything.
 os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 
 import ray
@@ -53,34 +53,34 @@ from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .worker import AttemptTrainable, kind_of, profile_here
 
 # Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
-_KIND, _TOUCH = "accelerator_type:", 0.001
-# Machines that joined or left are noticed after this long.
+_KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
+# Machines that join or leave are noticed within this time.
 _REFRESH_S = 5.0
-# How often Ray's head is checked, and after how long without an answer it is lost: before Ray itself ends the process.
+# How often Ray's head is checked, and after how long without an answer it counts as lost: before Ray itself ends the process.
 _HEAD_CHECKED_S, _HEAD_LOST_S = 2.0, 30.0
 # The main thread wakes this often to handle signals.
 _WAKE_S = 0.1
-# Besides the one suggestion always made ahead, there is one more per this many slots.
+# One suggestion is always made ahead of a free slot, and one more per this many slots.
 _SLOTS_FOR_ONE_AHEAD = 16
-# Trials that Tune may hold before they run: any number, since the searcher limits them.
+# Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
 
 
 class StudySearcher(Searcher):
-    """Tune's view of a StudyRun: hands out attempts, and passes on what comes back."""
+    """Presents a StudyRun to Tune: hands out attempts and forwards what they report."""
 
     def __init__(self, study: StudyRun, task: str, slots: Callable[[], int]) -> None:
         super().__init__(metric=None, mode=None)
         self._study, self._task, self._slots = study, task, slots
         self._numbers: dict[str, int] = {}
-        self.died: dict[str, str] = {}  # why a trial's worker died, from the scheduler, which learns it first
-        self._outcomes: dict[str, str] = {}  # outcomes that came before their trial's end
+        self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
+        self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
 
     def suggest(self, trial_id: str) -> Any:
         """A Tune config, `FINISHED`, or None for "ask again later"."""
-        # Tune may ask for all its slots at once, so that their processes start together, and a little ahead; suggestions made
-        # any earlier would know fewer results. Where several trials end within one ask, Tune ends processes that have no
-        # pending trial, and starts others (docs/scaling.md).
+        # Tune may ask for all its slots at once, so that their processes start together, and for a few more; suggestions made
+        # any earlier would be based on fewer results. If several trials end during one call, Tune ends the processes without
+        # a pending trial and starts others (docs/scaling.md).
         slots = self._slots()
         if len(self._numbers) > slots + slots // _SLOTS_FOR_ONE_AHEAD:
             return None
@@ -93,21 +93,21 @@ class StudySearcher(Searcher):
         setups = self._study.setups(setup.number)
         return {
             "task": self._task,
-            "setups": {kind: json.dumps(made.to_dict()) for kind, made in setups.items()},
+            "setups": {kind: json.dumps(one.to_dict()) for kind, one in setups.items()},
             "devices": setup.plan.devices,
         }
 
     def should_stop(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Pass on where an attempt runs, or what it measured; True where it should stop there."""
+        """Record where an attempt runs or what it measured; True if it should stop."""
         if "placed" in result and trial_id in self._numbers:
-            made = TrialSetup.from_dict(json.loads(result["setup"]))
-            self._guarded(lambda: self._study.place(self._numbers[trial_id], result["placed"], made))
+            setup = TrialSetup.from_dict(json.loads(result["setup"]))
+            self._guarded(lambda: self._study.place(self._numbers[trial_id], result["placed"], setup))
         if "measurement" not in result or trial_id not in self._numbers or trial_id in self._outcomes:
             return False
         measurement = Measurement.from_dict(json.loads(result["measurement"]))
         host = f"{result['hostname']} ({result['node_ip']})"
         should_stop = self._guarded(lambda: self._study.report(self._numbers[trial_id], measurement, host))
-        if should_stop is None:  # it crashed, and the study stops
+        if should_stop is None:  # the study crashed and stops
             return True
         if should_stop and not self._study.stop_reason:
             self._outcomes[trial_id] = json.dumps(Outcome("stopped").to_dict())
@@ -128,10 +128,10 @@ class StudySearcher(Searcher):
         elif error and not self._study.stop_reason:
             died = self.died.pop(trial_id, "its worker died")
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", died)))
-        # Attempts interrupted by the study's stop are swept by the driver.
+        # The driver records attempts that were interrupted because the study stopped.
 
     def _guarded(self, call: Any) -> Any:
-        """Tune logs a searcher's exceptions and goes on; ours stop the study and reach the user."""
+        """Tune logs a searcher's exceptions and continues; ours stop the study and reach the user."""
         try:
             return call()
         except Exception as error:
@@ -142,17 +142,17 @@ class StudySearcher(Searcher):
         return True
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the storage is the only truth."""
+        """Nothing to save: all state is in the storage."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing, for the same reason."""
+        """Nothing to restore, for the same reason."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its searcher to restore from; a database connection cannot travel
+        return {}  # Tune pickles its searcher to restore it later; a database connection cannot be pickled
 
 
 class _FailureObserver(FIFOScheduler):
-    """Observes why a trial's worker died, which Tune does not tell its searcher: a node's death is not its trials' fault."""
+    """Records why a trial's worker died, which Tune does not pass to its searcher: a dead node is not its trials' fault."""
 
     def __init__(self, searcher: StudySearcher) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class _FailureObserver(FIFOScheduler):
 class _StudyStopper(tune.Stopper):
     """Ends attempts that should stop, and Tune's run when the study stops.
 
-    Tune passes every result here first, and a result that stops a trial to nobody else before the trial's end.
+    Tune passes every result here first; one that stops a trial reaches the searcher only when the trial ends.
     """
 
     def __init__(self, study: StudyRun, searcher: StudySearcher) -> None:
@@ -189,13 +189,13 @@ class _StudyStopper(tune.Stopper):
 
 
 class TuneRunner:
-    """Runs attempts on Ray: a context manager that starts a local one, or joins the one the study names.
+    """Runs attempts on Ray: a context manager that starts a local cluster, or joins the one the study names.
 
     Args:
         log_file: where Ray's own messages go.
 
     Raises:
-        ClusterError: Ray cannot be started or reached, or has no device of the asked kind.
+        ClusterError: Ray cannot be started or reached, or has no device of the requested kind.
     """
 
     def __init__(self, cluster: Cluster, devices: Devices, log_file: Path) -> None:
@@ -228,13 +228,12 @@ class TuneRunner:
                 ray.init(address=address, **quiet)
             if not ray.is_initialized():
                 _set_auth_token()
-                # Ray counts the machine's cores; a study that wants more trials at once says so itself.
                 ray.init(address="local", include_dashboard=False, **quiet)
                 self._started_here = True
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
             raise ClusterError(
                 f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
-                f"Its own messages are in {self._log_file}; `bsearch doctor` looks for what is wrong."
+                f"Its own messages are in {self._log_file}; `bsearch doctor` diagnoses it."
             ) from error
         self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
         if not any(self._room(max(self._devices.counts)).values()):
@@ -256,16 +255,16 @@ class TuneRunner:
             ray.shutdown()
 
     def _resources(self, devices: int) -> dict[str, float]:
-        """What a trial on so many devices needs: one bundle, since its ranks communicate within one machine."""
+        """Resources of a trial on `devices` devices, in one bundle: all its ranks run on one machine."""
         needed: dict[str, float] = {"CPU": self._devices.cpus * devices}
         if self.device == "gpu":
             needed["GPU"] = devices
         if self._devices.accelerator_type is not None:
-            needed[_KIND + self._devices.accelerator_type] = _TOUCH
+            needed[_KIND + self._devices.accelerator_type] = _KIND_AMOUNT
         return needed
 
     def _room(self, devices: int) -> dict[str, int]:
-        """Trials on so many devices that fit each live machine side by side, by its id."""
+        """Trials on `devices` devices that each live machine can run at once, by the machine's id."""
         needed = self._resources(devices).items()
         return {
             node["NodeID"]: min(int(node["Resources"].get(name, 0) // amount) for name, amount in needed) for node in _nodes()
@@ -278,35 +277,35 @@ class TuneRunner:
 
     @property
     def slots(self) -> int:
-        """As many as fit now: machines come and go."""
+        """Trials that fit now; machines may join and leave."""
         fit = sum(self._room(min(self._devices.counts)).values())
         return min(fit, self._cluster.trials_at_once or fit)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         rooms = self._room(max(self._devices.counts))
-        many: Counter[str] = Counter()
+        trials_of: Counter[str] = Counter()
         for node in _nodes():
-            many[kind_of(node)] += rooms.get(node["NodeID"], 0)
-        return tuple(kind for kind, trials in sorted(many.items(), key=lambda item: (-item[1], item[0])) if trials)
+            trials_of[kind_of(node)] += rooms.get(node["NodeID"], 0)
+        return tuple(kind for kind, trials in sorted(trials_of.items(), key=lambda item: (-item[1], item[0])) if trials)
 
     def device_id(self, kind: str = "") -> str:
         return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}"
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
-        # One call per process: running out of memory there leaves nothing behind for the trials.
+        # One call per process: running out of memory there does not affect the trials.
         needed = self._resources(max(request.devices))
         rooms = self._room(max(request.devices))
         place = next((node["NodeID"] for node in _nodes() if kind_of(node) == kind and rooms.get(node["NodeID"])), None)
         if place is None:
             raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
-        there: Any = NodeAffinitySchedulingStrategy(place, soft=False)
+        strategy: Any = NodeAffinitySchedulingStrategy(place, soft=False)
         profile = ray.remote(
             num_cpus=needed["CPU"],
             num_gpus=needed.get("GPU", 0),
             max_retries=0,
             max_calls=1,
-            scheduling_strategy=there,
+            scheduling_strategy=strategy,
         )(profile_here)
         try:
             answer = ray.get(profile.remote(reference, request.to_dict()))
@@ -351,9 +350,9 @@ class TuneRunner:
             raise study.crashed
 
     def _fit(self, tuner: tune.Tuner, study: StudyRun) -> None:
-        """Run Tune in a thread beside this one, which stays free to handle Ctrl-C and to check on Ray's head.
+        """Run Tune in a second thread, so that this one can handle Ctrl-C and check on Ray's head.
 
-        Without its head Ray waits for a minute and then ends the whole process, whatever is in progress.
+        If its head is lost, Ray waits for a minute and then ends the whole process, whatever is in progress.
         """
         failed: list[BaseException] = []
 
@@ -401,13 +400,13 @@ def _answers(address: str) -> bool:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """The live machines, the largest first: of each kind, the one with the most room is profiled."""
+    """The live machines, the largest first: the largest of each kind is profiled."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     return sorted(alive, key=lambda node: (-node["Resources"].get("GPU", 0), -node["Resources"].get("CPU", 0), node["NodeID"]))
 
 
 def _cached_for(ask: Callable[[], int], seconds: float) -> Callable[[], int]:
-    """An answer that is cached for so many seconds."""
+    """The function `ask` with its answer cached for `seconds`."""
     known, at = 0, -math.inf
 
     def answer() -> int:
@@ -422,7 +421,7 @@ def _cached_for(ask: Callable[[], int], seconds: float) -> Callable[[], int]:
 
 
 def _words(resources: Mapping[str, float]) -> str:
-    """The CPUs, the GPUs and the kind of device among a machine's resources."""
+    """The CPUs, GPUs and kind of device among a machine's resources, as text."""
     counted = [f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU"]
     return ", ".join([*counted, *(name.removeprefix(_KIND) for name in sorted(resources) if name.startswith(_KIND))])
 
@@ -438,7 +437,7 @@ def _set_auth_token() -> None:
 
 
 def _check_reachable(address: str, timeout_s: float = 10.0) -> None:
-    """Fail at once where nothing listens: Ray itself would wait for minutes.
+    """Fail at once if nothing listens there: Ray itself would wait for minutes.
 
     Raises:
         OSError: nothing answers there.
@@ -449,7 +448,7 @@ def _check_reachable(address: str, timeout_s: float = 10.0) -> None:
 
 
 def _redirect_ray_logs(file: Path) -> None:
-    """Send Ray's log messages to a file: the terminal shows ours."""
+    """Send Ray's log messages to a file, so that the terminal shows only ours."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))

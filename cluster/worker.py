@@ -31,12 +31,12 @@ class AttemptTrainable(tune.Trainable):
         return True
 
     def _begin(self, config: dict[str, Any]) -> None:
-        self._spoiled = False
+        self._needs_new_process = False
         setups = {kind: TrialSetup.from_dict(json.loads(setup)) for kind, setup in config["setups"].items()}
         kind, setup = next(iter(setups.items()))
         self._placed: dict[str, Any] | None = None
         if len(setups) > 1:
-            # Only here is the device known; a kind that joined since is planned for as the smallest is.
+            # The device is known only here; a kind that joined later uses the plan with the smallest micro-batch.
             kind = own_kind()
             smallest = min(setups.values(), key=lambda one: one.largest_micro_batch or math.inf)
             setup = setups.get(kind, smallest)
@@ -47,19 +47,19 @@ class AttemptTrainable(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         assert self._attempt is not None
-        if self._spoiled:
+        if self._needs_new_process:
             raise RuntimeError("this process ran out of memory: the next attempt gets a fresh one")
         if self._placed is not None:
             placed, self._placed = self._placed, None
             return placed
         report = next(self._attempt)
-        # As text: Tune would flatten dicts, and lose the empty ones.
+        # Serialised, because Tune flattens dicts and drops empty ones.
         if isinstance(report, Measurement):
             return {"measurement": json.dumps(report.to_dict())}
         # After running out of memory a process keeps fragments and half-freed graphs. Its outcome is reported first; failing
         # at the next step then makes Tune replace the process instead of reusing it.
-        self._spoiled = report.kind == "out_of_memory"
-        return {"outcome": json.dumps(report.to_dict()), "done": not self._spoiled}
+        self._needs_new_process = report.kind == "out_of_memory"
+        return {"outcome": json.dumps(report.to_dict()), "done": not self._needs_new_process}
 
     def cleanup(self) -> None:
         if self._attempt is not None:
@@ -67,11 +67,11 @@ class AttemptTrainable(tune.Trainable):
             self._attempt = None
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Tune asks for one when it stops a trial; what a study needs is in its storage."""
+        """Nothing to save: Tune asks for a checkpoint when it stops a trial, but a study's state is in its storage."""
 
 
 def kind_of(node: Mapping[str, Any]) -> str:
-    """The kind of accelerator of a machine, by Ray's name for it; `""` where it has none.
+    """Ray's name for a machine's kind of accelerator; `""` if it has none.
 
     >>> kind_of({"Resources": {"CPU": 4.0, "accelerator_type:A100": 1.0}})
     'A100'
@@ -88,7 +88,7 @@ def own_kind() -> str:
 
 
 def profile_here(reference: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle)."""
+    """The profile of this worker's device, or the user's error as text (a task's own exceptions may not be picklable)."""
     from ..objectives.profiling.probe import profile_task
 
     try:

@@ -1,7 +1,8 @@
-"""Several devices in one trial: what a rank knows of the others, and the processes that ranks live in.
+"""Several devices in one trial: collective operations between ranks, and the processes that run the ranks.
 
-Every rank runs the same code on its share of each step. They talk in three places: a step's last pass (gradients), the sum
-of a step's losses, and evaluation. The processes are kept between trials, for starting one costs more than a short trial.
+Every rank runs the same code on its share of each step. Ranks communicate in three places: gradients are all-reduced after
+the last micro-batch, losses are summed once per step, and evaluation gathers its sums. Processes are reused between trials,
+because starting one takes longer than a short trial.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .environment import environment
 from .loading import user_code_location
 from .noise_scale import NoiseScale
 
-# How long ranks that did not fail may take to notice that another did.
+# How long the other ranks may take to notice that one has failed.
 _GRACE_S = 2.0
 # How long ranks may take to start: each imports torch.
 _START_S = 300.0
@@ -44,90 +45,90 @@ _START_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One rank's view of the ranks of its trial; alone, every question has its plain answer."""
+    """One rank's view of its trial's ranks. With a single rank, every operation is local."""
 
     rank: int = 0
     count: int = 1
 
     @classmethod
     def of(cls, devices: int) -> Ranks:
-        """The ranks this process belongs to.
+        """The group of `devices` ranks that this process belongs to.
 
         Raises:
-            TaskError: this process is no rank of so many.
+            TaskError: this process does not belong to such a group.
         """
         if devices == 1:
             return cls()
         if not dist.is_initialized() or dist.get_world_size() != devices:
-            raise TaskError(f"expected to run as one of {devices} ranks, got a process of its own")
+            raise TaskError(f"expected to run as one of {devices} ranks, got a single process")
         return cls(dist.get_rank(), devices)
 
-    def data_parallel(self, loss: nn.Module, device: torch.device, noise: NoiseScale) -> nn.Module:
-        """The loss whose gradients are added up over the ranks in the pass that talks; `noise` may see each rank's own."""
+    def distributed_loss(self, loss: nn.Module, device: torch.device, noise: NoiseScale) -> nn.Module:
+        """The loss in DistributedDataParallel, its gradients summed over ranks; `noise` may measure each rank's own first."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             parallel = DistributedDataParallel(
                 loss,
                 device_ids=[device] if device.type == "cuda" else None,
-                # Running statistics are agreed on where they are used: `sync_batch_norm_statistics`.
+                # Running statistics are synchronised before evaluation: `sync_batch_norm_statistics`.
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
-                # Models may use parameters in some passes only; looking for them costs 35 us a step (docs/log.md).
+                # Models may use some parameters in some micro-batches only; finding them costs 35 us a step (docs/log.md).
                 find_unused_parameters=True,
             )
-        # It would average, and a step's gradient is a sum. What the hook holds must not hold the module: no collector of
-        # garbage sees through the reducer between them.
-        parallel.register_comm_hook(noise, lambda noise, bucket: _seen_and_added(noise, bucket))
+        # The default hook averages, but a step's gradient is a sum. The hook's state must not refer to the module: the
+        # garbage collector cannot break a reference cycle through the reducer.
+        parallel.register_comm_hook(noise, lambda noise, bucket: _sum_hook(noise, bucket))
         return parallel
 
     def mean_share(self, size: int) -> float:
-        """Samples of a rank's share as means of squared gradients over the ranks know it: the harmonic mean.
+        """Harmonic mean of the ranks' shares of a batch: the small batch size when squared gradients are averaged over ranks.
 
         >>> Ranks(0, 2).mean_share(3)
         1.3333333333333333
         """
         return self.count / sum(1 / share for share in even_parts(size, self.count))
 
-    def mean(self, here: Tensor) -> Tensor:
+    def mean(self, local: Tensor) -> Tensor:
         """The mean over all ranks."""
         if self.count == 1:
-            return here
-        dist.all_reduce(here)
-        return here / self.count
+            return local
+        dist.all_reduce(local)
+        return local / self.count
 
     def sync_context(self, loss: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Around a pass, forward and backward: gradients travel in the last one alone."""
+        """Context of a micro-batch's forward and backward pass: gradients are all-reduced in the last one only."""
         if isinstance(loss, DistributedDataParallel) and not last:
             return loss.no_sync()
         return nullcontext()
 
     def begin_sum(self, totals: list[Tensor], denominator: Tensor | float) -> Any:
-        """Begin to add a step's loss up over passes and ranks, while the last pass's gradients are still being made.
+        """Start summing a step's loss over micro-batches and ranks, overlapping with the last backward pass.
 
         Args:
-            totals: the passes' summed losses, float64 scalars.
+            totals: the micro-batches' summed losses, float64 scalars.
         """
         total = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
         if self.count == 1:
             return total, denominator
         if isinstance(denominator, Tensor):
-            many = denominator.detach().to(total.device, torch.float64)
+            denominator = denominator.detach().to(total.device, torch.float64)
         else:
-            many = torch.full((), denominator, dtype=torch.float64, device=total.device)
-        both = torch.stack([total, many])
+            denominator = torch.full((), denominator, dtype=torch.float64, device=total.device)
+        both = torch.stack([total, denominator])
         return both, dist.all_reduce(both, async_op=True)
 
-    def end_sum(self, begun: Any) -> tuple[Tensor, Tensor | float]:
-        """What `begin_sum` began: the sums over all ranks, of losses and of denominators."""
+    def end_sum(self, pending: Any) -> tuple[Tensor, Tensor | float]:
+        """Wait for `begin_sum`; returns the sums of losses and of denominators over all ranks."""
         if self.count == 1:
-            total, denominator = begun
+            total, denominator = pending
             return total, denominator
-        both, work = begun
+        both, work = pending
         work.wait()
         return both[0], both[1]
 
     def sync_batch_norm_statistics(self, norms: Iterable[nn.modules.batchnorm._BatchNorm]) -> None:
-        """Give all ranks the mean of their running statistics, which is what averaging at every pass would have come to."""
+        """Average running statistics over ranks, which is equivalent to averaging after every micro-batch."""
         if self.count == 1:
             return
         running = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
@@ -140,41 +141,41 @@ class Ranks:
                 buffer.copy_(mean.view_as(buffer))
 
     def longest(self, seconds: float) -> float:
-        """The most of what the ranks measured, so that all decide alike."""
+        """The maximum over ranks, so that all of them take the same decision."""
         if self.count == 1:
             return seconds
-        most = torch.tensor(seconds, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return float(most)
+        longest = torch.tensor(seconds, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        return float(longest)
 
-    def gathered(self, found: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """What all ranks found, by name."""
+    def gathered(self, local: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """The lists of all ranks, concatenated by name."""
         if self.count == 1:
-            return dict(found)
-        everyone: list[Any] = [None] * self.count
-        dist.all_gather_object(everyone, dict(found))
-        names = dict.fromkeys(name for one in everyone for name in one)
-        return {name: [value for one in everyone for value in one.get(name, [])] for name in names}
+            return dict(local)
+        ranks: list[Any] = [None] * self.count
+        dist.all_gather_object(ranks, dict(local))
+        names = dict.fromkeys(name for one in ranks for name in one)
+        return {name: [value for one in ranks for value in one.get(name, [])] for name in names}
 
 
-def _seen_and_added(noise: NoiseScale, bucket: Any) -> torch.futures.Future[Tensor]:
-    here = bucket.buffer()
-    if noise.looks:
-        noise.see([here])
-    work = dist.all_reduce(here, async_op=True)
+def _sum_hook(noise: NoiseScale, bucket: Any) -> torch.futures.Future[Tensor]:
+    gradients = bucket.buffer()
+    if noise.active:
+        noise.add_small_batch([gradients])
+    work = dist.all_reduce(gradients, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
 
 
 class RankDiedError(Exception):
-    """A rank's process ended without a word."""
+    """A rank's process died or did not respond."""
 
 
 class RankProcesses:
-    """Processes that run the same job side by side, one a device; alive until closed or until one of them fails.
+    """Processes that run the same job in parallel, one per device; alive until closed or until one of them fails.
 
     Args:
         devices: ranks to start.
-        kind: `gpu` gives each rank a GPU of its own and nccl, `cpu` gloo over the loopback.
+        kind: `gpu` gives each rank its own GPU and uses nccl; `cpu` uses gloo over the loopback interface.
         cpus: threads of each rank.
 
     Raises:
@@ -183,26 +184,26 @@ class RankProcesses:
 
     def __init__(self, devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> None:
         self.key = (devices, kind, cpus)
-        # Where the ranks find one another: a port that is free now and ours, and nothing on disk to be left behind.
+        # The ranks' rendezvous: a free port that we already hold, and no file to leave behind.
         self._store = _opened_store()
         context = get_context("spawn")
         self._processes: list[BaseProcess] = []
-        self._lines: list[Connection] = []
+        self._pipes: list[Connection] = []
         self.alive = True
-        # Read when torch is imported; the log level hides a warning that no parameter was unused.
+        # Read when torch is imported. The log level hides DDP's warning that it found no unused parameters.
         with environment({"OMP_NUM_THREADS": str(cpus), "MKL_NUM_THREADS": str(cpus), "TORCH_CPP_LOG_LEVEL": "ERROR"}):
             for rank in range(devices):
-                ours, theirs = context.Pipe()
+                parent_end, child_end = context.Pipe()
                 process = context.Process(
-                    # Not daemons, which may have no children: loaders have.
+                    # Not a daemon: daemons may not have children, such as loader workers.
                     target=_rank_main,
-                    args=(theirs, rank, devices, kind, self._store.port),
+                    args=(child_end, rank, devices, kind, self._store.port),
                     name=f"rank-{rank}",
                 )
                 process.start()
-                theirs.close()
+                child_end.close()
                 self._processes.append(process)
-                self._lines.append(ours)
+                self._pipes.append(parent_end)
         try:
             for _ in self._round("start", timeout_s=_START_S):
                 pass
@@ -211,10 +212,10 @@ class RankProcesses:
             raise
 
     def run(self, job: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
-        """Run a generator function in every rank, in step with one another; yields what rank 0 yields.
+        """Run a generator function in every rank, in lockstep; yields what rank 0 yields.
 
-        Closing it ends the job in every rank. What one rank alone reports as its failure (`is_failure`) is yielded last, and
-        the processes are ended: the others wait for it in vain.
+        Closing the iterator ends the job in every rank. If a rank reports a failure (`is_failure`), that is yielded last and
+        the processes are killed, because the others may wait for that rank forever.
 
         Raises:
             RankDiedError: a rank's process died.
@@ -222,12 +223,12 @@ class RankProcesses:
         """
         done = False
         try:
-            self._tell(("run", job, arguments))
+            self._send(("run", job, arguments))
             while True:
                 messages = dict(self._round("next"))
                 failures = {rank: value for rank, (kind, value) in messages.items() if kind in ("failed", "raised")}
                 if failures:
-                    # Some may be left waiting in the middle of a talk: these processes are of no more use.
+                    # Other ranks may be blocked in a collective operation: these processes cannot be reused.
                     self.close()
                     done = True
                     first = failures[min(failures)]
@@ -248,118 +249,118 @@ class RankProcesses:
                 self.close()
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """Kill the processes at once."""
         if not self.alive:
             return
         self.alive = False
         for process in self._processes:
             process.kill()
-        for process, line in zip(self._processes, self._lines, strict=True):
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
             process.join()
-            line.close()
+            pipe.close()
 
     def dismiss(self) -> None:
-        """Let processes that wait for work end by themselves, which leaves nothing of theirs behind."""
-        for line in self._lines:
-            line.close()
-        until = time.monotonic() + _GRACE_S
+        """Let idle processes exit on their own, so that they clean up; kill those that do not."""
+        for pipe in self._pipes:
+            pipe.close()
+        deadline = time.monotonic() + _GRACE_S
         for process in self._processes:
-            process.join(max(until - time.monotonic(), 0.0))
+            process.join(max(deadline - time.monotonic(), 0.0))
         self.close()
 
     def _stopped(self) -> bool:
-        """End the job between two reports; False where a rank did not say so in time."""
+        """Stop the job between two reports; False if a rank did not confirm in time."""
         try:
-            self._tell("stop")
+            self._send("stop")
             return all(kind == "ended" for _, (kind, _) in self._round(timeout_s=_GRACE_S))
         except RankDiedError:
             return False
 
-    def _tell(self, message: Any) -> None:
-        for line in self._lines:
+    def _send(self, message: Any) -> None:
+        for pipe in self._pipes:
             try:
-                line.send(message)
+                pipe.send(message)
             except OSError:
-                continue  # its death is found when its answer is awaited
+                continue  # a dead rank is detected when its reply is read
 
     def _round(self, message: Any = None, timeout_s: float | None = None) -> Iterator[tuple[int, tuple[str, Any]]]:
-        """One message from every rank; from those that come within a moment, once one has failed."""
+        """One message from every rank; once a rank has failed, only the messages that arrive within the grace period."""
         if message is not None:
-            self._tell(message)
-        open_lines = dict(enumerate(self._lines))
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+            self._send(message)
+        waiting = dict(enumerate(self._pipes))
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         failed = False
-        while open_lines:
-            left = None if until is None else max(until - time.monotonic(), 0.0)
-            ready = wait(list(open_lines.values()), left)
+        while waiting:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            ready = wait(list(waiting.values()), left)
             if not ready:
                 if failed:
                     return
-                raise RankDiedError(f"rank {min(open_lines)} of {len(self._lines)} did not answer in time")
-            for rank, line in list(open_lines.items()):
-                if line not in ready:
+                raise RankDiedError(f"rank {min(waiting)} of {len(self._pipes)} did not answer in time")
+            for rank, pipe in list(waiting.items()):
+                if pipe not in ready:
                     continue
                 try:
-                    answer = line.recv()
+                    reply = pipe.recv()
                 except (EOFError, OSError):
-                    raise RankDiedError(self._last_words(rank)) from None
-                del open_lines[rank]
-                if answer[0] in ("failed", "raised") and not failed:
-                    # The others may fail alike, be dead, or wait for this one for ever.
-                    failed, until = True, time.monotonic() + _GRACE_S
-                yield rank, answer
+                    raise RankDiedError(self._cause_of_death(rank)) from None
+                del waiting[rank]
+                if reply[0] in ("failed", "raised") and not failed:
+                    # The others may fail too, be dead, or wait for this one forever.
+                    failed, deadline = True, time.monotonic() + _GRACE_S
+                yield rank, reply
 
-    def _last_words(self, rank: int) -> str:
+    def _cause_of_death(self, rank: int) -> str:
         process = self._processes[rank]
         process.join(_GRACE_S)
         code = process.exitcode
-        how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
-        return f"rank {rank} of {len(self._processes)} died {how}"
+        cause = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with code {code}"
+        return f"rank {rank} of {len(self._processes)} {cause}"
 
 
-_kept: list[RankProcesses] = []
+_reusable: list[RankProcesses] = []
 
 
 def rank_processes(devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> RankProcesses:
-    """Ranks to run a job on: those of the last one where they still live and are as many, else new ones.
+    """Ranks to run a job on: those of the last job if they are alive and match, else new ones.
 
     Raises:
         RankDiedError: one did not start.
     """
-    for kept in list(_kept):
-        if kept.alive and kept.key == (devices, kind, cpus):
-            return kept
-        kept.dismiss()
-        _kept.remove(kept)
-    _kept.append(RankProcesses(devices, kind, cpus))
-    return _kept[-1]
+    for ranks in list(_reusable):
+        if ranks.alive and ranks.key == (devices, kind, cpus):
+            return ranks
+        ranks.dismiss()
+        _reusable.remove(ranks)
+    _reusable.append(RankProcesses(devices, kind, cpus))
+    return _reusable[-1]
 
 
 def close_ranks() -> None:
-    """End the ranks that were kept for a next trial."""
-    while _kept:
-        _kept.pop().dismiss()
+    """End the ranks that are kept for the next trial."""
+    while _reusable:
+        _reusable.pop().dismiss()
 
 
-# Before multiprocessing waits for its children at a process's end, which ranks would let it do for ever.
+# Runs before multiprocessing joins its children at exit, which would wait for idle ranks forever.
 Finalize(None, close_ranks, exitpriority=10)
 
 
 def is_failure(report: Any) -> bool:
-    """A report after which the other ranks may be waiting for this one: an outcome that does not count as a trial's end."""
+    """Whether the other ranks may still wait for this one after the report: an outcome that does not count as a trial's end."""
     return isinstance(report, Outcome) and report.kind not in COUNTED
 
 
-# What runs in a rank's process
+# Runs in a rank's process
 
 
-def _rank_main(line: Connection, rank: int, count: int, kind: str, port: int) -> None:
-    # Ctrl-C goes to the whole process group; ours is to end when the one who started us says so, or dies.
+def _rank_main(pipe: Connection, rank: int, count: int, kind: str, port: int) -> None:
+    # Ctrl-C goes to the whole process group, but a rank ends when its parent says so or dies.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
+    _exit_with_parent()
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback  # ranks of a trial live on one machine
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback  # the ranks of a trial run on one machine
     if kind == "gpu":
         torch.cuda.set_device(rank)
     dist.init_process_group(
@@ -370,60 +371,60 @@ def _rank_main(line: Connection, rank: int, count: int, kind: str, port: int) ->
         device_id=torch.device("cuda", rank) if kind == "gpu" else None,
     )
     with contextlib.suppress(EOFError, OSError):
-        line.recv()  # "start"
-        line.send(("started", None))
+        pipe.recv()  # "start"
+        pipe.send(("started", None))
         while True:
-            _, job, arguments = line.recv()
-            _run_job(line, job, arguments)
-            gc.collect()  # no DistributedDataParallel may outlive its job: ending the group under one aborts the process
+            _, job, arguments = pipe.recv()
+            _run_job(pipe, job, arguments)
+            gc.collect()  # a DistributedDataParallel that outlives its job aborts the process when the group is destroyed
     dist.destroy_process_group()
 
 
 def _opened_store() -> Any:
-    """The ranks' meeting place, on a free port of the loopback.
+    """The ranks' rendezvous store, on a free port of the loopback interface.
 
-    A store that binds by itself listens on every address of the machine, and whoever reaches it may pose as a rank, to whom
-    the others send and from whom they take pickles.
+    A store that binds by itself listens on every address of the machine. Anyone who reaches it could pose as a rank, and
+    ranks exchange pickles.
     """
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         return dist.TCPStore(  # type: ignore[attr-defined]
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
         )
 
 
-def _run_job(line: Connection, job: Callable[..., Iterator[Any]], arguments: Any) -> None:
+def _run_job(pipe: Connection, job: Callable[..., Iterator[Any]], arguments: Any) -> None:
     reports = job(*arguments)
     while True:
-        if line.recv() == "stop":
+        if pipe.recv() == "stop":
             reports.close()  # type: ignore[attr-defined]  # a generator
-            line.send(("ended", None))
+            pipe.send(("ended", None))
             return
         try:
             report = next(reports)
         except StopIteration:
-            line.send(("ended", None))
+            pipe.send(("ended", None))
             return
         except Exception as error:
-            line.send(("raised", _that_travels(error)))
+            pipe.send(("raised", _picklable(error)))
             return
         if is_failure(report):
-            line.send(("failed", report))
+            pipe.send(("failed", report))
             reports.close()  # type: ignore[attr-defined]
             return
-        line.send(("report", report if dist.get_rank() == 0 else None))
+        pipe.send(("report", report if dist.get_rank() == 0 else None))
 
 
-def _that_travels(error: Exception) -> Exception:
-    """The error itself where it can be sent to another process, else its words."""
+def _picklable(error: Exception) -> Exception:
+    """The error itself if it can be pickled, else a TaskError with its message."""
     with contextlib.suppress(Exception):
         if isinstance(pickle.loads(pickle.dumps(error)), BsearchError | torch.OutOfMemoryError):  # noqa: S301  # our own bytes
             return error
     return TaskError(f"{type(error).__name__}: {error}{user_code_location(error)}")
 
 
-def _die_with_parent() -> None:
-    """End this process when the one that started it is gone; checked often, since it may be killed without a word."""
+def _exit_with_parent() -> None:
+    """End this process when its parent is gone; polled, because the parent may be killed without notice."""
     parent = parent_process()
     assert parent is not None
 

@@ -1,4 +1,4 @@
-"""The gradient noise scale of a training, from gradients that it makes anyway."""
+"""The gradient noise scale of a training run, from gradients that it computes anyway."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# A look costs up to 7 % of a step of a millisecond (docs/log.md), so at most every fourth step is looked at, and of long
-# trainings some hundreds of steps.
-_EVERY, _LOOKS = 4, 256
+# Measuring costs up to 7 % of a one-millisecond step (docs/log.md), so at most every fourth step is measured, and a few
+# hundred steps of a long training run.
+_EVERY, _MEASURED_STEPS = 4, 256
 
-# Blocks of consecutive steps that the interval rests on, and Student's t for them: 95 %, one degree of freedom fewer.
+# Blocks of consecutive steps for the interval, and Student's t at 95 % with one degree of freedom fewer.
 _BLOCKS, _STUDENT_T = 10, 2.262
 
 
 class NoiseScale:
-    """How many samples a batch holds whose gradient is as much noise as signal: tr(Sigma) / |G|^2.
+    """The batch size at which the gradient's noise equals its signal: tr(Sigma) / |G|^2.
 
     From squared norms of the mean gradients g_b and g_B over b and B > b samples,
-    |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b) and tr(Sigma) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B), both unbiased whether or not
-    the one batch holds the other. They are averaged over steps, each apart, and then divided, for a quotient's mean is biased.
-    Source: McCandlish et al. 2018, appendix A, https://arxiv.org/abs/1812.06162. A hint how far larger batches pay, and no
-    more: it takes much for granted, and the batch that trains best may be another (Merrill 2025, arXiv 2505.23971).
+    |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b) and tr(Sigma) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B), both unbiased, whether or not
+    the larger batch contains the smaller. Each is averaged over steps before dividing, because a mean of quotients is biased.
+    Source: McCandlish et al. 2018, appendix A, https://arxiv.org/abs/1812.06162. It only hints at how far larger batches pay:
+    it rests on strong assumptions, and the best batch for training may differ (Merrill 2025, arXiv 2505.23971).
 
-    g_B is a step's gradient before clipping. g_b is a device's first pass of several, or where there are several devices the
-    shares of each. Nothing is found out with one pass on one device, nor under a gradient scaler (fp16). With batch statistics
-    each pass sees its own, and what that adds counts as noise. A step draws its samples without replacement, so |G|^2 is that
-    of all there could be, not of the training set: where a set is learnt by heart there is none left, and nothing is reported.
+    g_B is a step's gradient before clipping. g_b is that of the first micro-batch, or on several devices that of each device's
+    share. With one micro-batch on one device, or with a gradient scaler (fp16), nothing is measured. With batch statistics
+    each micro-batch has its own, and the difference counts as noise. A step draws samples without replacement, so |G|^2 is that
+    of the data distribution, not of the training set: once a set is memorised it vanishes, and nothing is reported.
 
     >>> noise = NoiseScale()
     >>> for number in range(40):
@@ -40,81 +40,84 @@ class NoiseScale:
     """
 
     def __init__(self) -> None:
-        self.looks = False  # whether this step's gradients are looked at
-        self._seen: list[Tensor] = []
-        self._unread: list[_Look] = []
-        self._pairs: list[tuple[float, float]] = []  # estimates of tr(Sigma) and |G|^2, step by step
+        self.active = False  # whether this step is measured
+        self._small: list[Tensor] = []
+        self._unread: list[_StepNorms] = []
+        self._pairs: list[tuple[float, float]] = []  # estimates of tr(Sigma) and |G|^2, one pair per step
 
-    def look_at(self, number: int, steps: int) -> None:
-        """Whether step `number` of so many is looked at, from 1 on; never the first three, whose bytes may be counted."""
-        self.looks = number % max(_EVERY, steps // _LOOKS) == 0
+    def select(self, number: int, steps: int) -> None:
+        """Set `active` for step `number` of `steps`, counted from 1; the first three are skipped: their memory may be counted."""
+        self.active = number % max(_EVERY, steps // _MEASURED_STEPS) == 0
 
-    def see(self, gradients: list[Tensor]) -> None:
-        """Part of a small batch's gradient, which may change afterwards."""
-        self._seen += torch._foreach_norm(gradients)
+    def add_small_batch(self, gradients: list[Tensor]) -> None:
+        """Record the norms of part of a small batch's gradient; the tensors may change afterwards."""
+        self._small += torch._foreach_norm(gradients)
 
     def add_step(self, small_batch: float, denominator: Tensor | float, big_batch: int, big: list[Tensor]) -> None:
-        """A step: what was seen of its small batch, as sums over `big_batch`, and norms of the parts of its mean gradient.
+        """Record a step: its small batch's gradient, as recorded (a sum divided by `big_batch`), and that of the whole step.
 
         Args:
             small_batch: samples in the small batch.
-            denominator: what the small batch's own mean divides by.
+            denominator: the denominator of the small batch's own mean.
+            big: norms of the parts of the step's mean gradient.
         """
-        self._unread.append(_Look(small_batch, denominator, big_batch, self._seen, big))
-        self._seen = []
+        self._unread.append(_StepNorms(small_batch, denominator, big_batch, self._small, big))
+        self._small = []
 
-    def read(self, mean: Callable[[Tensor], Tensor] = lambda here: here) -> None:
-        """Read the steps, by `mean` over all devices of what each saw. Kept for here, since it waits for a GPU."""
+    def read(self, mean: Callable[[Tensor], Tensor] = lambda local: local) -> None:
+        """Evaluate the recorded steps, averaged over devices by `mean`. Deferred, because it synchronises with the GPU."""
         unread, self._unread = self._unread, []
         if not unread:
             return
-        both = [part for look in unread for part in (look.small, look.big)]
+        both = [part for step in unread for part in (step.small, step.big)]
         norms = torch.stack([norm for part in both for norm in part]).double()
         owners = torch.tensor([index for index, part in enumerate(both) for _ in part], device=norms.device)
         squares = norms.new_zeros(len(both)).index_add_(0, owners, norms**2).view(-1, 2)
-        squares[:, 0] *= torch.stack([look.mean_over_sum(norms) for look in unread]) ** 2
-        for look, (small, big) in zip(unread, mean(squares).tolist(), strict=True):
-            # A pass whose every label is ignored has no mean gradient.
+        squares[:, 0] *= torch.stack([step.mean_over_sum(norms) for step in unread]) ** 2
+        for step, (small, big) in zip(unread, mean(squares).tolist(), strict=True):
+            # Where every label of a micro-batch is ignored, it has no mean gradient.
             if math.isfinite(small) and math.isfinite(big):
-                self.add(look.small_batch, small, look.big_batch, big)
+                self.add(step.small_batch, small, step.big_batch, big)
 
     def add(self, small_batch: float, small: float, big_batch: float, big: float) -> None:
-        """A step's squared norms of mean gradients over a small and a big batch."""
+        """Add a step's estimates from the squared norms of its mean gradients over a small and a big batch."""
         noise = (small - big) / (1 / small_batch - 1 / big_batch)
         self._pairs.append((noise, (big_batch * big - small_batch * small) / (big_batch - small_batch)))
 
     def state(self) -> list[list[float]]:
-        """Its estimates so far, for a checkpoint; what was not read yet is not among them."""
+        """The estimates so far, for a checkpoint, without the steps that are not read yet."""
         return [list(pair) for pair in self._pairs]
 
     def set_state(self, state: Sequence[Sequence[float]]) -> None:
         self._pairs = [(noise, signal) for noise, signal in state]
 
     def facts(self) -> dict[str, float]:
-        """`noise_scale` in samples over all but the first quarter of the steps so far, and the 95 % interval about it.
+        """`noise_scale` in samples, over all but the first quarter of the steps so far, with its 95 % interval.
 
-        A training begins with steep slopes and little noise, which say nothing of the rest. The interval is Fieller's for the
-        quotient of two means, over blocks of steps, for neighbours are alike. Nothing is told where it has no end: there |G|^2
-        does not stand out of its own noise.
+        The first quarter is dropped because early gradients are large with little noise. The interval is Fieller's for the
+        quotient of two means, over blocks of steps because neighbouring steps are correlated. Where it is unbounded, |G|^2 is
+        not significantly above zero, and nothing is reported.
         """
         length = len(self._pairs) * 3 // 4 // _BLOCKS
         if length == 0:
             return {}
         blocks = np.reshape(self._pairs[-length * _BLOCKS :], (_BLOCKS, length, 2)).mean(axis=1)
-        over, under = blocks.mean(axis=0).tolist()
-        # (over - x under)^2 <= t^2 Var(over - x under): where the parabola a x^2 - 2 b x + c is not above zero.
-        (c, b), (_, a) = np.outer((over, under), (over, under)) - _STUDENT_T**2 / _BLOCKS * np.cov(blocks.T)
-        if min(over, under, a) <= 0:
+        noise, signal = blocks.mean(axis=0).tolist()
+        # (noise - x signal)^2 <= t^2 Var(noise - x signal): where the parabola a x^2 - 2 b x + c is not above zero.
+        (c, b), (_, a) = np.outer((noise, signal), (noise, signal)) - _STUDENT_T**2 / _BLOCKS * np.cov(blocks.T)
+        if min(noise, signal, a) <= 0:
             return {}
         root = math.sqrt(max(b**2 - a * c, 0.0))
         return {
-            "noise_scale": over / under,
+            "noise_scale": noise / signal,
             "noise_scale_low": max(float((b - root) / a), 0.0),
             "noise_scale_high": float((b + root) / a),
         }
 
 
-class _Look(NamedTuple):
+class _StepNorms(NamedTuple):
+    """Gradient norms of one measured step, of its small batch and of the whole step."""
+
     small_batch: float
     denominator: Tensor | float
     big_batch: int

@@ -1,4 +1,4 @@
-"""Seconds and bytes of training steps, whoever's loop takes them."""
+"""Seconds and bytes of training steps, in our loop or another trainer's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import nn
 from ..spaces.trial import TrialSetup
 from .profiling.live_bytes import LiveBytes
 
-# Steps whose living tensors are counted on a CPU: the second sees the optimizer's states beside the passes.
+# Steps whose live tensors are counted on a CPU: the second includes the optimizer's states.
 COUNTED_STEPS = 2
 
 
 class Timed(Protocol):
-    """What a `StepClock` needs of a training: what it runs on, and whose tensors are counted."""
+    """What a `StepClock` needs to know of a training run: its device, and the objects whose tensors are counted."""
 
     setup: TrialSetup
     device: torch.device
@@ -28,11 +28,11 @@ class Timed(Protocol):
 
 
 class StepClock:
-    """Seconds of training, evaluation left out; on a CPU the first steps' living tensors are counted as well.
+    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps.
 
-    Some steps say nothing of the others' time: the first of each size (kernels are chosen, a model is compiled, loaders
-    start) and those in which bytes are counted. They are priced as the others: the mean step's time. Under a memory limit the
-    first steps of every size are counted, since memory repeats after them, and the limit is a virtual device's.
+    Some steps are not representative: the first of each size (kernel selection, compilation, loader start) and those in
+    which bytes are counted. Each is charged the mean time of the other steps. Under a memory limit, which on a CPU is that of
+    a virtual device, the first steps of every size are counted; memory repeats after them.
     """
 
     def __init__(self, run: Timed, counts_memory: bool) -> None:
@@ -41,15 +41,15 @@ class StepClock:
         self._limit_bytes = run.setup.memory_limit_bytes if self.device.type == "cpu" else None
         self._counts = self.device.type == "cpu" and (counts_memory or self._limit_bytes is not None)
         self._steps_of: Counter[int] = Counter()
-        self._samples = self._odd_samples = 0
-        self._running_s = self._odd_s = self._begun = self._told_s = 0.0
+        self._samples = self._excluded_samples = 0
+        self._running_s = self._excluded_s = self._started = self._reported_s = 0.0
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.restart()
 
     @contextmanager
     def step(self, size: int) -> Iterator[None]:
-        """Around one step of so many samples."""
+        """Context of one step of `size` samples."""
         self._samples += size
         before = self._steps_of[size] if self._limit_bytes is not None else self._steps_of.total()
         counts = self._counts and before < COUNTED_STEPS
@@ -58,57 +58,57 @@ class StepClock:
         if not counts and not first:
             yield
             return
-        self._keep()
-        begun = time.perf_counter()
+        self._accumulate()
+        started = time.perf_counter()
         if counts:
             with LiveBytes(self._limit_bytes).counting(self.run.model, self.run.optimizer) as counter:
                 yield
             self.peak_bytes = max(self.peak_bytes, counter.peak_bytes)
         else:
             yield
-        self._wait()
-        self._odd_samples += size
-        self._odd_s += time.perf_counter() - begun
+        self._synchronize()
+        self._excluded_samples += size
+        self._excluded_s += time.perf_counter() - started
         self.restart()
 
     def restart(self) -> None:
-        self._wait()
-        self._begun = time.perf_counter()
+        self._synchronize()
+        self._started = time.perf_counter()
 
-    def _keep(self) -> None:
-        """Add what has run since the last restart."""
-        self._wait()
-        self._running_s += time.perf_counter() - self._begun
+    def _accumulate(self) -> None:
+        """Add the time since the last restart."""
+        self._synchronize()
+        self._running_s += time.perf_counter() - self._started
 
     def elapsed_s(self) -> float:
-        self._keep()
+        self._accumulate()
         self.restart()
         if self.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
-        timed = self._samples - self._odd_samples
-        # Where every step was an odd one, their time is all there is.
-        now_s = self._running_s * self._samples / timed if timed else self._running_s + self._odd_s
-        # The mean of few steps may fall faster than steps are added; time that was told does not run backwards.
-        self._told_s = max(self._told_s, now_s)
-        return self._told_s
+        timed = self._samples - self._excluded_samples
+        # Where every step is excluded, their own time is the only measurement.
+        now_s = self._running_s * self._samples / timed if timed else self._running_s + self._excluded_s
+        # The mean over few steps may fall faster than steps are added; reported time must not decrease.
+        self._reported_s = max(self._reported_s, now_s)
+        return self._reported_s
 
     def state(self) -> dict[str, Any]:
-        """What it has counted so far, for a checkpoint."""
+        """The counters so far, for a checkpoint."""
         return {
             "samples": self._samples,
-            "odd_samples": self._odd_samples,
+            "odd_samples": self._excluded_samples,
             "running_s": self._running_s,
-            "odd_s": self._odd_s,
-            "told_s": self._told_s,
+            "odd_s": self._excluded_s,
+            "told_s": self._reported_s,
             "peak_bytes": self.peak_bytes,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there; in a new process each size's first step is an odd one again."""
-        self._samples, self._odd_samples = state["samples"], state["odd_samples"]
-        self._running_s, self._odd_s, self.peak_bytes = state["running_s"], state["odd_s"], state["peak_bytes"]
-        self._told_s = state.get("told_s", 0.0)  # not in checkpoints of before
+        """Resume from these counters; in a new process each size's first step is excluded again."""
+        self._samples, self._excluded_samples = state["samples"], state["odd_samples"]
+        self._running_s, self._excluded_s, self.peak_bytes = state["running_s"], state["odd_s"], state["peak_bytes"]
+        self._reported_s = state.get("told_s", 0.0)  # missing in older checkpoints
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -1,7 +1,7 @@
-"""The training loop: a step of any integer batch in passes that equal the one large batch.
+"""The training loop: steps of any integer batch, accumulated over micro-batches, equal to the one large batch.
 
-Each pass back-propagates its summed loss over the step's samples; where the loss divides by something else
-(tokens, class weights), the step's gradient is brought to that denominator before the optimizer moves.
+Each micro-batch back-propagates its summed loss divided by the step's samples. Where the loss has another denominator
+(tokens, class weights), the accumulated gradient is rescaled to it before the optimizer step.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .task import Data, Loss, Score, Task
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# Of malloc.h: blocks that may be mapped one by one, and free memory at the heap's top that goes back to the system.
+# From malloc.h: the number of blocks allocated with mmap, and the free memory at the top of the heap that triggers a trim.
 _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 
-# Evaluation keeps no activations, so it takes more samples at once than training does.
+# Evaluation stores no activations, so its batches can be larger than training micro-batches.
 _EVALUATION_BATCH = 512
 
 
 class EvaluationMemoryError(torch.OutOfMemoryError):
-    """Memory ran out while evaluating: the passes of evaluation are to shrink, not those of training."""
+    """Out of memory while evaluating: reduce the evaluation batch, not the training micro-batch."""
 
 
 class TrainingRun:
-    """One attempt at training a task: its data, model and optimizer, ready to step; on several devices, one rank's part.
+    """One attempt at training a task: its data, model and optimizer, ready to step. On several devices, one rank's part.
 
     Raises:
         TaskError: the task's data, model or optimizer break their contract.
@@ -55,7 +55,7 @@ class TrainingRun:
         self.ranks = Ranks.of(setup.plan.devices)
         self.device = torch.device("cuda", self.ranks.rank) if setup.device == "gpu" else torch.device("cpu")
         if self.device.type == "cpu":
-            keep_heap()
+            disable_heap_trimming()
         if torch.get_num_threads() != setup.cpus:
             torch.set_num_threads(setup.cpus)
         torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
@@ -66,8 +66,8 @@ class TrainingRun:
         self.data = _checked_data(task.data(setup))
         self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
         self.train_fetcher = Fetcher(self.data.train)
-        self.evaluation_fetcher = Fetcher(self.data.evaluation)
-        # The model's first weights hang on the seed alone, not on what reading the data drew before.
+        self.validation_fetcher = Fetcher(self.data.evaluation)
+        # Initial weights depend on the seed alone, not on random numbers drawn while reading the data.
         seed_everything(setup.seed)
         model = task.model(setup)
         if not isinstance(model, nn.Module):
@@ -77,151 +77,153 @@ class TrainingRun:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if setup.training.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        self._train_on(model.to(self.device))
+        self._set_model(model.to(self.device))
         if setup.training.compile:
             self.model.compile()
         self.noise = NoiseScale()
         self.loss: Any = _LossOf(task, self.model, setup)
         if self.ranks.count > 1:
-            self.loss = self.ranks.data_parallel(self.loss, self.device, self.noise)
+            self.loss = self.ranks.distributed_loss(self.loss, self.device, self.noise)
         if self.ranks.rank:
-            # Weights are alike everywhere by now; what a model draws while it trains (dropout) is not to be.
+            # Weights are identical on all ranks by now; random numbers drawn in training (dropout) must differ.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
 
-    def _train_on(self, model: nn.Module) -> None:
+    def _set_model(self, model: nn.Module) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
-            raise TaskError(f"{_name(self.task)}.model: expected parameters to train, got none")
+            raise TaskError(f"{_name(self.task)}.model: expected trainable parameters, got none")
         self.optimizer = self.task.optimizer(iter(self.parameters), self.setup)
         check_optimizer(f"{_name(self.task)}.optimizer", self.optimizer, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def on(self, model: nn.Module, device: torch.device) -> TrainingRun:
-        """The same run with another copy of the model and an optimizer of its own, to look at memory with.
+        """The same run with another copy of the model and its own optimizer, for memory probes.
 
-        Its scaler is off: a fake tensor has no value to look for overflows in.
+        Its scaler is off: a fake tensor has no values to check for overflow.
         """
         other = copy.copy(self)
         other.device = device
-        other._train_on(model)
+        other._set_model(model)
         other.loss = _LossOf(self.task, model, self.setup)
         other.noise = NoiseScale()
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Around a forward pass: the precision the study asks for."""
+        """Context of a forward pass: the study's precision."""
         precision = self.setup.training.precision
         if precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, _DTYPES[precision])
 
     def step(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
-        """One optimizer step over `size` samples, this device's part in passes of (samples, batch).
+        """One optimizer step over `size` samples, this device's share in micro-batches of (samples, batch).
 
-        A batch may be a function that makes it. Devices talk in the last pass alone.
+        A batch may be a function that returns it. Gradients are all-reduced once per step, after the last micro-batch.
 
         Returns:
             The step's mean loss, a detached scalar on the device, the same on all devices.
         """
         totals: list[Tensor] = []
         denominator: Tensor | float = 0.0
-        looks = self.noise.looks
+        measures_noise = self.noise.active
         for number, (samples, batch) in enumerate(micro_batches, start=1):
-            made = self._on_device(batch() if callable(batch) else batch)
+            on_device = self._on_device(batch() if callable(batch) else batch)
             last = number == len(micro_batches)
             with self.ranks.sync_context(self.loss, last):
                 with self.autocast():
-                    loss_total, loss_denominator = self.loss(made, samples)
-                del made
+                    loss_total, loss_denominator = self.loss(on_device, samples)
+                del on_device
                 totals.append(loss_total.detach().double())
                 denominator = denominator + loss_denominator
-                summing = self.ranks.begin_sum(totals, denominator) if last else None
+                pending = self.ranks.begin_sum(totals, denominator) if last else None
                 self.scaler.scale(loss_total).backward(torch.full_like(loss_total, 1 / size))
-            if looks and number == 1 and self.ranks.count == 1:
-                self.noise.see(self._gradients())
-                part: tuple[float, Tensor | float] = samples, loss_denominator
+            if measures_noise and number == 1 and self.ranks.count == 1:
+                self.noise.add_small_batch(self._gradients())
+                small_batch: tuple[float, Tensor | float] = samples, loss_denominator
         if self.ranks.count > 1:
-            part = self.ranks.mean_share(size), denominator
-        total, denominator = self.ranks.end_sum(summing)
+            small_batch = self.ranks.mean_share(size), denominator
+        total, denominator = self.ranks.end_sum(pending)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
         rescale_gradients(self._gradients(), denominator, size)
         if self.setup.training.clip_norm is not None:
-            whole = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
-        elif looks:
-            whole = list(torch._foreach_norm(self._gradients()))
-        if looks:
-            self.noise.add_step(*part, size, whole)
+            norms = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
+        elif measures_noise:
+            norms = list(torch._foreach_norm(self._gradients()))
+        if measures_noise:
+            self.noise.add_step(*small_batch, size, norms)
         if self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        # A step whose every label is ignored has no loss, rather than 0/0.
+        # Where every label of a step is ignored, its loss is 0 rather than 0/0.
         return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
 
     def _on_device(self, batch: Any) -> Any:
-        images_last = torch.channels_last if self.setup.training.channels_last else None
-        return to_device(batch, self.device, images_last)
+        layout = torch.channels_last if self.setup.training.channels_last else None
+        return to_device(batch, self.device, layout)
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     def freeze_updates(self) -> None:
-        """Train at rate zero from here on: every step costs what it costs and changes nothing that the optimizer moves."""
+        """Set the learning rate to zero from here on: steps take their usual time and leave the parameters unchanged."""
         self._peak_rates = [0.0] * len(self._peak_rates)
 
     def set_rate(self, fraction: float) -> None:
-        """Put the schedule's learning rate for a fraction of the budget into every group."""
+        """Set every group's learning rate to the schedule's, at a fraction of the budget."""
         factor = rate_factor(self.setup.training.schedule, self.setup.training.warmup, fraction)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
 
-    def evaluate(self, some: Sequence[SampleKeys] | None = None) -> dict[str, float]:
-        """Every metric of the task over the evaluation data, or over some of it, each sample once.
+    def evaluate(self, keys: Sequence[SampleKeys] | None = None) -> dict[str, float]:
+        """Every metric of the task over the validation data, each sample once, or over the batches in `keys`.
 
-        Several devices take turns at the batches. What they found is added up exactly, so neither the number of devices nor
-        their order changes a digit where the batches are the same.
+        Several devices share the batches round-robin. Sums over batches are exact, so the result does not depend on the
+        number or order of the devices, as long as the batches are the same.
         """
         self.model.eval()
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
         count = len(self.data.evaluation)  # type: ignore[arg-type]
         size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
-        keys = some or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
-        found: dict[str, list[tuple[Any, Any]]] = {}
+        keys = keys or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
+        batch_scores: dict[str, list[tuple[Any, Any]]] = {}
         try:
             with torch.no_grad():
-                for batch in batches(self.evaluation_fetcher, keys[self.ranks.rank :: self.ranks.count], 0):
+                for batch in batches(self.validation_fetcher, keys[self.ranks.rank :: self.ranks.count], 0):
                     with self.autocast():
                         scores = self.task.score(self.model, self._on_device(batch), self.setup)
                     for name, score in named_scores(self.task, scores).items():
-                        found.setdefault(name, []).append((score.total, score.denominator))
+                        batch_scores.setdefault(name, []).append((score.total, score.denominator))
         except Exception as error:
             if is_out_of_memory(error):
                 raise EvaluationMemoryError(str(error)) from error
             raise
         self.model.train()
-        # Read at the end: each reading waits for a GPU.
-        sums = {name: [(float(total), float(many)) for total, many in pairs] for name, pairs in found.items()}
+        # Read at the end: each read synchronises with the GPU.
+        sums = {
+            name: [(float(total), float(denominator)) for total, denominator in pairs] for name, pairs in batch_scores.items()
+        }
         ratios = {
-            name: _fsum(total for total, _ in pairs) / _fsum(many for _, many in pairs)
+            name: _fsum(total for total, _ in pairs) / _fsum(denominator for _, denominator in pairs)
             for name, pairs in self.ranks.gathered(sums).items()
         }
         if ratios.get("accuracy", 0.0) > 1 + 1e-6:
             raise TaskError(
-                f"{_name(self.task)}.score: expected an accuracy of right answers over all, so at most 1, got "
-                f"{ratios['accuracy']:.4g}. Look at the shapes: (N, 1) == (N,) compares each with each."
+                f"{_name(self.task)}.score: expected an accuracy, correct answers over all answers, of at most 1, got "
+                f"{ratios['accuracy']:.4g}. Check the shapes: (N, 1) == (N,) broadcasts to (N, N)."
             )
         return ratios
 
     def measurements(self) -> Iterator[Measurement]:
-        """Train the whole budget; measure at equal fractions of it and at its end.
+        """Train for the whole budget; evaluate at equal fractions of it and at its end.
 
-        Where an earlier attempt left a checkpoint, what it measured is told again and training goes on from there.
+        Where an earlier attempt left a checkpoint, its measurements are yielded again and training resumes from it.
         """
         setup = self.setup
         full, last = step_plans(setup.plan, setup.samples_budget, **setup.limits)
@@ -237,23 +239,23 @@ class TrainingRun:
         points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > seen)
 
         self.model.train()
-        due, summed, since = next(points), torch.zeros((), device=self.device, dtype=torch.float64), 0
+        due, loss_sum, loss_steps = next(points), torch.zeros((), device=self.device, dtype=torch.float64), 0
         clock.restart()
         for number, plan in enumerate(plans[done:], start=done + 1):
             size = plan.effective_batch
-            if self._shows_noise(plan):
-                self.noise.look_at(number, len(plans))
+            if self._measures_noise(plan):
+                self.noise.select(number, len(plans))
             else:
-                self.noise.looks = False
-            self.train_step(plan, loader, (seen + size / 2) / setup.samples_budget, clock, summed)
+                self.noise.active = False
+            self.train_step(plan, loader, (seen + size / 2) / setup.samples_budget, clock, loss_sum)
             seen += size
-            since += 1
-            # Reading the loss waits for a GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
-            lost = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(summed))
-            if seen < due and not lost:
+            loss_steps += 1
+            # Reading the loss synchronises with the GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
+            diverged = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(loss_sum))
+            if seen < due and not diverged:
                 continue
             elapsed_s = clock.elapsed_s()
-            train_loss = float(summed) / since
+            train_loss = float(loss_sum) / loss_steps
             if clock.peak_bytes:
                 facts["peak_bytes"] = clock.peak_bytes
             self.noise.read(self.ranks.mean)
@@ -274,16 +276,16 @@ class TrainingRun:
             yield measurement
             if not math.isfinite(train_loss):
                 return
-            summed, since = torch.zeros_like(summed), 0
+            loss_sum, loss_steps = torch.zeros_like(loss_sum), 0
             due = next((point for point in points if point > seen), setup.samples_budget)
             clock.restart()
 
     def _save(self, checkpoint: Checkpoint, steps: int, clock: StepClock) -> None:
-        """Write a checkpoint down where it is time to; rank 0 does, and all ranks say where their dice stand."""
+        """Write a checkpoint if one is due: rank 0 writes it, with the random state of every rank."""
         waited_s = 0.0 if self.ranks.rank else checkpoint.waited_s()
         if checkpoint.url is None or not checkpoint.due(self.ranks.longest(waited_s)):
             return
-        dice = self.ranks.gathered({"dice": [random_state(self.device)]})["dice"]
+        rng_states = self.ranks.gathered({"states": [random_state(self.device)]})["states"]
         if self.ranks.rank:
             return
         checkpoint.save(
@@ -294,18 +296,18 @@ class TrainingRun:
                 "scaler": self.scaler.state_dict(),
                 "noise": self.noise.state(),
                 "clock": clock.state(),
-                "dice": dice,
+                "dice": rng_states,
             }
         )
 
     def _resume(self, checkpoint: Checkpoint, plans: Sequence[BatchPlan], clock: StepClock) -> tuple[int, int]:
-        """Go on from the checkpoint where there is one: steps taken and samples seen, or zeros."""
+        """Resume from the checkpoint if there is one; returns steps taken and samples seen, or zeros."""
         state = checkpoint.load()
         steps = 0 if state is None else int(state["steps"])
         seen = sum(plan.effective_batch for plan in plans[:steps])
-        # Smaller passes may end a budget in other steps; and what one rank cannot read, no rank goes on from.
-        agreed = steps and checkpoint.measurements and checkpoint.measurements[-1].samples_seen == seen
-        if state is None or not all(self.ranks.gathered({"agreed": [bool(agreed)]})["agreed"]):
+        # With another micro-batch cap the last steps may differ. All ranks resume, or none does.
+        valid = steps and checkpoint.measurements and checkpoint.measurements[-1].samples_seen == seen
+        if state is None or not all(self.ranks.gathered({"valid": [bool(valid)]})["valid"]):
             checkpoint.measurements.clear()
             return 0, 0
         self.model.load_state_dict(state["model"])
@@ -316,39 +318,39 @@ class TrainingRun:
         set_random_state(state["dice"][self.ranks.rank], self.device)
         return steps, seen
 
-    def train_step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, summed: Tensor) -> None:
-        """One planned step at a fraction of the budget, as trials take it and as the step-time law is told of it.
+    def train_step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: Tensor) -> None:
+        """One planned step at a fraction of the budget, the same in trials and in step-time profiles.
 
         Args:
-            summed: what the step's mean loss is added to.
+            loss_sum: the step's mean loss is added to it, in place.
         """
         with clock.step(plan.effective_batch):
             self.set_rate(fraction)
-            summed += self.step(self.micro_batches(plan, loader), plan.effective_batch)
+            loss_sum += self.step(self.micro_batches(plan, loader), plan.effective_batch)
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
-        """This device's batches of every pass of so planned steps, from a position of the stream on."""
+        """This device's micro-batches for steps with these plans, from a position in the sample stream."""
         training = self.setup.training
         pinned = training.pin_memory and self.device.type == "cuda"
         return batches(self.train_fetcher, self._micro_batch_keys(plans, position), training.workers, pinned)
 
     def _micro_batch_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
         for plan in plans:
-            mine = position + sum(plan.shares[: self.ranks.rank])
+            start = position + sum(plan.shares[: self.ranks.rank])
             for samples in plan.micro_batches(self.ranks.rank):
                 if samples:
-                    yield self.stream.take(mine, samples)
-                    mine += samples
+                    yield self.stream.take(start, samples)
+                    start += samples
             position += plan.effective_batch
 
     def micro_batches(self, plan: BatchPlan, loader: Iterator[Any]) -> list[tuple[int, Any]]:
-        """A planned step's passes on this device, each with a call that takes its batch from the loader."""
+        """A step's micro-batches on this device: samples, and a function that takes the batch from the loader."""
         return [(samples, lambda: next(loader)) for samples in plan.micro_batches(self.ranks.rank) if samples]
 
-    def _shows_noise(self, plan: BatchPlan) -> bool:
-        # A remainder of a few samples would say little, and loudly. A scaler's gradients are not what they seem.
-        in_parts = plan.largest_micro_batch < plan.effective_batch
-        return in_parts and plan == self.setup.plan and not self.scaler.is_enabled()
+    def _measures_noise(self, plan: BatchPlan) -> bool:
+        # The remainder step is too small and noisy. With a gradient scaler, gradients are not at their true scale.
+        splits = plan.largest_micro_batch < plan.effective_batch
+        return splits and plan == self.setup.plan and not self.scaler.is_enabled()
 
     def _facts(self, steps: int) -> dict[str, Parameter]:
         plan = self.setup.plan
@@ -361,20 +363,20 @@ class TrainingRun:
         if "momentum" in group:
             facts |= {"momentum": float(group["momentum"]), "nesterov": bool(group.get("nesterov", False))}
         if any(True for _ in batch_norms(self.model)):
-            # Synchronised, the passes of all devices are one; else each device's BatchNorm sees its own.
-            whole = -(-plan.effective_batch // plan.accumulation)
-            facts["ghost_batch"] = whole if self.setup.training.sync_batch_norm else plan.largest_micro_batch
+            # Synchronised BatchNorm normalises over the micro-batches of all devices together, otherwise over each device's own.
+            all_devices = -(-plan.effective_batch // plan.accumulation)
+            facts["ghost_batch"] = all_devices if self.setup.training.sync_batch_norm else plan.largest_micro_batch
         return facts
 
 
 class _LossOf(nn.Module):
-    """A pass's loss as a module, which DistributedDataParallel can wrap whatever the task does with its model."""
+    """A micro-batch's loss as a module, so that DistributedDataParallel can wrap any use a task makes of its model."""
 
     def __init__(self, task: Task, model: nn.Module, setup: TrialSetup) -> None:
         super().__init__()
         self.task, self.model, self.setup = task, model, setup
 
-    # Alone it is a plain function: what a module's call adds is for hooks, and it has none.
+    # On one device, skip nn.Module.__call__: it only adds hooks, and this module has none.
     def __call__(self, batch: Any, samples: int) -> tuple[Tensor, Tensor | float]:
         return self.forward(batch, samples)
 
@@ -385,35 +387,35 @@ class _LossOf(nn.Module):
 
 
 def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size: int) -> None:
-    """Gradients over `size` samples become gradients over the loss's own denominator, in place."""
+    """Rescale gradients from a mean over `size` samples to the loss's own denominator, in place."""
     if not isinstance(denominator, Tensor):
         if denominator == size:
             return
         device = gradients[0].device
-        denominator = torch.full((), denominator, device=device)  # a fill does not wait for a GPU as a copy does
-    # In double precision: a count of tokens over a count of samples would lose eight digits in single.
+        denominator = torch.full((), denominator, device=device)  # unlike a copy, a fill does not synchronise with the GPU
+    # In double precision: in single, the ratio of two counts would lose eight digits.
     denominator = denominator.double()
-    # A step whose every label is ignored has no gradient, rather than 0/0.
+    # Where every label of a step is ignored, its gradient is 0 rather than 0/0.
     ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
     torch._foreach_mul_(gradients, ratio.to(gradients[0].dtype))
 
 
 def train_task(task: Task, setup: TrialSetup) -> Iterator[Measurement]:
-    """A task as the same kind of generator that people with a loop of their own write."""
+    """A task as a generator, the interface of a custom training loop."""
     yield from TrainingRun(task, setup).measurements()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Allocations that fail outside torch's caching allocator come as plain RuntimeErrors."""
-    text = str(error)
+    """Whether memory ran out; failed allocations outside torch's caching allocator are plain RuntimeErrors."""
+    message = str(error)
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError)
-        and any(sign in text for sign in ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA out of memory"))
+        and any(part in message for part in ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA out of memory"))
     )
 
 
 def release_memory(kind: str) -> None:
-    """Give a GPU back what nobody here uses any more; DistributedDataParallel and its buckets hold each other."""
+    """Release unused GPU memory; DistributedDataParallel and its buckets form a reference cycle."""
     if kind == "gpu":
         gc.collect()
         torch.cuda.empty_cache()
@@ -424,22 +426,22 @@ def batch_norms(model: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:
 
 
 def correct_batch_norm(model: nn.Module, micro_batches: int) -> None:
-    """Running statistics move once a pass; this momentum makes k moves weigh as much as one."""
+    """Running statistics are updated once per micro-batch; this momentum makes k updates weigh as much as one."""
     for module in batch_norms(model):
         if module.momentum is not None:
             module.momentum = 1 - (1 - module.momentum) ** (1 / micro_batches)
 
 
-def keep_heap() -> None:
-    """Have malloc keep what it once got: handing large blocks back and forth costs up to half of a large pass's time."""
-    with suppress(OSError, AttributeError):  # not the C library we know
+def disable_heap_trimming() -> None:
+    """Make malloc keep freed memory: returning large blocks to the system costs up to half the time of a large micro-batch."""
+    with suppress(OSError, AttributeError):  # a C library without mallopt
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def _fsum(numbers: Iterable[float]) -> float:
-    """The exact sum; what is not finite stays so rather than being an error."""
+    """The exact sum; non-finite values propagate instead of raising."""
     values = list(numbers)
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
@@ -480,11 +482,11 @@ def _check_loss(task: Task, loss: Any, samples: int) -> None:
     if not isinstance(loss.denominator, Tensor) and not (math.isfinite(loss.denominator) and loss.denominator >= 0):
         raise TaskError(f"{where}: expected a denominator >= 0 that the mean divides by, got {loss.denominator!r}")
     if not loss.total.requires_grad:
-        raise TaskError(f"{where}: expected a total that hangs on the model's parameters, got one without a graph")
+        raise TaskError(f"{where}: expected a total that depends on the model's parameters, got one without a graph")
 
 
 def named_scores(task: Task, scores: Any) -> Mapping[str, Score]:
-    """What a task's `score` gave, by name.
+    """The scores that a task's `score` returned, by name.
 
     Raises:
         TaskError: no scores.
@@ -497,10 +499,10 @@ def named_scores(task: Task, scores: Any) -> Mapping[str, Score]:
 
 
 def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:
-    """The settings of the rule must have reached the optimizer; layers may have fractions of them besides.
+    """Check that the optimizer uses the scaling rule's settings in at least one group; other groups may use fractions of them.
 
     Raises:
-        TaskError: they have not; `where` is what made the optimizer.
+        TaskError: no group does; `where` names the code that created the optimizer.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TaskError(f"{where}: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")

@@ -1,5 +1,4 @@
-"""What may be tried: plans, learning-rate rules, ranges, the study file and the values of the road.
+"""The search space: batch plans, learning-rate rules, domains, the study file, and the types that describe a trial.
 
-Pure arithmetic and checked values. Nothing here knows torch, Ray, Optuna or SQL, so every other
-package may speak of these types.
+Pure arithmetic and validated values. Nothing here imports torch, Ray, Optuna or SQL, so every other package can use it.
 """

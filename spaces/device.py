@@ -1,4 +1,4 @@
-"""What one device told us about a task before the first trial."""
+"""The profile of a task on a device, measured before the first trial."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .trial import Parameter, TrialSetup
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """Facts about a task on a device that every plan rests on.
+    """Properties of a task on a device, on which every plan is based.
 
     Args:
-        device: name of the device, as its maker gives it.
-        training_set, validation_set: samples.
-        smallest_micro_batch: samples below which the model does not work (2 with batch statistics).
-        optimizer: class name of the optimizer the task makes; None where only a generator is known.
-        adaptive: the optimizer takes betas, as Adam does.
-        decoupled_decay: it decays weights apart from the gradient, as AdamW does; true where the optimizer does not say.
-        batch_statistics: the model holds BatchNorm layers, which see the micro-batch and not the whole batch.
-        unused_parameters: further parameters of the study that the task never read.
+        device: name of the device, as its vendor gives it.
+        training_set, validation_set: sizes in samples.
+        smallest_micro_batch: the fewest samples that the model works with (2 with batch statistics).
+        optimizer: class name of the task's optimizer; None for a generator.
+        adaptive: the optimizer has betas, as Adam does.
+        decoupled_decay: weight decay is decoupled from the gradient, as in AdamW; true if unknown.
+        batch_statistics: the model has BatchNorm layers, which see the micro-batch and not the whole batch.
+        unused_parameters: task parameters in the study's space that the task never read.
         device_bytes: memory of the device.
-        limit_bytes: what of it a trial may hold; None where there is no limit.
-        largest_micro_batch: the most samples in a training pass that fit the limit less its headroom.
-        evaluation_batch: samples of an evaluation pass, which keeps no activations and so takes more.
-        timing_s: seconds that timing was given; a rough law is timed anew where there are more.
-        memory: the law behind these; None where nothing limits them.
-        gradient_bytes: what one more copy of the gradients takes: several devices keep one to talk with.
-        step_times: the step-time law for each number of devices that a trial may have; none where steps were not timed.
-        other_costs: (parameter, value, factor): what another value of a parameter does to the bytes or the operations of a
-            step, where that is much; a law for one value says nothing of the other.
+        limit_bytes: how much of it a trial may use; None: no limit.
+        largest_micro_batch: the largest micro-batch whose training fits the limit minus headroom.
+        evaluation_batch: samples per forward pass of evaluation; more than in training, since no activations are stored.
+        timing_s: seconds available for timing; a rough law is measured again when more are available.
+        memory: the memory law behind these; None without a limit.
+        gradient_bytes: size of a second copy of the gradients, which several devices need for communication.
+        step_times: the step-time law for each number of devices that a trial may have; empty if steps were not timed.
+        other_costs: (parameter, value, factor): a value that changes the bytes or operations of a step considerably, by this
+            factor; the laws do not hold for it.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -67,10 +67,10 @@ class DeviceProfile:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` wrote.
+        """The profile that `to_dict` wrote.
 
         Raises:
-            ProfilingError: something else.
+            ProfilingError: invalid values.
         """
         try:
             return TypeAdapter(cls).validate_python(values)
@@ -81,52 +81,52 @@ class DeviceProfile:
 
     @property
     def rough(self) -> bool:
-        """Whether some law is less certain than timing aims at."""
+        """Whether some law is less precise than timing aims for."""
         return any(law.interval is None or law.interval > PRECISION for law in self.step_times)
 
     def step_time(self, devices: int = 1) -> StepTime | None:
-        """The law for so many devices, where it was measured."""
+        """The law for this number of devices, if it was measured."""
         return next((law for law in self.step_times if law.devices == devices), None)
 
     def usable_bytes(self, devices: int, headroom: float) -> float:
-        """What a trial on so many devices may hold on each: several keep one more copy of the gradients to talk with."""
+        """Memory that a trial may use on each device, less a second copy of the gradients if there are several."""
         if self.limit_bytes is None:
             return math.inf
         return self.limit_bytes * (1 - headroom) - (self.gradient_bytes if devices > 1 else 0)
 
     def cap_on(self, devices: int, headroom: float) -> int | None:
-        """The most samples that fit a pass of a trial on so many devices; None where nothing limits them."""
+        """The largest micro-batch that fits on each of a trial's devices; None: no limit."""
         if devices == 1 or self.memory is None or self.largest_micro_batch is None:
             return self.largest_micro_batch
         return min(self.memory.largest_micro_batch(self.usable_bytes(devices, headroom)) or 1, self.largest_micro_batch)
 
     def after_out_of_memory(self, micro_batch: int, headroom: float, devices: int = 1) -> Self:
-        """The profile after a micro-batch it allowed did not fit: the law is raised, and the cap follows it.
+        """The profile after a micro-batch it allowed ran out of memory: the law is raised, and the cap follows.
 
-        Where nothing fits any more, or there is no law, the cap is half of what failed.
+        If nothing fits any more, or there is no law, the cap is half the size that failed.
         """
         cap = max(micro_batch // 2, 1)
         law = self.memory
         if law is not None and self.limit_bytes is not None:
             law = law.raised_by(micro_batch, self.usable_bytes(devices, headroom))
-            alone = law.largest_micro_batch(self.usable_bytes(1, headroom))
-            # What failed on several devices may fit one, which keeps no second copy of the gradients.
-            cap = min(alone or cap, micro_batch - 1) if devices == 1 else alone or cap
+            on_one = law.largest_micro_batch(self.usable_bytes(1, headroom))
+            # A size that failed on several devices may fit on one, which needs no second copy of the gradients.
+            cap = min(on_one or cap, micro_batch - 1) if devices == 1 else on_one or cap
         return replace(self, memory=law, largest_micro_batch=max(cap, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """What to find out about a task on a device.
+    """What to measure about a task on a device.
 
     Args:
-        setup: any setup of the study with the parameters that change cost; its plan and budget are not used.
-        memory: the study's limits.
-        highest: the largest effective batch that could ever be asked for.
-        traces: look into memory even where the study sets no limit.
+        setup: any setup of the study with these cost-changing parameters; its plan and budget are ignored.
+        memory: the study's memory limits.
+        highest: the largest effective batch in the search space.
+        traces: trace memory even if the study sets no limit.
         devices: the numbers of devices that a trial may have.
-        timing_s: seconds that timing steps may take, for each of them; 0 leaves it out.
-        others: (parameter, value) pairs that a trial may have instead, and that are expected to cost the same.
+        timing_s: time limit of step timing for each number of devices; 0: no timing.
+        others: (parameter, value) pairs that trials may use instead, expected to cost the same.
     """
 
     setup: TrialSetup

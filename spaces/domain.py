@@ -1,7 +1,7 @@
-"""Ranges of the study file: what one searched number or category may be.
+"""Domains: the values that a parameter may take, as written in the study file.
 
 In YAML a domain is a plain value (fixed), a list or `{choices: [...]}`, or `{low, high}` with an optional
-`log`. Whole `low` and `high` mean whole numbers, unless the parameter is a real number by nature.
+`log`. Integer `low` and `high` mean integers only, unless the parameter is real-valued by nature.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-_CHANGES_COST = "The parameter changes the time or the memory of a step, so each of its values is measured by itself."
-_TOLD = 20  # values of a long list that a message names
+_CHANGES_COST = "The parameter changes the time or the memory of a step, so each of its values is profiled separately."
+_MOST_LISTED = 20  # values of a long list that a message shows
 
 
 def fault(message: str) -> PydanticCustomError:
-    """An error whose message is already in our words; the reader adds file, line, key and value."""
+    """A validation error with a message of our own; `study_file` adds file, line, key and value."""
     return PydanticCustomError("bsearch", "{message}", {"message": message})
 
 
 def _plain(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
-        raise fault("expected a number, text, or true or false")
+        raise fault("expected a number, a string, true or false")
     return value
 
 
@@ -61,12 +61,14 @@ Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_finite)]
 
 
 class Range(Section):
-    """Every number from `low` to `high`, both included."""
+    """Every number from `low` to `high`, inclusive."""
 
     low: Number = Field(description="The smallest value that may be tried.")
-    high: Number = Field(description="The largest value that may be tried; whole `low` and `high` mean whole numbers.")
+    high: Number = Field(
+        description="The largest value that may be tried; if `low` and `high` are integers, only integers are."
+    )
     log: StrictBool | None = Field(
-        None, description="Search on a logarithmic scale; not given: true for the batch and for rates, else false."
+        None, description="Search on a logarithmic scale; default: true for the batch and for rates, otherwise false."
     )
     changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
 
@@ -95,7 +97,7 @@ class Choices(Section):
     """One of the listed values."""
 
     choices: Annotated[tuple[Scalar, ...], Field(min_length=1)] = Field(
-        description="The values that may be tried; a plain list means the same."
+        description="The values that may be tried; a plain list is shorthand for this."
     )
     changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
 
@@ -103,13 +105,13 @@ class Choices(Section):
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def __str__(self) -> str:
-        return "one of " + ", ".join(map(str, self.choices[:_TOLD])) + ", ..." * (len(self.choices) > _TOLD)
+        return "one of " + ", ".join(map(str, self.choices[:_MOST_LISTED])) + ", ..." * (len(self.choices) > _MOST_LISTED)
 
 
 class Fixed(Section):
     """One value, the same in every trial."""
 
-    value: Scalar = Field(description="The value that every trial gets; a plain value means the same.")
+    value: Scalar = Field(description="The value that every trial uses; a plain value is shorthand for this.")
 
     def contains(self, value: Any) -> bool:
         return bool(value == self.value)
@@ -130,8 +132,8 @@ def _kind(value: Any) -> str | None:
     return "choices" if isinstance(value, list | tuple) else "fixed"
 
 
-def _written_short(value: Any) -> Any:
-    """Lists and plain values stand for `{choices: ...}` and `{value: ...}`."""
+def _without_shorthand(value: Any) -> Any:
+    """Expand a list to `{choices: ...}` and a plain value to `{value: ...}`."""
     if isinstance(value, list | tuple):
         return {"choices": value}
     return value if isinstance(value, dict | Section) else {"value": value}
@@ -140,12 +142,12 @@ def _written_short(value: Any) -> Any:
 AnyDomain = Annotated[
     Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")] | Annotated[Fixed, Tag("fixed")],
     Discriminator(_kind),
-    BeforeValidator(_written_short, json_schema_input_type=Range | Choices | Fixed | Scalar | list[Scalar]),
+    BeforeValidator(_without_shorthand, json_schema_input_type=Range | Choices | Fixed | Scalar | list[Scalar]),
 ]
 
 
 def values_of(domain: Domain) -> Iterator[Any]:
-    """The values that are written in the domain: both ends of a range, every choice, the fixed one."""
+    """The values that the domain names: both ends of a range, every choice, the fixed value."""
     match domain:
         case Range():
             yield from (domain.low, domain.high)
@@ -156,12 +158,12 @@ def values_of(domain: Domain) -> Iterator[Any]:
 
 
 def searched_of(domains: Mapping[str, Domain]) -> dict[str, Domain]:
-    """The domains that hold more than one value."""
+    """The domains with more than one value."""
     return {name: domain for name, domain in domains.items() if len(set(values_of(domain))) > 1}
 
 
 def bounds(domain: Domain) -> tuple[float, float]:
-    """Smallest and largest number of a domain of numbers."""
+    """Smallest and largest value of a numeric domain."""
     numbers = list(values_of(domain))
     return min(numbers), max(numbers)
 
@@ -169,7 +171,7 @@ def bounds(domain: Domain) -> tuple[float, float]:
 def _every(domain: Domain, test: Any, expected: str) -> Domain:
     wrong = [value for value in values_of(domain) if not test(value)]
     if wrong:
-        raise fault(f"expected {expected}, got {', '.join(map(repr, wrong[:_TOLD]))}")
+        raise fault(f"expected {expected}, got {', '.join(map(repr, wrong[:_MOST_LISTED]))}")
     return domain
 
 
@@ -186,7 +188,7 @@ def whole_numbers(domain: Domain) -> Domain:
 
 
 def batches(domain: Domain) -> Domain:
-    """Integers >= 1 on a logarithmic scale unless told otherwise."""
+    """Integers >= 1, on a logarithmic scale by default."""
     return log_by_default(whole_numbers(domain))
 
 
@@ -213,7 +215,7 @@ def log_by_default(domain: Domain) -> Domain:
 
 
 def real(domain: Domain) -> Domain:
-    """Real by nature: `{low: 0, high: 1}` means every number between, not 0 and 1 alone."""
+    """Make a range real-valued: `{low: 0, high: 1}` includes every number between, not just 0 and 1."""
     if isinstance(domain, Range):
         return domain.model_copy(update={"low": float(domain.low), "high": float(domain.high)})
     return domain

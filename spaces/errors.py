@@ -1,6 +1,6 @@
-"""Everything that can go wrong, sorted by who can act on it.
+"""Exceptions, grouped by who can fix the cause.
 
-A message says where, what was expected, what came, and the next step where we know it.
+A message says where, what was expected, what was found and, if known, what to do.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# The most faults reported of one file, and the most characters of one of them: nobody reads on, and terminals are finite.
+# The most faults reported per file, and the most characters shown of each.
 MOST_FAULTS = 100
 _MOST_CHARACTERS = 2000
 # What a terminal interprets instead of printing: control characters except tab and line feed, bidirectional marks, and lone
@@ -36,7 +36,7 @@ def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
 
 
 class BsearchError(Exception):
-    """Something a user can read and act on; the command line prints it without a traceback."""
+    """An error that a user can act on; the command line prints it without a traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Fault:
 
 
 class StudyFileError(BsearchError):
-    """The study file must be fixed: every fault found in it, one per line."""
+    """The study file must be fixed; the message lists every fault in it, one per line."""
 
     def __init__(self, faults: str | Fault | Iterable[Fault]) -> None:
         if isinstance(faults, str):
@@ -71,7 +71,7 @@ class StudyFileError(BsearchError):
 
 
 class TaskError(BsearchError):
-    """The user's training code must be fixed: it broke its contract, raised, or cannot be loaded."""
+    """The user's training code must be fixed: it breaks the interface, raised, or cannot be loaded."""
 
 
 class ProfilingError(BsearchError):
@@ -79,11 +79,11 @@ class ProfilingError(BsearchError):
 
 
 class InfeasiblePlanError(BsearchError):
-    """No plan satisfies every rule for this batch; nobody's fault: the trial is recorded and the study goes on.
+    """No feasible plan exists for this batch. The trial is recorded as infeasible and the study continues.
 
     Args:
-        message: what was expected and what came.
-        violation: how far the plan is from being legal, > 0, so that a sampler can learn the direction.
+        message: what was expected and what was found.
+        violation: how far the plan is from feasible, > 0: a constraint value for samplers.
     """
 
     def __init__(self, message: str, violation: float = 1.0) -> None:
@@ -92,7 +92,7 @@ class InfeasiblePlanError(BsearchError):
 
 
 class StorageError(BsearchError):
-    """The database cannot be used: it is unavailable, read-only, full, held by another driver, or holds no such study."""
+    """The database cannot be used: it is unavailable, read-only, full, in use by another driver, or has no such study."""
 
 
 class ClusterError(BsearchError):

@@ -1,8 +1,7 @@
-"""Learning-rate rules: how the optimizer's settings follow the batch, kappa = B / reference_batch.
+"""Learning-rate rules: how the optimizer's settings scale with the batch, kappa = B / reference_batch.
 
-Every rule is a plain function that gives the reference settings back at kappa = 1, so adding one is a
-function and a line in `RATE_RULES`. The docstring's `Formula:` and `Source:` lines are what
-`bsearch rules` prints.
+Every rule is a plain function that returns the reference settings at kappa = 1. To add one, write the
+function and add it to `RATE_RULES`. `bsearch rules` prints the `Formula:` and `Source:` lines of the docstrings.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from .errors import BsearchError, InfeasiblePlanError
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """What the optimizer gets; `learning_rate` is the peak, before the schedule."""
+    """Settings of the optimizer; `learning_rate` is the peak, before the schedule."""
 
     learning_rate: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -26,7 +25,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class RuleConstants:
-    """Numbers some rules need beside kappa; None where the study does not give them.
+    """Constants that some rules need besides kappa; None if the study does not set them.
 
     Args:
         exponent: of `power`.
@@ -42,15 +41,15 @@ class RuleConstants:
     def at(
         cls, reference_batch: int, exponent: float | None, noise_batch: float | None, samples_ratio: float = 1.0
     ) -> RuleConstants:
-        """The constants of a study, whose noise batch is in samples."""
+        """The constants of a study, which gives the noise batch in samples."""
         return cls(exponent, None if noise_batch is None else noise_batch / reference_batch, samples_ratio)
 
 
 def constant(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
-    """Keep the learning rate whatever the batch.
+    """Keep the learning rate the same for every batch.
 
     Formula: rate = reference_rate
-    Source: the habit; right far above the critical batch, McCandlish et al. 2018, arXiv 1812.06162
+    Source: common practice; correct far above the critical batch, McCandlish et al. 2018, arXiv 1812.06162
 
     >>> constant(OptimizerSettings(0.1), 32.0, RuleConstants()).learning_rate
     0.1
@@ -71,7 +70,7 @@ def linear(reference: OptimizerSettings, kappa: float, constants: RuleConstants)
 
 
 def sqrt(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
-    """Multiply the learning rate by the square root of kappa; keeps the gradient noise of one step.
+    """Multiply the learning rate by the square root of kappa; keeps the gradient noise per step constant.
 
     Formula: rate = kappa**0.5 * reference_rate
     Source: Krizhevsky 2014, arXiv 1404.5997; You et al. 2019, arXiv 1904.00962 (0.000625 at 512 gives 0.005 at 32768)
@@ -86,7 +85,7 @@ def power(reference: OptimizerSettings, kappa: float, constants: RuleConstants) 
     """Multiply the learning rate by a power of kappa; the exponent may be searched.
 
     Formula: rate = kappa**exponent * reference_rate
-    Source: linear (1), sqrt (1/2) and constant (0) in one family; Shallue et al. 2019, arXiv 1811.03600, find all of them
+    Source: generalises linear (1), sqrt (1/2) and constant (0); Shallue et al. 2019, arXiv 1811.03600, observe all three
 
     >>> power(OptimizerSettings(0.1), 16.0, RuleConstants(exponent=0.25)).learning_rate
     0.2
@@ -97,25 +96,25 @@ def power(reference: OptimizerSettings, kappa: float, constants: RuleConstants) 
 
 
 def adam_sde(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
-    """Scale Adam's rate, both averages and epsilon together, so that its path in samples stays the same.
+    """Scale Adam's learning rate, betas and epsilon together, which preserves the training dynamics per sample.
 
     Formula: rate = kappa**0.5 * reference_rate; 1 - beta = kappa * (1 - reference beta); eps = reference eps / kappa**0.5
     Source: Malladi et al. 2022, arXiv 2205.10287, definition 5.2 ("square root scaling rule")
 
     Raises:
-        InfeasiblePlanError: kappa * (1 - beta) >= 1, so an average would reach back less than one step.
+        InfeasiblePlanError: kappa * (1 - beta) >= 1: a moving average would span less than one step.
 
     >>> adam_sde(OptimizerSettings(1e-3), 4.0, RuleConstants())
     OptimizerSettings(learning_rate=0.002, betas=(0.6, 0.996), eps=5e-09, weight_decay=0.0)
     """
-    averaged = [kappa * (1 - beta) for beta in reference.betas]
-    if max(averaged) >= 1:
+    weights = [kappa * (1 - beta) for beta in reference.betas]
+    if max(weights) >= 1:
         raise InfeasiblePlanError(
             f"rule adam_sde: expected kappa * (1 - beta) below 1 for betas {reference.betas}, "
-            f"got {max(averaged):.4g} at kappa {kappa:.4g}; a larger at_batch or betas nearer to 1 reach further",
-            violation=max(averaged) - 1,
+            f"got {max(weights):.4g} at kappa {kappa:.4g}; use a larger at_batch or betas closer to 1",
+            violation=max(weights) - 1,
         )
-    beta1, beta2 = (round(1 - weight, 12) for weight in averaged)
+    beta1, beta2 = (round(1 - weight, 12) for weight in weights)
     return OptimizerSettings(
         learning_rate=kappa**0.5 * reference.learning_rate,
         betas=(beta1, beta2),
@@ -125,10 +124,10 @@ def adam_sde(reference: OptimizerSettings, kappa: float, constants: RuleConstant
 
 
 def saturating(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
-    """Multiply the learning rate by kappa for small batches, and let it level off above the noise batch; meant for SGD.
+    """Multiply the learning rate by kappa for small batches and saturate above the noise batch; meant for SGD.
 
     Formula: rate = (1 + noise_batch / reference_batch) / (1 + noise_batch / B) * reference_rate
-    Source: McCandlish et al. 2018, arXiv 1812.06162 (half of the largest rate at B = noise_batch)
+    Source: McCandlish et al. 2018, arXiv 1812.06162 (half the maximum rate at B = noise_batch)
 
     >>> saturating(OptimizerSettings(0.1), 4.0, RuleConstants(noise_kappa=4.0)).learning_rate
     0.25
@@ -138,7 +137,7 @@ def saturating(reference: OptimizerSettings, kappa: float, constants: RuleConsta
 
 
 def surge(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
-    """Let the learning rate rise like the square root of kappa up to the noise batch and fall like it above; meant for Adam.
+    """Raise the learning rate with the square root of kappa up to the noise batch, then lower it likewise; meant for Adam.
 
     Formula: rate = s(B) / s(reference_batch) * reference_rate, 1 / s(B) = ((noise_batch / B)**0.5 + (B / noise_batch)**0.5) / 2
     Source: Li et al. 2024, arXiv 2405.14578, "surge phenomenon"
@@ -154,10 +153,10 @@ def surge(reference: OptimizerSettings, kappa: float, constants: RuleConstants) 
 
 
 def adamw_tau(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
-    """Multiply AdamW's rate by the square root of kappa, and change its decay so that weights forget at the same pace.
+    """Multiply AdamW's rate by the square root of kappa, and scale its weight decay so that the timescale tau stays constant.
 
-    The pace tau = B / (rate * weight_decay * samples) is the share of the training over which AdamW averages its updates.
-    The reference is the study's longest trial: a training of half its samples gets twice the decay.
+    tau = B / (rate * weight_decay * samples) is the share of the training over which AdamW averages its updates.
+    The reference is the study's longest trial: training on half as many samples doubles the decay.
 
     Formula: rate = kappa**0.5 * reference_rate; weight_decay = kappa**0.5 * reference weight_decay * longest samples / samples
     Source: Bergsma et al. 2025, arXiv 2505.13738 ("Power Lines"); the rate as Malladi et al. 2022, arXiv 2205.10287
@@ -166,15 +165,13 @@ def adamw_tau(reference: OptimizerSettings, kappa: float, constants: RuleConstan
     OptimizerSettings(learning_rate=0.002, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.4)
     """
     scaled = sqrt(reference, kappa, constants)
-    # B / (rate * decay * samples) stays: decay' = decay * kappa * (rate / rate') / samples_ratio.
+    # B / (rate * decay * samples) is constant: decay' = decay * kappa * (rate / rate') / samples_ratio.
     return replace(scaled, weight_decay=kappa**0.5 * reference.weight_decay / constants.samples_ratio)
 
 
 def _noise(rule: str, constants: RuleConstants) -> float:
     if constants.noise_kappa is None:
-        raise BsearchError(
-            f"rule {rule}: expected a noise batch, got none. Write space.noise_batch: 1000 or a range, or plan --noise-batch."
-        )
+        raise BsearchError(f"rule {rule}: expected a noise batch, got none. Set noise_batch, in samples, such as 1000.")
     return constants.noise_kappa
 
 
@@ -191,12 +188,12 @@ RATE_RULES: dict[str, Rule] = {
     "adamw_tau": adamw_tau,
 }
 
-# Rules that change betas say nothing about an optimizer without them (plain SGD).
+# Rules that scale betas; not applicable to optimizers without them (plain SGD).
 RULES_FOR_ADAM = frozenset({"adam_sde"})
-# Rules that change weight decay as AdamW means it: apart from the gradient, times the rate.
+# Rules that scale AdamW's weight decay: decoupled from the gradient and multiplied by the rate.
 RULES_FOR_DECAY = frozenset({"adamw_tau"})
 RULES_WITH_NOISE_BATCH = frozenset({"saturating", "surge"})
-# Rules that are a power of kappa, by their exponent.
+# Exponents of the rules that are a power of kappa.
 RULE_EXPONENTS = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
@@ -208,7 +205,7 @@ def scaled_settings(
     effective_batch: int,
     constants: RuleConstants | None = None,
 ) -> OptimizerSettings:
-    """The optimizer's settings at `effective_batch` when `reference` was right at `reference_batch`.
+    """The optimizer's settings at `effective_batch`, scaled from `reference` at `reference_batch`.
 
     >>> scaled_settings("sqrt", OptimizerSettings(1e-3), reference_batch=64, effective_batch=256).learning_rate
     0.002
@@ -217,7 +214,7 @@ def scaled_settings(
 
 
 def rule_fact(rule: str, fact: str) -> str:
-    """The line of a rule's docstring that begins with `fact`, or its first line for "Summary".
+    """The line of a rule's docstring that starts with `fact`, or its first line for "Summary".
 
     >>> rule_fact("linear", "Formula")
     'rate = kappa * reference_rate'

@@ -1,8 +1,8 @@
-"""How one optimizer step of any integer batch is made: shares per device, passes per share.
+"""How an optimizer step of any integer batch is split: shares per device, micro-batches per share.
 
-The laws (each a test): the passes of a step hold exactly `effective_batch` samples; at most two
-sizes occur and they differ by one; the largest is ceil(ceil(B/d)/k) and never above the cap; with no
-wish for k, k is the smallest that fits.
+Invariants, each tested: the micro-batches of a step hold exactly `effective_batch` samples; they have at most
+two sizes, which differ by one; the largest is ceil(ceil(B/d)/k) and never exceeds the cap; unless accumulation k
+is requested, it is the smallest that fits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .errors import InfeasiblePlanError
 def even_parts(total: int, parts: int) -> tuple[int, ...]:
     """Split samples into parts that differ by at most one, larger parts first.
 
-    This keeps every integer batch reachable: 257 samples on 4 devices need no padding. Where there are
-    fewer samples than parts, the empty parts come first: only a step's last pass synchronises, so a
-    device with little to do skips its first passes and never the last.
+    So any integer batch is possible: 257 samples on 4 devices need no padding. With fewer samples than parts, the
+    empty parts come first: gradients are all-reduced after the last micro-batch, so a device may skip its first
+    micro-batches but never the last.
 
     Returns:
         Samples per part, shape (parts,); they sum to `total`.
@@ -37,12 +37,12 @@ def even_parts(total: int, parts: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """One optimizer step: `effective_batch` samples as `accumulation` passes on each of `devices`.
+    """One optimizer step: `effective_batch` samples as `accumulation` micro-batches on each of `devices` devices.
 
     >>> plan = BatchPlan(effective_batch=500, accumulation=3)
-    >>> plan.passes(), plan.largest_micro_batch
+    >>> plan.micro_batches(), plan.largest_micro_batch
     ((167, 167, 166), 167)
-    >>> [BatchPlan(257, accumulation=2, devices=4).passes(device) for device in range(4)]
+    >>> [BatchPlan(257, accumulation=2, devices=4).micro_batches(device) for device in range(4)]
     [(33, 32), (32, 32), (32, 32), (32, 32)]
     """
 
@@ -67,22 +67,22 @@ class BatchPlan:
         return even_parts(self.effective_batch, self.devices)
 
     def micro_batches(self, device: int = 0) -> tuple[int, ...]:
-        """Samples per pass on one device, shape (accumulation,); 0 is a pass the device skips."""
+        """Samples per micro-batch on one device, shape (accumulation,); those of 0 samples are skipped."""
         return even_parts(self.shares[device], self.accumulation)
 
     def all_micro_batches(self) -> Iterator[int]:
-        """Sizes of every pass that runs, device after device."""
+        """Sizes of all non-empty micro-batches, device by device."""
         for device in range(self.devices):
             yield from (size for size in self.micro_batches(device) if size)
 
     @property
     def largest_micro_batch(self) -> int:
-        """ceil(ceil(B/d)/k): the size that memory has to hold."""
+        """ceil(ceil(B/d)/k): the size that has to fit memory."""
         return -(-self.shares[0] // self.accumulation)
 
     @property
     def smallest_micro_batch(self) -> int:
-        """The smallest pass that runs; batch statistics may need more than one sample in it."""
+        """The smallest non-empty micro-batch; batch statistics need more than one sample."""
         return max(self.shares[-1] // self.accumulation, 1)
 
 
@@ -96,18 +96,18 @@ def plan_batch(
     every_micro_batch: bool = False,
     accumulation_high: int | None = None,
 ) -> BatchPlan:
-    """Plan one step under a cap: the fewest passes that fit, or the wished number where that is more.
+    """Plan one step under a cap: the lowest accumulation that fits, or the requested one if that is higher.
 
     Args:
-        accumulation: wished passes per step; below the legal minimum it is raised to it.
-        largest_micro_batch: the cap, samples that fit one pass on one device; None for no cap.
-        smallest_micro_batch: samples below which the model does not work (2 with batch statistics).
-        every_micro_batch: no device may skip a pass, because devices talk in each (synchronised batch statistics).
-        accumulation_high: passes the study allows at most.
+        accumulation: requested micro-batches per step; raised to the minimum that fits.
+        largest_micro_batch: the cap, the most samples that fit on one device; None for no cap.
+        smallest_micro_batch: the fewest samples that the model works with (2 with batch statistics).
+        every_micro_batch: no device may skip a micro-batch, because devices synchronise in each (SyncBatchNorm).
+        accumulation_high: the most micro-batches per step that the study allows.
 
     Raises:
-        InfeasiblePlanError: fewer samples than devices, a pass below the smallest workable size, or
-            more passes needed than the study allows.
+        InfeasiblePlanError: fewer samples than devices, a micro-batch that is too small, or a higher accumulation
+            than the study allows.
 
     >>> plan_batch(500, largest_micro_batch=200)
     BatchPlan(effective_batch=500, accumulation=3, devices=1)
@@ -116,50 +116,50 @@ def plan_batch(
         raise InfeasiblePlanError(f"largest micro-batch: expected an integer >= 1, got {largest_micro_batch}")
     largest_share = BatchPlan(effective_batch, devices=devices).shares[0]
     fewest = 1 if largest_micro_batch is None else -(-largest_share // largest_micro_batch)
-    # More passes than the largest share has samples would be empty on every device.
+    # With more micro-batches than samples in the largest share, some would be empty on every device.
     plan = BatchPlan(effective_batch, max(fewest, min(accumulation or 1, largest_share)), devices)
     if accumulation_high is not None and plan.accumulation > accumulation_high:
         raise InfeasiblePlanError(
-            f"effective_batch {effective_batch}: expected at most {accumulation_high} passes per step, "
-            f"but micro-batches of at most {largest_micro_batch} need {plan.accumulation}",
+            f"effective_batch {effective_batch}: expected at most {accumulation_high} micro-batches per step, "
+            f"got {plan.accumulation} of at most {largest_micro_batch} samples",
             violation=plan.accumulation / accumulation_high - 1,
         )
     if plan.smallest_micro_batch < smallest_micro_batch:
         raise InfeasiblePlanError(
-            f"effective_batch {effective_batch} in {plan.accumulation} passes on {devices} devices: expected "
-            f"at least {smallest_micro_batch} samples in a pass (the model does not work on fewer), "
+            f"effective_batch {effective_batch} in {plan.accumulation} micro-batches on {devices} devices: expected "
+            f"at least {smallest_micro_batch} samples per micro-batch (the model does not work with fewer), "
             f"got {plan.smallest_micro_batch}",
             violation=(smallest_micro_batch - plan.smallest_micro_batch) / smallest_micro_batch,
         )
     if every_micro_batch and plan.shares[-1] < plan.accumulation:
         raise InfeasiblePlanError(
-            f"effective_batch {effective_batch} in {plan.accumulation} passes on {devices} devices: expected samples for every "
-            "pass of every device, since synchronised batch statistics are talked about in each",
+            f"effective_batch {effective_batch} in {plan.accumulation} micro-batches on {devices} devices: expected a sample "
+            f"in every micro-batch of every device, since SyncBatchNorm synchronises in each; got {plan.shares[-1]} on a device",
             violation=plan.accumulation / plan.shares[-1] - 1,
         )
     return plan
 
 
 def step_plans(plan: BatchPlan, samples_budget: int, **limits: Any) -> tuple[int, tuple[BatchPlan, ...]]:
-    """How a whole training is stepped: so many steps by the plan itself, then the plans of its last steps.
+    """The steps of a whole training: the number that follow the plan itself, then the plans of the last steps.
 
-    What a worker runs and what the step-time law prices is this.
+    Workers run exactly these steps, and the step-time law predicts their time.
 
     Args:
         limits: `largest_micro_batch`, `smallest_micro_batch` and `every_micro_batch` as for `plan_batch`.
 
     Raises:
-        InfeasiblePlanError: the last step's remainder has no plan, nor has it together with the step before.
+        InfeasiblePlanError: the remainder has no plan, neither on its own nor joined to the step before.
 
     >>> step_plans(BatchPlan(4, accumulation=2), 10, largest_micro_batch=4)
     (2, (BatchPlan(effective_batch=2, accumulation=1, devices=1),))
     """
     batch, devices = plan.effective_batch, plan.devices
-    # All but the last two steps are alike, and there may be millions of them.
-    alike = max(samples_budget // batch - 1, 0)
-    sizes = list(step_sizes(samples_budget - alike * batch, batch, devices=devices, **limits))
+    # All steps but the last two are the same, and there may be millions of them.
+    same = max(samples_budget // batch - 1, 0)
+    sizes = list(step_sizes(samples_budget - same * batch, batch, devices=devices, **limits))
     full = sum(size == batch for size in sizes)
-    return alike + full, tuple(plan_batch(size, devices=devices, **limits) for size in sizes if size != batch)
+    return same + full, tuple(plan_batch(size, devices=devices, **limits) for size in sizes if size != batch)
 
 
 def step_sizes(
@@ -169,9 +169,9 @@ def step_sizes(
     devices: int = 1,
     **limits: Any,
 ) -> Iterator[int]:
-    """Samples of each step of a training, in order: they sum to `samples_budget` exactly.
+    """Samples of each step of a training, in order; they sum to `samples_budget` exactly.
 
-    The last step's remainder is a step of its own where a plan for it exists; else it joins the step before.
+    The remainder is a step of its own if it can be planned; otherwise it joins the step before.
 
     >>> list(step_sizes(10, 4)), list(step_sizes(9, 4, smallest_micro_batch=2))
     ([4, 4, 2], [4, 5])

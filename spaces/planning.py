@@ -1,4 +1,4 @@
-"""From a suggestion to a trial's setup: its plan, its optimizer settings, and which batches can be planned at all."""
+"""From a suggestion to a trial's setup: its plan and optimizer settings, and which batches are feasible."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .step_time import fastest_plan
 from .study import StudySpec
 from .trial import Suggestion, TrialSetup
 
-# Combinations of parameters that change cost; each is looked at on the device before the first trial.
+# Limit on combinations of cost-changing values; each is profiled before the first trial.
 MOST_PROFILES = 16
 
 
 def trial_setup(
     spec: StudySpec, name: str, suggestion: Suggestion, profile: DeviceProfile, device: Literal["cpu", "gpu"]
 ) -> TrialSetup:
-    """A suggestion as a plan, optimizer settings and a budget of samples.
+    """The setup of a trial: plan, optimizer settings and samples budget.
 
     Raises:
-        InfeasiblePlanError: no plan, or a rule that is undefined there.
+        InfeasiblePlanError: no feasible plan, or the rule is undefined for this batch.
     """
     values: dict[str, Any] = dict(suggestion.parameters)
     epochs, devices = values.pop("epochs"), int(values.pop("devices"))
@@ -66,10 +66,10 @@ def trial_setup(
 
 
 def _samples_budget(profile: DeviceProfile, epochs: float, effective_batch: int) -> int:
-    """Samples of a training.
+    """Samples that a training sees.
 
     Raises:
-        InfeasiblePlanError: fewer than one step's.
+        InfeasiblePlanError: less than one step.
     """
     assert profile.training_set is not None
     samples_budget = max(1, round(float(epochs) * profile.training_set))
@@ -82,10 +82,10 @@ def _samples_budget(profile: DeviceProfile, epochs: float, effective_batch: int)
 
 
 def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, values: Mapping[str, Any]) -> OptimizerSettings:
-    """What the rule makes of the reference settings.
+    """The reference settings scaled by the rule.
 
     Raises:
-        InfeasiblePlanError: the rule is undefined there.
+        InfeasiblePlanError: the rule is undefined for this batch.
     """
     reference = OptimizerSettings(
         learning_rate=float(values["reference_rate"]),
@@ -108,7 +108,7 @@ def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, val
 
 
 def checkpoint_url(spec: StudySpec, name: str, task_hash: str, suggestion: Suggestion) -> str | None:
-    """Where a trial's checkpoint lies; a trial that goes on for one that was cut off finds that one's."""
+    """URL of a trial's checkpoint; a trial that continues an interrupted one shares that one's."""
     if spec.cluster.checkpoints is None:
         return None
     began_as = suggestion.notes.get("began_as", suggestion.number)
@@ -118,15 +118,15 @@ def checkpoint_url(spec: StudySpec, name: str, task_hash: str, suggestion: Sugge
 def planned(
     spec: StudySpec, profile: DeviceProfile, effective_batch: int, devices: int, accumulation: int | None = None
 ) -> BatchPlan:
-    """How a batch is trained on so many devices: as few passes as fit, or as many as are known to be faster.
+    """The plan of a batch: the lowest accumulation that fits, or a higher one that is known to be faster.
 
-    With batch statistics more passes would change what is learned, so there the fewest it is.
+    With batch statistics a higher accumulation would change the training, so the lowest is used.
 
     Args:
-        accumulation: wished passes, where the study searches them.
+        accumulation: requested micro-batches per step, if the study searches accumulation.
 
     Raises:
-        InfeasiblePlanError: no plan.
+        InfeasiblePlanError: no feasible plan.
     """
     domain = spec.space.accumulation
     plan = plan_batch(
@@ -140,7 +140,7 @@ def planned(
 
 
 def as_fast_as_known(plan: BatchPlan, profile: DeviceProfile) -> BatchPlan:
-    """The plan in as many passes as are known to be fastest, where passes change time alone."""
+    """The plan with the accumulation known to be fastest, unless batch statistics depend on it."""
     law = profile.step_time(plan.devices)
     if law is None or profile.batch_statistics:
         return plan
@@ -148,20 +148,20 @@ def as_fast_as_known(plan: BatchPlan, profile: DeviceProfile) -> BatchPlan:
 
 
 def micro_batch_cap(spec: StudySpec, profile: DeviceProfile, devices: int = 1) -> int | None:
-    """The most samples a pass may hold: the study's own word and the memory law's, whichever is less."""
+    """The largest micro-batch allowed by the study's setting and by the memory law."""
     caps = (spec.memory.largest_micro_batch, profile.cap_on(devices, spec.memory.headroom))
     return min((cap for cap in caps if cap is not None), default=None)
 
 
 def timed_cap(spec: StudySpec, profile: DeviceProfile, devices: int) -> int | None:
-    """The same, and no more than was timed: what lies beyond has no known time."""
+    """The largest micro-batch allowed that is also within the timed sizes, beyond which step time is unknown."""
     law = profile.step_time(devices)
     caps = (micro_batch_cap(spec, profile, devices), None if law is None else law.largest_micro_batch)
     return min((cap for cap in caps if cap is not None), default=None)
 
 
 def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int) -> dict[str, Any]:
-    """What every plan on so many devices keeps to, as `plan_batch` takes it."""
+    """Limits of every plan on this number of devices, as keyword arguments of `plan_batch`."""
     return {
         "largest_micro_batch": timed_cap(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
@@ -170,62 +170,62 @@ def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int) -> dict[s
 
 
 def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
-    """Seconds that training will take, evaluation left out; None where steps were not timed."""
+    """Predicted seconds of training, without evaluation; None if steps were not timed."""
     law = profile.step_time(setup.plan.devices)
     return None if law is None else law.train_s(setup.plan, setup.samples_budget, **setup.limits)
 
 
 def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) -> Callable[[Mapping[str, Any]], float] | None:
-    """A study's seconds by its searched parameters, in its own objective; None where steps were not timed.
+    """The predicted speed objective as a function of the searched parameters; None if steps were not timed.
 
-    NaN where no plan or no rule exists: that a sampler need not propose. Remembered by what the time hangs on, for samplers ask
-    thousands of times.
+    It returns NaN where no plan exists or the rule is undefined, so that samplers skip the point. Values are cached, because
+    samplers ask for thousands.
     """
     if not all(profile.step_times for profile in profiles.values()):
         return None
     fixed, costly = spec.fixed(), _costly(spec)
-    remembered: dict[Any, float] = {}
+    cached: dict[Any, float] = {}
 
     @cache
     def plan(key: CostKey, effective_batch: int, devices: int, accumulation: int | None) -> BatchPlan:
         return planned(spec, profiles[key], effective_batch, devices, accumulation)
 
     def train_s(key: CostKey, values: Mapping[str, Any]) -> float:
-        """As of the trial's setup, without the rest of it."""
+        """The same value as from the trial's setup, without building one."""
         effective_batch, devices, epochs = int(values["effective_batch"]), int(values["devices"]), values["epochs"]
         law = profiles[key].step_time(devices)
         if law is None:
             return math.nan
         try:
-            made = plan(key, effective_batch, devices, values.get("accumulation"))
+            batch_plan = plan(key, effective_batch, devices, values.get("accumulation"))
             optimizer_settings(spec, effective_batch, epochs, values)
             samples_budget = _samples_budget(profiles[key], epochs, effective_batch)
-            return law.train_s(made, samples_budget, **plan_limits(spec, profiles[key], devices))
+            return law.train_s(batch_plan, samples_budget, **plan_limits(spec, profiles[key], devices))
         except InfeasiblePlanError:
             return math.nan
 
     def seconds(parameters: Mapping[str, Any]) -> float:
         values = {**fixed, **parameters}
         key = tuple((name, values[name]) for name in costly)
-        about = (key, *map(values.get, ("effective_batch", "accumulation", "devices", "epochs", "rule")))
-        if about not in remembered:
-            many = values["devices"] if spec.objectives.speed == "device_s" else 1
-            remembered[about] = train_s(key, values) * many
-        return remembered[about]
+        relevant = (key, *map(values.get, ("effective_batch", "accumulation", "devices", "epochs", "rule")))
+        if relevant not in cached:
+            factor = values["devices"] if spec.objectives.speed == "device_s" else 1
+            cached[relevant] = train_s(key, values) * factor
+        return cached[relevant]
 
     return seconds
 
 
-# What of `training` no step's bytes or seconds hang on.
+# Keys of `training` that affect neither the memory nor the time of a step.
 _NO_COST = {"schedule", "warmup", "evaluations", "seed", "betas", "eps"}
 
 
 def training_cost(spec: StudySpec) -> dict[str, Any]:
-    """What of a study's training a step's bytes and seconds hang on."""
+    """The keys of a study's `training` that affect the memory or the time of a step."""
     return spec.training.model_dump(mode="json", exclude=_NO_COST)
 
 
-# The values of the parameters that change what a step costs; each combination has a profile of its own.
+# Values of the cost-changing parameters; each combination has its own profile.
 CostKey = tuple[tuple[str, Any], ...]
 
 
@@ -238,18 +238,18 @@ def _costly(spec: StudySpec) -> list[str]:
 
 
 def cost_keys(spec: StudySpec) -> list[CostKey]:
-    """Every combination of the values that change cost.
+    """Every combination of cost-changing values.
 
     Raises:
-        StudyFileError: one of them is a range, or there are too many to look at each.
+        StudyFileError: one of the domains is a range, or there are too many combinations to profile.
     """
     domains = {name: domain for name, domain in spec.space.domains().items() if getattr(domain, "changes_cost", False)}
     ranges = [name for name, domain in domains.items() if isinstance(domain, Range)]
     keys = [tuple(zip(domains, values, strict=True)) for values in product(*(values_of(domain) for domain in domains.values()))]
-    faults = [Fault(f"space.{name}", "expected choices where changes_cost is true, got a range") for name in ranges]
+    faults = [Fault(f"space.{name}", "expected choices, since changes_cost is true; got a range") for name in ranges]
     if len(keys) > MOST_PROFILES:
         faults.append(
-            Fault("space", f"expected at most {MOST_PROFILES} combinations of parameters that change cost, got {len(keys)}")
+            Fault("space", f"expected at most {MOST_PROFILES} combinations of values with changes_cost, got {len(keys)}")
         )
     if faults:
         raise StudyFileError(faults)
@@ -257,39 +257,39 @@ def cost_keys(spec: StudySpec) -> list[CostKey]:
 
 
 def legal_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[int, int]:
-    """The effective batches that some profile has a plan for: smallest and largest of the searched range.
+    """The smallest and largest effective batch in the searched range that some profile can plan.
 
     Raises:
-        StudyFileError: none of the searched range is legal.
+        StudyFileError: no batch in the searched range is feasible.
     """
     low, high = (int(bound) for bound in bounds(spec.space.effective_batch))
     fewest, most = min(spec.devices.counts), max(spec.devices.counts)
-    most_passes = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[1])
+    most_micro_batches = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[1])
     lows, highs = [], []
     for profile in profiles:
         lows.append(max(low, fewest * profile.smallest_micro_batch))
-        reach = [high, profile.training_set or high]
+        limits = [high, profile.training_set or high]
         cap = timed_cap(spec, profile, most)
-        if cap is not None and most_passes is not None:
-            reach.append(cap * most_passes * most)
-        highs.append(min(reach))
+        if cap is not None and most_micro_batches is not None:
+            limits.append(cap * most_micro_batches * most)
+        highs.append(min(limits))
     legal = min(lows), max(highs)
     if legal[0] > legal[1]:
         raise StudyFileError(
             Fault(
                 "space.effective_batch",
-                f"expected batches that can be planned ({legal[0]} to {legal[1]} samples), but searched are {low} to {high}. "
-                "Look at memory and at space.accumulation.",
+                f"expected some feasible batch, of at least {legal[0]} and at most {legal[1]} samples; got {low} to {high}. "
+                "Check memory and space.accumulation.",
             )
         )
     return legal
 
 
 def common_batches(spec: StudySpec, kinds: Mapping[str, Mapping[CostKey, DeviceProfile]]) -> tuple[int, int]:
-    """The effective batches that every kind of device has a plan for: any of them may get the next trial.
+    """The effective batches that every kind of device can plan, since a trial may run on any of them.
 
     Raises:
-        StudyFileError: a kind can plan none of the searched range, or they have none in common.
+        StudyFileError: no batch in the searched range is feasible on one kind, or on all of them.
     """
     ranges = {kind: legal_batches(spec, profiles.values()) for kind, profiles in kinds.items()}
     low, high = max(low for low, _ in ranges.values()), min(high for _, high in ranges.values())
@@ -298,7 +298,7 @@ def common_batches(spec: StudySpec, kinds: Mapping[str, Mapping[CostKey, DeviceP
         raise StudyFileError(
             Fault(
                 "space.effective_batch",
-                f"expected batches that all kinds of devices can plan, got none ({each}). Name one with "
+                f"expected batches that are feasible on all kinds of devices, got none ({each}). Select one kind with "
                 "devices.accelerator_type.",
             )
         )
@@ -306,7 +306,7 @@ def common_batches(spec: StudySpec, kinds: Mapping[str, Mapping[CostKey, DeviceP
 
 
 def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
-    """A setup from the first value of every domain, to try the training code with before anything is known."""
+    """A setup from the first value of every domain, for profiling the training code."""
     first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()} | dict(key)
     parameters = {name: first[name] for name in spec.space.task_parameters()}
     reference = OptimizerSettings(float(first["reference_rate"]), spec.training.betas, spec.training.eps, first["weight_decay"])
@@ -330,9 +330,9 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
 def profile_request(
     spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = (), *, traces: bool = False
 ) -> ProfileRequest:
-    """What to ask a device about a study's task."""
+    """What to measure about a study's task on a device."""
     setup = profiling_setup(spec, device, key)
-    # Values that are not said to change what a step costs: a law for one of them is to hold for all.
+    # Values without changes_cost: the laws of one of them have to hold for all.
     others = [
         (name, value)
         for name, domain in spec.space.task_parameters().items()
@@ -352,18 +352,16 @@ def profile_request(
 
 
 def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, int] | None = None) -> list[Fault]:
-    """What the study asks for that its task, its data or its memory cannot give."""
+    """Settings of the study that its task, data or memory do not allow."""
     faults = []
     for index, settings in enumerate(spec.baseline):
         batch = settings.get("effective_batch")
         if legal is not None and isinstance(batch, int) and not legal[0] <= batch <= legal[1]:
-            message = f"expected a batch that can be planned, from {legal[0]} to {legal[1]}, got {batch}"
+            message = f"expected a feasible batch, from {legal[0]} to {legal[1]}; got {batch}"
             faults.append(Fault(f"baseline.{index}.effective_batch", message))
     if profile.training_set is None:
         faults.append(
-            Fault(
-                "training.samples", "expected the size of the training set, since a bare generator does not tell it; got none"
-            )
+            Fault("training.samples", "expected the size of the training set, which a generator does not provide; got none")
         )
     else:
         _, largest = bounds(spec.space.effective_batch)
@@ -376,7 +374,8 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, in
                 )
             )
     if spec.training.sync_batch_norm and profile.kind == "cpu":
-        faults.append(Fault("training.sync_batch_norm", "expected GPUs: torch's SyncBatchNorm knows no CPU. Write false."))
+        message = "expected GPUs, since torch's SyncBatchNorm does not support CPUs; got cpu. Write false."
+        faults.append(Fault("training.sync_batch_norm", message))
     adam_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_ADAM]
     if adam_rules and not profile.adaptive:
         faults.append(
@@ -392,7 +391,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, in
             Fault(
                 "space.rule",
                 f"expected a rule for {profile.optimizer}, whose weight decay is part of the gradient; got {decay_rules[0]!r}, "
-                "which scales a decay apart from it. Use sqrt, or AdamW.",
+                "which scales decoupled weight decay. Use sqrt, or AdamW.",
             )
         )
     for name, value, factor in profile.other_costs:
@@ -400,43 +399,43 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, in
             Fault(
                 f"space.{name}",
                 f"expected changes_cost: true, since at {value} a step's bytes or operations are {factor:.3g} times those at "
-                f"the first value. Write {{choices: [...], changes_cost: true}}, and each value gets step times of its own; or "
-                "budget: {profile_s: 0}, and trials are timed by the clock.",
+                "the first value. Write {choices: [...], changes_cost: true} to time each value separately, or "
+                "budget: {profile_s: 0} to time trials by the clock.",
             )
         )
     for name in profile.unused_parameters:
-        faults.append(Fault(f"space.{name}", "expected a parameter that the task reads; it never asked for this one"))
+        faults.append(Fault(f"space.{name}", "expected a parameter that the task reads, got one that it never read"))
     return faults
 
 
 def legal_batches_sentence(spec: StudySpec, legal: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
-    """What may be tried, in a line."""
+    """The feasible batches and their limits, in one line."""
     caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
-    words = f"legal batches: {legal[0]} to {legal[1]}"
+    sentence = f"feasible batches: {legal[0]} to {legal[1]}"
     if caps:
-        words += f", in passes of at most {' or '.join(map(str, caps))} samples"
+        sentence += f", in micro-batches of at most {' or '.join(map(str, caps))} samples"
     if limits:
-        words += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} kept free)"
-    return words
+        sentence += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} headroom)"
+    return sentence
 
 
 def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Iterator[str]:
-    """How well training times are known, a line for each number of devices."""
+    """The precision of predicted training times, one line per number of devices."""
     profiles = list(profiles)
     laws = [law for profile in profiles for law in profile.step_times]
     if not laws:
-        yield "train_s is the clock's: steps were not timed beforehand"
+        yield "train_s is measured by the clock: steps were not timed in advance"
     for devices in sorted({law.devices for law in laws}):
         these = [law for law in laws if law.devices == devices]
         intervals, misfits = [law.interval for law in these], [law.misfit[0] for law in these if law.misfit]
         known = [interval for interval in intervals if interval is not None]
-        words = f" to ±{max(known):.1%}" if len(known) == len(intervals) else " roughly: there was time for a few looks only"
+        precision = f"to ±{max(known):.1%}" if len(known) == len(intervals) else "roughly: there was time for only a few rounds"
         if misfits:
-            words += f" (plans between the timed ones: {max(misfits):.1%})"
-        yield f"train_s is known beforehand on {devices} device{'s' * (devices > 1)}{words}"
+            precision += f" (plans between the timed ones: {max(misfits):.1%})"
+        yield f"train_s is known in advance on {devices} device{'s' * (devices > 1)} {precision}"
         caps = [micro_batch_cap(spec, profile, devices) for profile in profiles]
         largest = -(-int(bounds(spec.space.effective_batch)[1]) // devices)
         for law, cap in zip(these, caps, strict=False):
             if law.largest_micro_batch < min(largest, cap or largest):
-                yield f"passes of more than {law.largest_micro_batch} samples were not timed, so none is planned"
+                yield f"micro-batches of more than {law.largest_micro_batch} samples were not timed, so none are planned"

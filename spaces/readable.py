@@ -1,4 +1,4 @@
-"""TODO."""
+"""Numbers in readable form: durations, table cells, bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def seconds(value: float | None) -> str:
-    """Seconds as people say them.
+    """A duration in readable units.
 
     >>> seconds(0.000123), seconds(0.0123), seconds(0.123), seconds(75.2), seconds(7260)
     ('123 µs', '12.3 ms', '0.123 s', '1 min 15 s', '2 h 1 min')
@@ -23,14 +23,14 @@ def seconds(value: float | None) -> str:
 
 
 def number(value: object) -> str:
-    """A value of a table: four digits are enough to read, whole numbers stay whole."""
+    """A table cell: floats with four significant digits, other values unchanged."""
     if isinstance(value, bool) or not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.4g}"
 
 
 def readable_bytes(value: float) -> str:
-    """Bytes in the binary unit that leaves one to four digits before the point.
+    """Bytes in the binary unit that leaves one to four digits before the decimal point.
 
     >>> readable_bytes(1536), readable_bytes(10737418240), readable_bytes(12)
     ('1.50 KiB', '10.0 GiB', '12 B')

@@ -1,6 +1,6 @@
-"""How the learning rate moves during one training, in fractions of the trial's own budget.
+"""Learning-rate schedules as functions of the fraction of the trial's own budget.
 
-Steps never appear here: a trial of 40 steps and one of 4,000 walk the same curve.
+They do not depend on the number of steps: trials of 40 and of 4,000 steps follow the same curve.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-# What is left of the peak rate after `done` of the time past warm-up, done in [0, 1].
+# Share of the peak rate after a share `done` of the training that follows warm-up, done in [0, 1].
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -19,11 +19,11 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 def rate_factor(schedule: str, warmup: float, fraction: float) -> float:
     """Share of the peak learning rate at a fraction of the samples budget.
 
-    The training loop asks at each step's middle. For straight pieces the sum of rate x samples is then
-    the same whatever the batch, and the first step never trains at rate zero.
+    The training loop evaluates it at the middle of each step. For piecewise linear schedules the sum of
+    rate x samples is then the same for every batch, and the first step never trains at rate zero.
 
     Args:
-        warmup: share of the budget spent rising in a straight line from 0, in [0, 1).
+        warmup: share of the budget during which the rate rises linearly from 0, in [0, 1).
 
     >>> [round(rate_factor("cosine", 0.1, fraction), 9) for fraction in (0.05, 0.1, 0.55, 1.0)]
     [0.5, 1.0, 0.5, 0.0]

@@ -30,7 +30,7 @@ _MOST_MICRO_BATCHES = 64
 class TimedPlan:
     """Seconds of one optimizer step under a plan, one value per round of timing.
 
-    `input_s` is the part of them spent waiting for samples.
+    `input_s` is the part of a step spent waiting for samples.
     """
 
     plan: BatchPlan
@@ -48,8 +48,8 @@ class StepTime:
 
     Args:
         points: (micro-batch, seconds of a forward and backward pass), sizes ascending.
-        update_s: what a step takes besides its micro-batches: the optimizer, and communication between devices.
-        evaluate_sample_s: seconds of evaluating one sample, where that was timed; not part of a step.
+        update_s: seconds of a step besides its micro-batches: optimizer, and communication between devices.
+        evaluate_sample_s: seconds of evaluating one sample, if timed; not part of a step.
         interval: relative half width of the predictions' 95 % interval, the widest of the timed plans; None after too few
             rounds.
         misfit: relative error of the law on a timed plan left out of its fit, median and worst.
@@ -76,7 +76,7 @@ class StepTime:
 
     @property
     def largest_micro_batch(self) -> int:
-        """The largest size timed."""
+        """The largest micro-batch that was timed."""
         return self.points[-1][0]
 
     def step_s(self, plan: BatchPlan) -> float:
@@ -86,10 +86,10 @@ class StepTime:
             ProfilingError: another number of devices, or a micro-batch larger than any timed.
         """
         if plan.devices != self.devices:
-            raise ProfilingError(f"step time: known on {self.devices} devices, asked on {plan.devices}")
+            raise ProfilingError(f"step time: expected a plan on {self.devices} devices, got {plan.devices}")
         if plan.largest_micro_batch > self.largest_micro_batch:
             raise ProfilingError(
-                f"micro-batch {plan.largest_micro_batch}: step time is known up to {self.largest_micro_batch} samples"
+                f"micro-batch {plan.largest_micro_batch}: step time is known only up to {self.largest_micro_batch} samples"
             )
         return self._seconds(plan)
 
@@ -97,7 +97,7 @@ class StepTime:
         """Seconds of a full training: steps times seconds per step, with the last step at its actual size.
 
         Args:
-            limits: that the trial plans under, as in `spaces.plan.step_plans`.
+            limits: of the trial's plans, as in `spaces.plan.step_plans`.
 
         >>> StepTime(((1, 1.0), (100, 1.0)), update_s=0.0).train_s(BatchPlan(100, accumulation=2), 1050)
         21.0
@@ -133,7 +133,7 @@ def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 
     """The accumulation, from the plan's own up, with the shortest known step time.
 
     More micro-batches than needed must save 3 % of the time, and twice the law's interval and misfit; smaller savings may be
-    noise, or a linear piece where the truth bends.
+    noise or interpolation error.
 
     >>> law = StepTime(((1, 0.002), (64, 0.065), (256, 2.0)), update_s=0.0, interval=0.01)
     >>> fastest_plan(BatchPlan(256), law).accumulation
@@ -154,7 +154,7 @@ def timing_plans(smallest: int, highest: int, *, devices: int = 1, edges: bool =
     """About nine plans that determine the whole law: micro-batches spread over the range, some of them accumulated.
 
     Args:
-        edges: time sizes beside a power of two as well, where kernels may change.
+        edges: also time sizes next to a power of two, where kernels may change.
 
     >>> [(plan.effective_batch, plan.accumulation) for plan in timing_plans(1, 256)]
     [(1, 1), (3, 1), (9, 1), (28, 1), (84, 1), (256, 1), (6, 2), (27, 3), (168, 2)]

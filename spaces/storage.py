@@ -1,4 +1,4 @@
-"""Where a study is kept: what of its URL may be shown, where a secret URL is read from, what its folder lies on."""
+"""Storage URLs: masking their passwords, reading them from the environment, and detecting network file systems."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path, PurePath
 
 from .errors import StudyFileError
 
-# To the last @: a password that was not percent-encoded may hold one itself.
+# Up to the last @: a password that is not percent-encoded may contain one.
 _PASSWORD = re.compile(r"(^(?!\S*//)|//)([^:/@\s]*:)\S*@")
 _SECRET_OPTION = re.compile(r"([?&][^=&\s]*(?:pass|pwd|secret|token)[^=&\s]*=)[^&\s'\"]*", re.IGNORECASE)
 
-# File systems whose locks and shared memory SQLite's write-ahead log cannot trust (https://sqlite.org/wal.html).
+# File systems whose locks and shared memory are unreliable for SQLite's write-ahead log (https://sqlite.org/wal.html).
 # fmt: off
 NETWORK_FILE_SYSTEMS = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "davfs", "fhgfs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
@@ -24,7 +24,7 @@ NETWORK_FILE_SYSTEMS = frozenset({
 
 
 def masked(text: str) -> str:
-    """A storage URL, or a text with one in it, without its passwords.
+    """A storage URL, or text that contains one, with its passwords masked.
 
     >>> masked("postgresql+psycopg://ann:s3cret@db/studies?sslpassword=x&sslmode=require")
     'postgresql+psycopg://ann:***@db/studies?sslpassword=***&sslmode=require'
@@ -33,10 +33,10 @@ def masked(text: str) -> str:
 
 
 def storage_of(environment: Mapping[str, str]) -> str | None:
-    """The storage that `BSEARCH_STORAGE` names, or the file that `BSEARCH_STORAGE_FILE` names holds; None where neither does.
+    """The storage URL in `BSEARCH_STORAGE`, or in the file named by `BSEARCH_STORAGE_FILE`; None if neither is set.
 
     Raises:
-        StudyFileError: the file cannot be read or holds nothing.
+        StudyFileError: the file cannot be read, or does not contain exactly one URL.
     """
     if url := environment.get("BSEARCH_STORAGE"):
         return url
@@ -46,15 +46,15 @@ def storage_of(environment: Mapping[str, str]) -> str | None:
     try:
         url = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise StudyFileError(f"BSEARCH_STORAGE_FILE: {file}: cannot be read: {why}") from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise StudyFileError(f"BSEARCH_STORAGE_FILE: {file}: cannot be read: {reason}") from None
     if len(url.split()) != 1:
         raise StudyFileError(f"BSEARCH_STORAGE_FILE: {file}: expected one storage URL and nothing else")
     return url
 
 
 def network_file_system(mounts: str, folder: PurePath) -> str | None:
-    """The type of the file system that holds a folder, where it is one of a network; None elsewhere.
+    """The type of a folder's file system if it is a network file system, otherwise None.
 
     Args:
         mounts: the text of /proc/mounts.
@@ -65,9 +65,9 @@ def network_file_system(mounts: str, folder: PurePath) -> str | None:
     """
     depth, found = -1, ""
     for line in mounts.splitlines():
-        _, place, kind, *_ = [*line.split(" "), "", "", ""]
-        point = PurePath(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place))
-        # Of two on the same place the later one hides the earlier.
-        if place and len(point.parts) >= depth and folder.is_relative_to(point):
+        _, mount, kind, *_ = [*line.split(" "), "", "", ""]
+        point = PurePath(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount))
+        # A later mount on the same point hides an earlier one.
+        if mount and len(point.parts) >= depth and folder.is_relative_to(point):
             depth, found = len(point.parts), kind
     return found if found in NETWORK_FILE_SYSTEMS else None

@@ -1,4 +1,4 @@
-"""What a study file may say: every key, its meaning and its default, as frozen checked values."""
+"""The schema of study files: every key with its meaning and default, as frozen, validated models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from .submit import Submit
 
 
 def near_miss(word: Any, known: Any) -> str:
-    """ " Did you mean 'x'?" where one of the known words is near, else nothing.
+    """ " Did you mean 'x'?" if one of the known words is similar, otherwise an empty string.
 
     >>> near_miss("sqr", ["linear", "sqrt"])
     " Did you mean 'sqrt'?"
@@ -88,9 +88,7 @@ Share = Annotated[float, BeforeValidator(share, json_schema_input_type=float | s
 def _rules(domain: Domain) -> Domain:
     for value in values_of(domain):
         if value == "auto":
-            raise fault(
-                "expected auto alone, since it searches the exponent of one rule; got it among others. Write rule: auto."
-            )
+            raise fault("expected auto alone, since it searches the exponent of one rule; got it in a list. Write rule: auto.")
         one_of(value, [*RATE_RULES, "auto"])
     return domain
 
@@ -100,13 +98,13 @@ def _schedule(value: Any) -> Any:
 
 
 class ReferenceRate(Range):
-    """The learning rate at the reference batch; the rule carries it to every other batch."""
+    """The learning rate at the reference batch; the rule scales it to every other batch."""
 
-    at_batch: StrictInt = Field(256, ge=1, description="The effective batch, in samples, at which the reference rate is meant.")
+    at_batch: StrictInt = Field(256, ge=1, description="The effective batch, in samples, that the reference rate applies to.")
 
 
 def _reference_rate(value: Any) -> Any:
-    """A plain number is a range of one value; `{value, at_batch}` says the batch with it."""
+    """A plain number is a range of one value; `{value, at_batch}` also sets the batch."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return {"low": value, "high": value}
     if isinstance(value, dict) and "value" in value and not {"low", "high"} & set(value):
@@ -120,7 +118,7 @@ def _positive_rate(domain: ReferenceRate) -> ReferenceRate:
 
 
 class Space(Section):
-    """What is searched. Any further key is a parameter of the task, which reads it as `setup.parameters["name"]`."""
+    """The search space. Any other key is a parameter of the task, which reads it as `setup.parameters["name"]`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     __pydantic_extra__: dict[str, AnyDomain]
@@ -132,10 +130,10 @@ class Space(Section):
         ReferenceRate,
         BeforeValidator(_reference_rate, json_schema_input_type=ReferenceRate | float),
         AfterValidator(_positive_rate),
-    ] = Field(description="Learning rate at the batch `at_batch`; the rule carries it to every other batch.")
+    ] = Field(description="Learning rate at the batch `at_batch`; the rule scales it to every other batch.")
     rule: Annotated[AnyDomain, AfterValidator(_rules)] = Field(
         Fixed(value="sqrt"),
-        description=f"How the learning rate follows the batch: one or several of {', '.join(RATE_RULES)}; "
+        description=f"How the learning rate scales with the batch: one or more of {', '.join(RATE_RULES)}; "
         "or auto: power with its exponent searched, from 0 to 1 unless `exponent` says otherwise.",
     )
     exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
@@ -146,24 +144,24 @@ class Space(Section):
     ) = Field(
         None,
         description="The batch, in samples, at which the gradient's noise is as large as the gradient; "
-        "needed by the rules `saturating` and `surge`.",
+        "required by the rules `saturating` and `surge`.",
     )
     epochs: Annotated[AnyDomain, AfterValidator(epoch_numbers)] = Field(
-        Fixed(value=5), description="Epochs, not necessarily whole; a range widens the fast end of the front."
+        Fixed(value=5), description="Epochs, not necessarily an integer; a range extends the fast end of the front."
     )
     accumulation: Annotated[AnyDomain, AfterValidator(whole_numbers)] | None = Field(
         None,
-        description="Micro-batches per optimizer step on each device, 1 for none; not given: the number that fits and has the "
+        description="Micro-batches per optimizer step on each device, 1 for none; default: the number that fits and has the "
         "shortest known step time.",
     )
     weight_decay: Annotated[AnyDomain, AfterValidator(numbers_from_zero), AfterValidator(real)] = Field(
-        Fixed(value=0.0), description="Weight decay that the optimizer gets."
+        Fixed(value=0.0), description="Weight decay of the optimizer."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _auto(cls, data: Any) -> Any:
-        """`rule: auto` is read as what it means, so that it is one study with the same written out."""
+        """Expand `rule: auto`, so that it is the same study as when written out."""
         rule = data.get("rule") if isinstance(data, dict) else None
         written = rule.get("value", rule.get("choices")) if isinstance(rule, dict) else rule
         if written not in ("auto", ["auto"]):
@@ -179,16 +177,15 @@ class Space(Section):
     def _check(self) -> Self:
         rules = set(values_of(self.rule))
         if "power" in rules and self.exponent is None:
-            raise fault("rule power: expected space.exponent with it, got none. Write exponent: 0.5, or {low: 0, high: 1}.")
+            raise fault("rule power: expected space.exponent, got none. Write exponent: 0.5, or {low: 0, high: 1}.")
         for rule in sorted(rules & RULES_WITH_NOISE_BATCH):
             if self.noise_batch is None:
                 raise fault(
-                    f"rule {rule}: expected space.noise_batch with it, got none. "
-                    "Write noise_batch: 1000, or {low: 10, high: 10000}."
+                    f"rule {rule}: expected space.noise_batch, got none. Write noise_batch: 1000, or {{low: 10, high: 10000}}."
                 )
         for rule in sorted(rules & RULES_FOR_DECAY):
             if not any(values_of(self.weight_decay)):
-                raise fault(f"rule {rule}: expected a weight decay that it scales, got 0. Write weight_decay: 0.1, or a range.")
+                raise fault(f"rule {rule}: expected a weight decay to scale, got 0. Write weight_decay: 0.1, or a range.")
         return self
 
     @property
@@ -196,7 +193,7 @@ class Space(Section):
         return self.reference_rate.at_batch
 
     def domains(self) -> dict[str, Domain]:
-        """Every parameter's domain by name, the named ones first."""
+        """Every parameter's domain by name, task parameters last."""
         named = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: domain for name, domain in {**named, **(self.__pydantic_extra__ or {})}.items() if domain is not None}
 
@@ -205,57 +202,55 @@ class Space(Section):
 
 
 class Training(Section):
-    """How every trial trains."""
+    """Settings that all trials train with."""
 
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32",
-        description="Numbers that the forward pass computes with; bf16 and fp16 by torch's autocast, fp16 with loss scaling.",
+        description="Precision of the forward pass; bf16 and fp16 use torch's autocast, fp16 with loss scaling.",
     )
     schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
-        "cosine", description=f"How the learning rate continues after warm-up: {', '.join(SCHEDULES)}."
+        "cosine", description=f"Learning-rate schedule after warm-up: {', '.join(SCHEDULES)}."
     )
-    warmup: Share = Field(0.05, description="Share of the trial's samples during which the learning rate rises from 0.")
-    clip_norm: Number | None = Field(
-        None, gt=0, description="Largest norm of a whole step's gradient; null: it is not clipped."
-    )
+    warmup: Share = Field(0.05, description="Share of the trial's samples with the learning rate rising linearly from 0.")
+    clip_norm: Number | None = Field(None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping.")
     evaluations: StrictInt = Field(
         10,
         ge=1,
         le=10_000,
-        description="How often a trial is evaluated, at equal fractions of its samples; the last one counts.",
+        description="Evaluations per trial, at equal fractions of its samples; the last one counts.",
     )
     seed: StrictInt = Field(
         0,
         ge=0,
         lt=2**63,
-        description="Seeds every trial's initial weights, shuffling and augmentation, and the sampler.",
+        description="Seed of every trial's initial weights, shuffling and augmentation, and of the sampler.",
     )
     workers: StrictInt = Field(
-        0, ge=0, description="Processes of each device that load data; 0: the training process loads them itself."
+        0, ge=0, description="Data-loading processes per device; 0: the training process loads the data."
     )
-    pin_memory: StrictBool = Field(True, description="Hand batches to a GPU from page-locked memory.")
+    pin_memory: StrictBool = Field(True, description="Copy batches to a GPU from page-locked memory.")
     compile: StrictBool = Field(False, description="Compile the model with torch.compile.")
     channels_last: StrictBool = Field(
-        False, description="Keep images channels last in memory; convolutions in bf16 and fp16 are often faster so."
+        False, description="Store images in channels-last format; convolutions in bf16 and fp16 are often faster that way."
     )
     cudnn_benchmark: StrictBool = Field(False, description="Let cuDNN benchmark its kernels for every new micro-batch size.")
     sync_batch_norm: StrictBool = Field(
-        False, description="BatchNorm sees the micro-batches of all of a trial's GPUs together, instead of each GPU its own."
+        False, description="Synchronise BatchNorm statistics over all of a trial's GPUs, instead of computing them on each."
     )
     betas: tuple[Number, Number] = Field(
-        (0.9, 0.999), description="Adam's two averages at the reference batch; the rule `adam_sde` changes them with the batch."
+        (0.9, 0.999), description="Adam's betas at the reference batch; the rule `adam_sde` scales them with the batch."
     )
     eps: Number = Field(
-        1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` changes it with the batch."
+        1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch."
     )
     samples: StrictInt | None = Field(
-        None, ge=1, description="Samples in the training set; needed by a bare generator only, for a task tells it itself."
+        None, ge=1, description="Samples in the training set; only required if the training code is a generator."
     )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise fault(f"betas: expected two numbers from 0 up to 1, got {list(self.betas)}")
+            raise fault(f"betas: expected two numbers >= 0 and < 1, got {list(self.betas)}")
         return self
 
 
@@ -270,28 +265,24 @@ def _memory_limit(value: Any) -> Any:
             number = float(percent) / 100 if percent != value.strip() else bytes_of(value)
             if 0 < number <= 1 or (isinstance(number, int) and number > 0):
                 return number
-    return _no_limit(value)
-
-
-def _no_limit(value: Any) -> Any:
     raise fault(f"expected bytes such as 10GiB, a share of the device such as 90%, or device; got {value!r}")
 
 
 class Memory(Section):
-    """What one device may hold."""
+    """Memory limits of a device."""
 
     limit: Annotated[StrictInt | StrictFloat | StrictStr | None, BeforeValidator(_memory_limit)] = Field(
         None,
         description="Memory that one device may use: bytes such as 10GiB, a share of the device such as 90%, or device for all "
-        "of it; not given: all of a GPU, no limit on a CPU.",
+        "of it; default: all of a GPU, no limit on a CPU.",
     )
     headroom: Share = Field(0.05, description="Share of the limit that every plan keeps free.")
     largest_micro_batch: StrictInt | None = Field(
-        None, ge=1, description="The most samples in a micro-batch on one device; larger batches accumulate."
+        None, ge=1, description="Maximum samples per micro-batch on one device; larger batches accumulate."
     )
 
     def limit_bytes(self, device_bytes: int, kind: str) -> int | None:
-        """The limit on a device of so many bytes; None where there is none."""
+        """The limit in bytes on a device with `device_bytes`; None: no limit."""
         match self.limit:
             case None:
                 return device_bytes if kind == "gpu" else None
@@ -304,68 +295,70 @@ class Memory(Section):
         raise AssertionError(self.limit)
 
 
-def _no_range(domain: Domain) -> Domain:
+def _not_a_range(domain: Domain) -> Domain:
     if isinstance(domain, Range):
         raise fault("expected a number or a list of numbers, got a range. Write [1, 2, 4].")
     return domain
 
 
 class Devices(Section):
-    """What one trial runs on."""
+    """Devices that one trial runs on."""
 
-    per_trial: Annotated[AnyDomain, AfterValidator(whole_numbers), AfterValidator(_no_range)] = Field(
-        Fixed(value=1), description="Devices that share one trial's batch: a number, or a list of numbers to search."
+    per_trial: Annotated[AnyDomain, AfterValidator(whole_numbers), AfterValidator(_not_a_range)] = Field(
+        Fixed(value=1), description="Data-parallel devices per trial: a number, or a list of numbers to search."
     )
-    kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs where there are any.")
-    cpus: StrictInt = Field(1, ge=1, description="CPU cores of each of a trial's devices; torch gets as many threads.")
+    kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
+    cpus: StrictInt = Field(1, ge=1, description="CPU cores for each of a trial's devices; torch uses as many threads.")
     accelerator_type: StrictStr | None = Field(
-        None, min_length=1, description="Only devices of this kind, by Ray's name for it, such as A100; not given: any."
+        None, min_length=1, description="Use only devices of this kind, by Ray's name for it, such as A100; default: any."
     )
     time_on: StrictStr | None = Field(
         None,
         min_length=1,
-        description="With several kinds of devices, the one whose training times the front shows; not given: the most common.",
+        description="With several kinds of devices, the one whose training times the front shows; default: the most common.",
     )
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of devices that a trial may have, ascending."""
+        """The possible numbers of devices per trial, ascending."""
         return tuple(sorted({int(value) for value in values_of(self.per_trial)}))
 
     def kind_with(self, gpus: float) -> Literal["cpu", "gpu"]:
-        """`auto` as what it means where there are so many GPUs."""
+        """The kind, with auto resolved by the number of GPUs available."""
         return self.kind if self.kind != "auto" else "gpu" if gpus else "cpu"
 
 
 class Budget(Section):
-    """When the study ends: whichever comes first."""
+    """When the study ends: at whichever limit is reached first."""
 
     trials: StrictInt = Field(
         20, ge=1, description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not."
     )
-    hours: Number | None = Field(None, gt=0, description="Hours that the study may run, summed over restarts; null: no limit.")
+    hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
     profile_s: Number = Field(
         20,
         ge=0,
-        description="Seconds spent on timing steps before the first trial; 0: times are not known beforehand, and each "
+        description="Seconds of step timing before the first trial; 0: training times are not known in advance, and each "
         "trial is timed by the clock.",
     )
 
 
 class Metric(Section):
-    """A metric the training code measures, by name."""
+    """A metric that the training code reports."""
 
-    name: StrictStr = Field("accuracy", min_length=1, description="Name of the metric, as the task's score or loop reports it.")
+    name: StrictStr = Field(
+        "accuracy", min_length=1, description="Name of the metric, as the task or the training loop reports it."
+    )
     direction: Literal["minimize", "maximize"] = Field("maximize", description="Whether lower or higher is better.")
 
     @property
     def sign(self) -> float:
-        """The factor that makes higher better: 1, or -1 where it is minimized."""
+        """The factor that makes higher better: 1, or -1 for a metric to minimize."""
         return 1.0 if self.direction == "maximize" else -1.0
 
 
 def _metric(value: Any) -> Any:
-    """A bare name is a metric to maximize, unless it sounds like one that nobody would."""
+    """A bare name is a metric to maximize, unless it sounds like one to minimize."""
     if not isinstance(value, str):
         return value
     if any(word in value.lower() for word in ("loss", "error", "perplexity")):
@@ -374,15 +367,15 @@ def _metric(value: Any) -> Any:
 
 
 class Objectives(Section):
-    """What the front is drawn in: seconds of training against a metric."""
+    """The objectives of the front: speed and a metric."""
 
     speed: Literal["train_s", "device_s"] = Field(
         "train_s",
-        description="What fast means: `train_s`, seconds of training; or `device_s`, those seconds times the trial's devices, "
-        "so that many devices are not free.",
+        description="Measure of speed: `train_s`, seconds of training; or `device_s`, those seconds times the trial's "
+        "devices, so that additional devices are not free.",
     )
     metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
-        Metric(), description="What good means: the name of a metric to maximize, or `{name, direction}`."
+        Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction}`."
     )
 
 
@@ -392,20 +385,20 @@ class Cluster(Section):
     address: StrictStr = Field(
         "local",
         min_length=1,
-        description="The Ray that trials run on; local: start one here; auto: join one that runs, else local; or host:port of "
-        "its head.",
+        description="The Ray cluster that trials run on; local: start one here; auto: join a running one, otherwise local; or "
+        "host:port of its head node.",
     )
     trials_at_once: StrictInt | None = Field(
-        None, ge=1, description="Most trials that run side by side; not given: as many as there is room for."
+        None, ge=1, description="Maximum number of concurrent trials; default: as many as fit."
     )
     checkpoints: StrictStr | None = Field(
         "results",
         min_length=1,
-        description="Where trials keep the checkpoints they resume from when something dies: a folder, or a URL such as "
-        "s3://bucket/runs, that all workers reach; null: none.",
+        description="Where trials store the checkpoints that they resume from after a failure: a folder, or a URL such as "
+        "s3://bucket/runs, that all workers can reach; null: no checkpoints.",
     )
     checkpoint_every_s: Number = Field(
-        60, ge=0, description="Least seconds between two checkpoints of a trial; they are written at evaluations."
+        60, ge=0, description="Minimum seconds between two checkpoints of a trial; they are written at evaluations."
     )
 
 
@@ -417,11 +410,11 @@ class StoppingRule(Section):
 
     kind: Annotated[StrictStr, AfterValidator(lambda value: one_of(value, STOPPINGS))] = Field(
         "front",
-        description="front: stop what can no longer reach the front at its own time; halving: asynchronous successive halving "
-        "by Pareto rank; none: every trial trains its whole budget.",
+        description="front: stop trials that can no longer reach the front at their own training time; halving: asynchronous "
+        "successive halving by Pareto rank; none: every trial trains its full budget.",
     )
     risk: Share = Field(
-        0.05, description="Of `front`: the share of trials that would have risen above the front that may be stopped."
+        0.05, description="For `front`: of the trials that would have improved the front, the share that may be stopped."
     )
 
 
@@ -430,23 +423,23 @@ def _stopping(value: Any) -> Any:
 
 
 class Confirm(Section):
-    """Repeating the front's members with other seeds, so that the front shows settings rather than luck."""
+    """Repeating the front's members with other seeds, so that a lucky seed is not mistaken for a good setting."""
 
     repeats: StrictInt = Field(
-        0, ge=0, description="Further runs of each member of the front, with other seeds; they count as trials."
+        0, ge=0, description="Additional runs of each of the front's members, with other seeds; they count as trials."
     )
-    share: Share = Field(0.3, description="The last share of budget.trials, reserved for these runs.")
+    share: Share = Field(0.3, description="Final share of budget.trials, reserved for these runs.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.repeats == 0 and self.share != type(self).model_fields["share"].default:
-            raise fault("expected repeats with share, got none. Write {repeats: 2, share: 30%}.")
+            raise fault("expected repeats along with share, got none. Write {repeats: 2, share: 30%}.")
         if self.repeats and not self.share:
-            raise fault("expected a share above 0 for repeats, got 0. Write share: 30%, or repeats: 0.")
+            raise fault("expected a share above 0 along with repeats, got 0. Write share: 30%, or repeats: 0.")
         return self
 
     def reserved(self, trials: int) -> int:
-        """Trials of a budget that are reserved for repeats."""
+        """Number of trials in the budget reserved for repeats."""
         return round(self.share * trials) if self.repeats else 0
 
 
@@ -478,13 +471,13 @@ def _task(value: str) -> str:
 
 
 class StudySpec(Section):
-    """One study, as its file says it; paths are absolute once it has been read."""
+    """One study, as defined in its file; paths are absolute once it has been read."""
 
     study: Annotated[StrictStr, AfterValidator(_study_name)] = Field(
-        description="Name of the study in its storage and of its folder of results."
+        description="Name of the study in its storage, and of its results folder."
     )
     task: Annotated[StrictStr, AfterValidator(_task)] = Field(
-        description="What is trained, a Task or a generator: `path/file.py:name`, from the study file's folder on, or "
+        description="The training code, a Task or a generator: `path/file.py:name`, relative to the study file, or "
         "`module:name`."
     )
     space: Space
@@ -494,17 +487,17 @@ class StudySpec(Section):
     budget: Budget = Budget()
     objectives: Objectives = Objectives()
     baseline: tuple[dict[str, Scalar], ...] = Field(
-        (), description="Your own settings, trained first; the front is compared with them."
+        (), description="Your current settings, trained first; the front is compared with them."
     )
     warm_start: tuple[StrictStr, ...] = Field(
-        (), description="Earlier studies of the same task that the sampler learns from: study files, or names in this storage."
+        (), description="Earlier studies of the same task that the sampler learns from: study files, or names in its storage."
     )
     storage: Annotated[StrictStr, Field(min_length=1)] | None = Field(
-        None, description="SQLAlchemy URL of the database with all results; not given: a SQLite file beside the study file."
+        None, description="SQLAlchemy URL of the database with all results; default: a SQLite file next to the study file."
     )
     sampler: Annotated[StrictStr, AfterValidator(_sampler)] = Field(
         "front",
-        description=f"Who proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler; "
+        description=f"The sampler that proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler; "
         "front is bsearch's own, the others are Optuna's.",
     )
     stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = Field(
@@ -523,20 +516,20 @@ class StudySpec(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.warm_start and self.sampler != "front":
-            raise fault(f"warm_start: expected sampler: front, which learns from earlier studies; got {self.sampler}")
+            raise fault(f"warm_start: expected sampler: front, which alone learns from earlier studies; got {self.sampler}")
         return self
 
-    # What must stay as it was for old and new trials to be one experiment.
+    # Sections that must not change, so that old and new trials are comparable.
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")
 
     @property
     def folder(self) -> Path:
-        """The study file's folder, which relative paths in the study and in its task are resolved against."""
+        """The study file's folder; relative paths in the study and in its task are resolved against it."""
         return self._folder
 
     def identity(self) -> dict[str, Any]:
-        """The part of the study that may not change between runs; the task's own hash is added to it."""
-        # Without defaults, so that a key added by a later version changes no existing study.
+        """The part of the study that must not change between runs; the task's hash is added to it."""
+        # Defaults are left out, so that a key added by a later version does not change existing studies.
         parts = {name: getattr(self, name).model_dump(mode="json", exclude_defaults=True) for name in self.IDENTITY}
         for key in ("workers", "pin_memory"):
             parts["training"].pop(key, None)
@@ -545,10 +538,10 @@ class StudySpec(Section):
         return parts
 
     def changed(self, sections: Mapping[str, Mapping[str, Any]]) -> Self:
-        """The study with some keys of some sections changed, and checked again.
+        """The study with some keys of some sections changed, validated again.
 
         Raises:
-            StudyFileError: a value that the key does not take.
+            StudyFileError: an invalid value.
         """
         update = {}
         for name, values in sections.items():
@@ -556,21 +549,21 @@ class StudySpec(Section):
             try:
                 update[name] = type(section).model_validate({**section.model_dump(exclude_unset=True), **values})
             except ValidationError as error:
-                found = error.errors()
-                raise StudyFileError([Fault(".".join(map(str, (name, *one["loc"]))), one["msg"]) for one in found]) from None
-        made = self.model_copy(update=update)
-        made._folder = self._folder
-        return made
+                faults = [Fault(".".join(map(str, (name, *one["loc"]))), one["msg"]) for one in error.errors()]
+                raise StudyFileError(faults) from None
+        changed = self.model_copy(update=update)
+        changed._folder = self._folder
+        return changed
 
     def domains(self) -> dict[str, Domain]:
-        """Every parameter's domain by name, the number of devices among them."""
+        """Every parameter's domain by name, including the number of devices."""
         return {**self.space.domains(), "devices": self.devices.per_trial}
 
     def searched(self) -> dict[str, Domain]:
-        """The domains that hold more than one value."""
+        """The domains with more than one value."""
         return searched_of(self.domains())
 
     def fixed(self) -> dict[str, Any]:
-        """The values of the others."""
+        """The values of the parameters that are not searched."""
         searched = self.searched()
         return {name: next(values_of(domain)) for name, domain in self.domains().items() if name not in searched}

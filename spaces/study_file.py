@@ -1,4 +1,4 @@
-"""Reading a study file: every fault at once, each with its line, its key, what was expected and what came."""
+"""Reading study files: all faults at once, each with its line, its key, what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .study import Devices, Space, StudySpec, near_miss
 
 Key = tuple[str | int, ...]
 
-# Columns and user attributes of results: a parameter of the same name would overwrite them, or be overwritten.
+# Columns and user attributes of results; a task parameter of the same name would clash with them.
 RESERVED = frozenset(
     {
         "accuracy",
@@ -70,26 +70,26 @@ RESERVED = frozenset(
         "val_loss",
     }
 )
-# A study file is a page of text; whatever passes these is a slip, or meant to keep us busy.
+# Limits far above any real study file: larger input is a mistake or an attack.
 LARGEST_FILE = 1 << 20  # bytes
-MOST_NODES = 10_000  # keys and values, those an alias repeats counted anew
-DEEPEST = 32  # lists and mappings inside one another
+MOST_NODES = 10_000  # keys and values, with aliases expanded
+DEEPEST = 32  # levels of nesting
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data by YAML 1.2: `1e-3` is a number, `no` is a word, and a tag makes nothing else of them."""
+    """Plain YAML 1.2 values: `1e-3` is a number, `no` is a string, and custom tags are rejected."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._left = MOST_NODES
-        self._open: list[str | None] = []  # anchors of what is being read, outermost first
+        self._open: list[str | None] = []  # anchors of the nodes being composed, outermost first
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Bound the graph while it is made: aliases would let a few lines stand for more than memory holds."""
+        """Limit the size while composing: aliases could expand a few lines beyond the memory available."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         alias = isinstance(event, yaml.AliasEvent)
         if alias and event.anchor in self._open:
-            raise _refused(f"expected values that end, got {event.anchor!r} inside itself", event.start_mark)
+            raise _rejected(f"expected no recursive alias, got {event.anchor!r} inside itself", event.start_mark)
         self._open.append(None if alias else event.anchor)
         self._count(event.start_mark, len(self._open))
         node = super().compose_node(parent, index)
@@ -101,9 +101,9 @@ class _Loader(yaml.SafeLoader):
     def _count(self, mark: yaml.Mark, depth: int) -> None:
         self._left -= 1
         if self._left < 0:
-            raise _refused(f"expected at most {MOST_NODES} keys and values", mark)
+            raise _rejected(f"expected at most {MOST_NODES} keys and values", mark)
         if depth > DEEPEST:
-            raise _refused(f"expected lists and mappings at most {DEEPEST} deep", mark)
+            raise _rejected(f"expected at most {DEEPEST} levels of nesting", mark)
 
     def _repeat(self, node: yaml.Node | None, mark: yaml.Mark, depth: int) -> None:
         for part in node.value if isinstance(node, yaml.CollectionNode) else ():
@@ -112,34 +112,38 @@ class _Loader(yaml.SafeLoader):
                 self._repeat(inner, mark, depth + 1)
 
 
-class _RefusedError(yaml.MarkedYAMLError):
-    """YAML, but none that a study is written in."""
+class _RejectedError(yaml.MarkedYAMLError):
+    """Valid YAML that a study file may not contain."""
 
 
-def _refused(words: str, mark: yaml.Mark) -> _RefusedError:
-    return _RefusedError(problem=words, problem_mark=mark)
+def _rejected(message: str, mark: yaml.Mark) -> _RejectedError:
+    return _RejectedError(problem=message, problem_mark=mark)
 
 
-def _made(make: Callable[[str], Any], expected: str) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
-    """A constructor whose failure is told with its line."""
+def _constructor(parse: Callable[[str], Any], expected: str) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
+    """A constructor that reports invalid values with their line."""
 
     def construct(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
         try:
-            return make(str(loader.construct_scalar(node)))
+            return parse(str(loader.construct_scalar(node)))
         except (ValueError, KeyError):
-            raise _refused(f"expected {expected}, got {cut(node.value, 60)!r}", node.start_mark) from None
+            raise _rejected(f"expected {expected}, got {cut(node.value, 60)!r}", node.start_mark) from None
 
     return construct
 
 
 def _int(text: str) -> int:
-    if not -(1 << 63) <= (value := int(text)) < 1 << 63:  # what databases and tensors count with
+    if not -(1 << 63) <= (value := int(text)) < 1 << 63:  # the range of databases and tensors
         raise ValueError(text)
     return value
 
 
+def _float(text: str) -> float:
+    return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
+
+
 def _unknown_tag(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
-    raise _refused(f"expected plain values, got the tag {node.tag!r}", node.start_mark)
+    raise _rejected(f"expected plain values, got the tag {node.tag!r}", node.start_mark)
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -157,17 +161,17 @@ _Loader.add_implicit_resolver(
 _Loader.yaml_constructors = {
     _TAG + kind: yaml.SafeLoader.yaml_constructors[_TAG + kind] for kind in ("null", "str", "seq", "map")
 }
-_Loader.add_constructor(_TAG + "bool", _made(lambda text: {"true": True, "false": False}[text.lower()], "true or false"))
-_Loader.add_constructor(_TAG + "int", _made(_int, "an integer of at most 64 bits"))
-_Loader.add_constructor(_TAG + "float", _made(lambda text: float(re.sub(r"\.(?=inf|nan)", "", text.lower())), "a number"))
+_Loader.add_constructor(_TAG + "bool", _constructor(lambda text: {"true": True, "false": False}[text.lower()], "true or false"))
+_Loader.add_constructor(_TAG + "int", _constructor(_int, "a 64-bit integer"))
+_Loader.add_constructor(_TAG + "float", _constructor(_float, "a number"))
 _Loader.add_constructor(None, _unknown_tag)
 
 
 def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
-    """Read and check a study file; relative paths in it start at the file's folder.
+    """Read and check a study file; relative paths in it are resolved against its folder.
 
     Args:
-        storage: takes the place of the file's own `storage`, as from `BSEARCH_STORAGE`.
+        storage: overrides the file's `storage`, as `BSEARCH_STORAGE` does.
 
     Raises:
         StudyFileError: all faults of the file.
@@ -177,12 +181,12 @@ def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
 
 
 def located(error: StudyFileError, path: Path) -> StudyFileError:
-    """The same faults with file and line, for those found after the file had been read."""
+    """The error with file and line added to its faults, for those found after the file was read."""
     try:
         node = _Loader(text_of(path, "a study file", LARGEST_FILE)).get_single_node()
     except (StudyFileError, yaml.YAMLError):
         node = None
-    if node is None:  # it was read before: someone has changed it since
+    if node is None:  # the file has changed since it was read
         return error
     faults = [
         fault if fault.file or not fault.key else replace(fault, file=str(path), line=_line(node, tuple(fault.key.split("."))))
@@ -199,9 +203,9 @@ def resolve_study(study: StudySpec, folder: Path, storage: str | None = None) ->
     storage = storage or study.storage or f"sqlite:///{study.study}.db"
     if storage.startswith("sqlite:///") and ":memory:" not in storage:
         storage = "sqlite:///" + _absolute("storage", storage.removeprefix("sqlite:///"), folder)
-    cluster, kept = study.cluster, study.cluster.checkpoints
-    if kept is not None and "://" not in kept:
-        cluster = cluster.model_copy(update={"checkpoints": _absolute("cluster.checkpoints", kept, folder)})
+    cluster, checkpoints = study.cluster, study.cluster.checkpoints
+    if checkpoints is not None and "://" not in checkpoints:
+        cluster = cluster.model_copy(update={"checkpoints": _absolute("cluster.checkpoints", checkpoints, folder)})
     resolved = study.model_copy(update={"task": f"{reference}:{name}", "storage": storage, "cluster": cluster})
     resolved._folder = folder
     return resolved
@@ -210,26 +214,27 @@ def resolve_study(study: StudySpec, folder: Path, storage: str | None = None) ->
 def _absolute(key: str, path: str, folder: Path) -> str:
     try:
         return str((folder / Path(path).expanduser()).resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # too long, in circles, of nobody's home, with a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, an unknown home, or a NUL
         raise StudyFileError(Fault(key, f"expected a path, got {cut(path, 200)!r}: {error}")) from None
 
 
 def parse_study(text: str, file: str = "study.yaml") -> StudySpec:
-    """Check a study's text. Paths stay as they are written.
+    """Parse and check the text of a study file. Paths stay as written.
 
     Raises:
-        StudyFileError: all faults, in the order of the file.
+        StudyFileError: all faults, in file order.
     """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        twice = list(_twice(node))
+        duplicates = list(_duplicates(node))
         data = loader.construct_document(node) if node is not None else None
     except (yaml.YAMLError, ValueError) as error:
         raise StudyFileError(_yaml_fault(error, file)) from None
     if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
-        raise StudyFileError(Fault("", "expected keys such as study, task and space; got no mapping", file, 1))
-    faults = [Fault(_dotted(key), f"the key is written twice; first in line {first}", file, line) for key, line, first in twice]
+        found = "an empty file" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+        raise StudyFileError(Fault("", f"expected keys such as study, task and space; got {found}", file, 1))
+    faults = [Fault(_dotted(key), f"duplicate key, first on line {first}", file, line) for key, line, first in duplicates]
     try:
         study = StudySpec.model_validate(data)
     except ValidationError as error:
@@ -244,7 +249,7 @@ def parse_study(text: str, file: str = "study.yaml") -> StudySpec:
 
 
 def study_from_dict(data: Mapping[str, Any]) -> StudySpec:
-    """Check a study that was never in a file, as the command line's options make one.
+    """Check a study that is not from a file, such as one built from command-line options.
 
     Raises:
         StudyFileError: all faults, without lines.
@@ -253,7 +258,7 @@ def study_from_dict(data: Mapping[str, Any]) -> StudySpec:
 
 
 def changed_study(study: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
-    """The study with some of its keys replaced; keys of a section that are not given stay.
+    """The study with some of its keys replaced; other keys of a section are unchanged.
 
     Raises:
         StudyFileError: all faults, without lines.
@@ -264,16 +269,19 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
     for key, value in changes.items():
         old = data.get(key)
         data[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
-    made = study_from_dict(data)
-    made._folder = study.folder
-    return made
+    changed = study_from_dict(data)
+    changed._folder = study.folder
+    return changed
 
 
 def plain_value(text: str, where: str) -> Any:
-    """One value as a study file writes it.
+    """Parse one value as in a study file.
+
+    Args:
+        where: source of the text, for messages.
 
     Raises:
-        StudyFileError: no plain YAML; `where` says what was read.
+        StudyFileError: not plain YAML.
 
     >>> plain_value("[1e-3, no]", "--set rates")
     [0.001, 'no']
@@ -286,9 +294,9 @@ def plain_value(text: str, where: str) -> Any:
 
 def _yaml_fault(error: Exception, file: str) -> Fault:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    what = getattr(error, "problem", None) or str(error).partition("\n")[0] or type(error).__name__
-    words = what if isinstance(error, _RefusedError) else f"expected YAML, but {what.removeprefix('but ')}"
-    return Fault("", words, file, mark.line + 1 if mark else None)
+    problem = getattr(error, "problem", None) or str(error).partition("\n")[0] or type(error).__name__
+    message = problem if isinstance(error, _RejectedError) else f"invalid YAML: {problem.removeprefix('but ')}"
+    return Fault("", message, file, mark.line + 1 if mark else None)
 
 
 def _dotted(key: Key) -> str:
@@ -296,8 +304,8 @@ def _dotted(key: Key) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
 
 
-def _twice(node: yaml.Node | None, key: Key = ()) -> Iterator[tuple[Key, int, int]]:
-    """Keys that one mapping holds twice (YAML would keep the last and say nothing)."""
+def _duplicates(node: yaml.Node | None, key: Key = ()) -> Iterator[tuple[Key, int, int]]:
+    """Keys that occur twice in one mapping: (key, line, first line). YAML would silently use the last."""
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for name, value in node.value:
@@ -307,16 +315,16 @@ def _twice(node: yaml.Node | None, key: Key = ()) -> Iterator[tuple[Key, int, in
             if name.value in seen:
                 yield (*key, name.value), line, seen[name.value]
             seen[name.value] = line
-            yield from _twice(value, (*key, name.value))
+            yield from _duplicates(value, (*key, name.value))
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _twice(value, (*key, index))
+            yield from _duplicates(value, (*key, index))
 
 
 def _step(node: yaml.Node, part: str | int) -> tuple[yaml.Node, int] | None:
-    """The node under one part of a key, and the line it is written in."""
+    """The node under one part of a key, and its line."""
     if isinstance(node, yaml.MappingNode):
-        for name, value in reversed(node.value):  # the last counts, above all over what `<<` merged in
+        for name, value in reversed(node.value):  # the last one applies, also over keys merged by `<<`
             if name.value == str(part):
                 return value, name.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
@@ -325,7 +333,7 @@ def _step(node: yaml.Node, part: str | int) -> tuple[yaml.Node, int] | None:
 
 
 def _line(node: yaml.Node, key: Key) -> int:
-    """The line of a key, or of the innermost part of it that the file holds."""
+    """The line of a key, or of its innermost part that is in the file."""
     line = node.start_mark.line + 1
     for part in key:
         found = _step(node, part)
@@ -336,8 +344,8 @@ def _line(node: yaml.Node, key: Key) -> int:
 
 
 def _written(key: Key, node: yaml.Node) -> Key:
-    """The key as the user wrote it: without the names pydantic gives to the members of a union."""
-    kept: list[str | int] = []
+    """The key as the user wrote it, without pydantic's names for union members."""
+    written: list[str | int] = []
     here: yaml.Node | None = node
     for part in key:
         found = _step(here, part) if here is not None else None
@@ -347,9 +355,9 @@ def _written(key: Key, node: yaml.Node) -> Key:
             continue
         if found is None and isinstance(part, int) and isinstance(here, yaml.MappingNode):
             continue
-        kept.append(part)
+        written.append(part)
         here = found[0] if found else None
-    return tuple(kept)
+    return tuple(written)
 
 
 # Keys of study files before the first release.
@@ -366,15 +374,15 @@ _EXPECTED = {
     "int_parsing": "an integer",
     "int_from_float": "an integer",
     "float_type": "a number",
-    "string_type": "text",
+    "string_type": "a string",
     "bool_type": "true or false",
-    "model_type": "keys and values",
-    "model_attributes_type": "keys and values",
-    "dict_type": "keys and values",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+    "dict_type": "a mapping of keys to values",
     "tuple_type": "a list",
     "list_type": "a list",
     "too_short": "at least one value",
-    "string_too_short": "text that is not empty",
+    "string_too_short": "a non-empty string",
 }
 _BOUNDS = {
     "greater_than_equal": (">=", "ge"),
@@ -385,33 +393,34 @@ _BOUNDS = {
 
 
 def _fault(details: ErrorDetails, node: yaml.Node, file: str) -> Fault:
-    kind, context, came = details["type"], details.get("ctx", {}), details["input"]
+    kind, context, value = details["type"], details.get("ctx", {}), details["input"]
     raw = details["loc"]
     key = _written(raw, node)
     if kind == "bsearch":
         message = context["message"]
         if ", got " not in message and "; got " not in message:
-            message += f", got {came!r}"
+            message += f", got {value!r}"
     elif kind == "missing":
-        message = "expected this key, got none"
+        message = "missing required key"
     elif kind == "extra_forbidden":
         known = _known_keys(raw)
         if (renamed := _RENAMED.get(".".join(map(str, key)))) is not None:
-            return Fault(_dotted(key), f"now called {renamed}", file, _line(node, key))
-        message = f"unknown key.{near_miss(key[-1], known)} Known here: {', '.join(known)}"
+            return Fault(_dotted(key), f"renamed to {renamed}", file, _line(node, key))
+        message = f"unknown key.{near_miss(key[-1], known)} Valid keys: {', '.join(known)}"
     elif kind == "literal_error":
         known = [word.strip("' ") for word in re.split(r",| or ", context["expected"])]
-        message = f"expected {'one of ' if len(known) > 1 else ''}{', '.join(known)}; got {came!r}.{near_miss(came, known)}"
+        message = f"expected {'one of ' if len(known) > 1 else ''}{', '.join(known)}; got {value!r}.{near_miss(value, known)}"
     elif kind in _BOUNDS:
         sign, name = _BOUNDS[kind]
-        message = f"expected a number {sign} {context[name]}, got {came!r}"
+        message = f"expected a number {sign} {context[name]}, got {value!r}"
     else:
-        message = f"expected {_EXPECTED.get(kind, details['msg'])}, got {came!r}"
+        expected = _EXPECTED.get(kind, details["msg"].removeprefix("Input should be "))
+        message = f"expected {expected}, got {value!r}"
     return Fault(_dotted(key), message, file, _line(node, key))
 
 
 def _known_keys(key: Key) -> list[str]:
-    """The keys the section around an unknown key knows."""
+    """The valid keys of the section that contains an unknown key."""
     here: Any = StudySpec
     for part in key[:-1]:
         if isinstance(part, str) and part in DOMAIN_KINDS:
@@ -423,20 +432,20 @@ def _known_keys(key: Key) -> list[str]:
 
 
 def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
-    """Faults that only two keys together show, where each of them alone could be read."""
+    """Faults of keys that are valid on their own but not in combination."""
     raw = data.get("space")
     if not isinstance(raw, dict):
         return
-    # `noise_batch` is no slip's cure: tasks have parameters such as noise_std, and where a rule lacks it the rule says so.
+    # Never suggest `noise_batch`: tasks have parameters such as noise_std, and rules that require it say so.
     known = [name for name in Space.model_fields if name != "noise_batch"]
     for name in raw:
         if name in RESERVED:
-            yield ("space", name), f"{name!r} is a word of bsearch's own results, so no parameter of a task may bear it"
+            yield ("space", name), f"{name!r} is reserved for bsearch's own results. Rename the parameter."
         elif name not in Space.model_fields and (miss := near_miss(name, [key for key in known if key not in raw])):
             yield (
                 ("space", name),
-                f"{name!r} would be a new parameter of the task, but it looks like a slip.{miss} "
-                "If you mean it, give it a name further from that one.",
+                f"{name!r} would be a parameter of the task, but it looks like a typo.{miss} "
+                "If it is intended, choose a less similar name.",
             )
     try:
         space = Space.model_validate(raw)
@@ -452,7 +461,7 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
         for name, value in settings.items() if isinstance(settings, dict) else []:
             key: Key = ("baseline", index, str(name))
             if name not in domains:
-                yield key, f"expected a parameter of space, got {name!r}.{near_miss(name, domains)}"
+                yield key, f"expected a parameter from space, got {name!r}.{near_miss(name, domains)}"
             elif not domains[name].contains(value):
                 hint = f" Write rule: power, exponent: {RULE_EXPONENTS[value]:g}." if _power_for(name, value, domains) else ""
                 yield key, f"expected {domains[name]} as in space.{name}, got {value!r}.{hint}".removesuffix("." * (not hint))
@@ -463,5 +472,5 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
 
 
 def _power_for(name: str, value: Any, domains: Mapping[str, Domain]) -> bool:
-    """Whether a setting names a rule that the space, as with `rule: auto`, holds as an exponent."""
+    """Whether a setting names a rule that the space expresses as an exponent, as `rule: auto` does."""
     return name == "rule" and value in RULE_EXPONENTS and "exponent" in domains and domains["rule"].contains("power")

@@ -1,7 +1,7 @@
-"""What a study file may say of the batch job that `bsearch submit` makes of it.
+"""Settings of the batch job that `bsearch submit` creates for a study.
 
-Everything here ends in a job script, a manifest or an argument of a cluster's program, so each value is held to the few
-characters it can need: what passes here means the same everywhere, quoted or not.
+The values end up in job scripts, manifests and command-line arguments, so each is restricted to the few characters it
+needs: an accepted value means the same everywhere, quoted or not.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .domain import Number, Scalar, Section, fault
 from .memory import bytes_of
 
 
-def _like(pattern: str, words: str) -> AfterValidator:
-    """A check that a text is of one form; newlines never are."""
+def _like(pattern: str, expected: str) -> AfterValidator:
+    """A validator that a string matches a pattern; newlines never match."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
-            raise fault(f"expected {words}, got {value!r}")
+            raise fault(f"expected {expected}, got {value!r}")
         return value
 
     return AfterValidator(check)
@@ -29,14 +29,15 @@ def _like(pattern: str, words: str) -> AfterValidator:
 
 Name = Annotated[StrictStr, _like(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", "a name of letters, digits, '_', '.', '@' and '-'")]
 Names = Annotated[
-    StrictStr, _like(r"[A-Za-z0-9_][A-Za-z0-9_.@,-]*", "a name of letters, digits, '_', '.', '@' and '-', or several with ','")
+    StrictStr,
+    _like(r"[A-Za-z0-9_][A-Za-z0-9_.@,-]*", "a name of letters, digits, '_', '.', '@' and '-', or several separated by ','"),
 ]
-Variable = Annotated[
-    StrictStr, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable; its value stays where it is")
-]
-# Kubernetes' own rules for names (DNS labels), for keys of secrets, and for resources.
+Variable = Annotated[StrictStr, _like(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, without its value")]
+# Kubernetes' rules for names (DNS labels), keys of secrets, and resources.
 Label = Annotated[StrictStr, _like(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', at most 63")]
-SecretKey = Annotated[StrictStr, _like(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,252}", "a key of letters, digits, '.', '_' and '-'")]
+SecretKey = Annotated[
+    StrictStr, _like(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,252}", "a secret's key of letters, digits, '.', '_' and '-'")
+]
 Resource = Annotated[
     StrictStr,
     _like(
@@ -56,20 +57,22 @@ def _bytes(value: Any) -> Any:
 
 
 class RayJob(Section):
-    """A job on a Ray cluster that runs already."""
+    """A job on a running Ray cluster."""
 
     address: Annotated[
         StrictStr,
         _like(r"auto|(https?|ray)://[A-Za-z0-9.\-\[\]:/_~%]+|[A-Za-z0-9.-]+:[0-9]+", "auto, http://host:8265 or host:6379"),
     ] = Field(
-        "auto", description="The cluster's dashboard, http://host:8265, or its head, host:6379; auto: RAY_ADDRESS, or here."
+        "auto",
+        description="The cluster's dashboard, http://host:8265, or its head node, host:6379; auto: RAY_ADDRESS, otherwise "
+        "this machine.",
     )
     ship: StrictBool = Field(
-        True, description="Send this bsearch along; false where the cluster's Python has the same version installed."
+        True, description="Upload this bsearch with the job; false if the cluster's Python has the same version installed."
     )
 
 
-# What the script itself says, or has a key of its own.
+# Options that the script sets itself, or that have a key of their own.
 _OWNED_OPTIONS = frozenset(
     {"account", "array", "chdir", "constraint", "cpus-per-task", "error", "export", "export-file", "get-user-env", "gres"}
     | {"gpus-per-node", "input", "job-name", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output"}
@@ -79,7 +82,7 @@ _OWNED_OPTIONS = frozenset(
 
 def _option_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise fault(f"expected an option of sbatch by its long name, such as exclude; got {name!r}")
+        raise fault(f"expected the long name of an sbatch option, such as exclude; got {name!r}")
     if name in _OWNED_OPTIONS:
         raise fault(f"expected an option that bsearch does not set itself, got {name!r}")
     return name
@@ -87,28 +90,28 @@ def _option_name(name: str) -> str:
 
 def _option_value(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_./:=,@%+\[\]-]*", value):
-        raise fault(f"expected a value without spaces and signs that a shell would read, got {value!r}")
+        raise fault(f"expected a value without spaces and shell metacharacters, got {value!r}")
     return value
 
 
-_SETUP = "one line of words without ; & | $ quotes or other signs of the shell. For more than that write `source my-setup.sh`"
+_SETUP = "a command without ; & | $ quotes and other shell metacharacters, or `source my-setup.sh` for more than that"
 
 
 def _one_at_a_time(value: str) -> str:
     if not re.fullmatch(r"[0-9]+(-[0-9]+(:[0-9]+)?)?(,[0-9]+(-[0-9]+(:[0-9]+)?)?)*%1", value):
         raise fault(
-            f"expected an array that runs one task at a time, for one driver holds a study, such as 1-4%1; got {value!r}"
+            f"expected an array that runs one task at a time, such as 1-4%1, since a study has one driver; got {value!r}"
         )
     return value
 
 
 class SlurmJob(Section):
-    """A job in a Slurm queue: Ray is started over its nodes and ends with it."""
+    """A job in a Slurm queue: Ray is started on its nodes and ends with the job."""
 
-    partition: Names | None = Field(None, description="Partition, or several with commas; not given: the cluster's default.")
+    partition: Names | None = Field(None, description="Partition, or several separated by commas; default: the cluster's.")
     account: Name | None = Field(None, description="Account that the job is charged to.")
     qos: Name | None = Field(None, description="Quality of service.")
-    # & and | belong to Slurm's own grammar of features; in an #SBATCH line, quoted, no shell reads them.
+    # & and | are Slurm's operators on features; quoted in an #SBATCH line, no shell interprets them.
     constraint: Annotated[StrictStr, _like(r"(?!-)[A-Za-z0-9_.,&|*()\[\]-]+", "features such as a100 or 'intel&ib'")] | None = (
         Field(None, description="Features that each node must have, such as a100.")
     )
@@ -119,21 +122,22 @@ class SlurmJob(Section):
         ]
         | None
     ) = Field(
-        None, description="Generic resources of each node, as gpu:a100:2; gpus_per_node tells Ray how many of them are GPUs."
+        None,
+        description="Generic resources per node, such as gpu:a100:2; gpus_per_node sets how many of them Ray uses as GPUs.",
     )
     array: Annotated[StrictStr, AfterValidator(_one_at_a_time)] | None = Field(
-        None, description="Tasks one after the other, as 1-4%1: each goes on with the study."
+        None, description="Job array of tasks that run one after another, such as 1-4%1: each resumes the study."
     )
     options: dict[Annotated[StrictStr, AfterValidator(_option_name)], Annotated[Scalar, AfterValidator(_option_value)]] = Field(
-        {}, description="Further options of sbatch by their long names; true for those without a value."
+        {}, description="Other sbatch options by their long names; true for those without a value."
     )
     setup: tuple[Annotated[StrictStr, _like(r"[A-Za-z0-9_./~:=+@%,-]+( +[A-Za-z0-9_./~:=+@%,-]+)*", _SETUP)], ...] = Field(
         (),
-        description="Lines the script begins with, as `module load cuda/12` or `source ~/venv/bin/activate`; "
-        "none: the Python that submits.",
+        description="Commands at the start of the script, such as `module load cuda/12` or `source ~/venv/bin/activate`; "
+        "default: none, using the Python that submits.",
     )
     requeues: StrictInt = Field(
-        20, ge=0, description="How often the job may queue itself again when its time is over and the study is not."
+        20, ge=0, description="How often the job may requeue itself when its time limit ends before the study does."
     )
 
 
@@ -145,52 +149,48 @@ class SecretReference(Section):
 
 
 class KubeRayJob(Section):
-    """A RayJob of the KubeRay operator: a cluster of its own, gone when the study ends."""
+    """A RayJob of the KubeRay operator: a cluster of its own, deleted when the study ends."""
 
     image: (
         Annotated[StrictStr, _like(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", "a container image such as registry/bsearch:0.1.0")] | None
-    ) = Field(None, description="Container image that holds Ray, bsearch and what the task imports.")
-    namespace: Label = Field("default", description="Kubernetes namespace that the objects are made in.")
-    service_account: Label | None = Field(None, description="Service account of the pods; not given: no API token is mounted.")
+    ) = Field(None, description="Container image with Ray, bsearch and the task's dependencies.")
+    namespace: Label = Field("default", description="Kubernetes namespace of the objects created.")
+    service_account: Label | None = Field(None, description="Service account of the pods; default: no API token is mounted.")
     storage_claim: Label | None = Field(None, description="Persistent volume claim mounted on every pod, for storage and data.")
     mount_path: Annotated[StrictStr, _like(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", "an absolute path such as /data")] = Field(
         "/data", description="Where the claim is mounted."
     )
-    database_secret: SecretReference | None = Field(None, description="Secret whose key holds the storage's URL.")
+    database_secret: SecretReference | None = Field(None, description="Secret that contains the storage URL.")
     environment_secret: Label | None = Field(
-        None, description="Secret that holds the variables `environment` names, by those names."
+        None, description="Secret that contains the variables listed in `environment`, under the same names."
     )
-    gpu_resource: Resource = Field("nvidia.com/gpu", description="What the cluster calls its GPUs.")
+    gpu_resource: Resource = Field("nvidia.com/gpu", description="Resource name of the cluster's GPUs.")
     ray_version: Annotated[StrictStr, _like(r"[0-9]+(\.[0-9a-z]+)*", "a version such as 2.60.0")] | None = Field(
-        None, description="Ray in the image; default: the version here."
+        None, description="Ray version in the image; default: the version installed here."
     )
-    token: StrictBool = Field(False, description="The cluster asks for a token (KubeRay 1.5 and Ray 2.52 on).")
-    retries: StrictInt = Field(2, ge=0, description="How often a cluster that failed is made anew; the study goes on.")
-    keep_s: StrictInt = Field(600, ge=0, description="Seconds the pods stay after the study's end.")
-    run_as_user: StrictInt = Field(1000, ge=1, description="User id in the image; 1000 is Ray's own.")
+    token: StrictBool = Field(False, description="The cluster requires a token (KubeRay 1.5 and Ray 2.52 or later).")
+    retries: StrictInt = Field(2, ge=0, description="How often a failed cluster is created again; the study resumes.")
+    keep_s: StrictInt = Field(600, ge=0, description="Seconds that the pods are kept after the study ends.")
+    run_as_user: StrictInt = Field(1000, ge=1, description="User id in the image; 1000 is that of Ray's images.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field("IfNotPresent", description="When nodes pull the image.")
 
 
 class Submit(Section):
-    """The batch job that `bsearch submit` makes of the study; no part of what the study is."""
+    """The batch job that `bsearch submit` creates; not part of the study's identity."""
 
-    launcher: Name | None = Field(None, description="ray, slurm, kuberay, or one that a plug-in brings.")
-    nodes: StrictInt = Field(1, ge=1, description="Machines the job gets.")
-    gpus_per_node: StrictInt = Field(0, ge=0, description="GPUs of each machine.")
-    cpus_per_node: StrictInt = Field(4, ge=1, description="CPU cores of each machine.")
+    launcher: Name | None = Field(None, description="ray, slurm, kuberay, or the launcher of a plug-in.")
+    nodes: StrictInt = Field(1, ge=1, description="Machines of the job.")
+    gpus_per_node: StrictInt = Field(0, ge=0, description="GPUs per machine.")
+    cpus_per_node: StrictInt = Field(4, ge=1, description="CPU cores per machine.")
     memory_per_node: Annotated[StrictInt | None, BeforeValidator(_bytes, json_schema_input_type=int | str | None)] = Field(
-        None, description="Memory of each machine, such as 16GiB; not given: what the cluster gives."
+        None, description="Memory per machine, such as 16GiB; default: the cluster's."
     )
-    hours: Number | None = Field(
-        None, gt=0, le=24 * 365, description="Time limit of the job in hours; not given: the cluster's own."
-    )
+    hours: Number | None = Field(None, gt=0, le=24 * 365, description="Time limit of the job in hours; default: the cluster's.")
     environment: tuple[Variable, ...] = Field((), description="Environment variables passed on to the job, by name.")
     ray: RayJob = RayJob()
     slurm: SlurmJob = SlurmJob()
     kuberay: KubeRayJob = KubeRayJob()
-    plugins: dict[Name, dict[Variable, Scalar]] = Field(
-        {}, description="Settings of launchers that plug-ins bring, by launcher."
-    )
+    plugins: dict[Name, dict[Variable, Scalar]] = Field({}, description="Settings of plug-in launchers, by launcher.")
 
 
 __all__ = ["KubeRayJob", "RayJob", "SecretReference", "SlurmJob", "Submit"]

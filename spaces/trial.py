@@ -1,7 +1,7 @@
-"""The values that travel the road: what one trial is told, what it reports, and what is kept of it.
+"""The values that describe a trial: its setup, its measurements, its outcome, and its record.
 
-They cross process boundaries as plain dicts (`to_dict`, `from_dict`), so a worker needs nothing but this
-package to understand the driver, whatever either runs on.
+They cross process boundaries as plain dicts (`to_dict`, `from_dict`), so driver and worker only need this
+package to understand each other, whatever they run on.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Parameter = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """What the search wants tried: a value for every parameter of the space, searched or fixed.
+    """A proposed trial: a value for every parameter of the space, searched or fixed.
 
-    `notes` came with it when it was queued: which setting it repeats, with which seed.
+    `notes` were attached when it was queued: which setting it repeats, with which seed.
     """
 
     number: int
@@ -34,20 +34,20 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class TrialSetup:
-    """Everything one attempt at a trial needs to know; what every method of a task is given.
+    """Everything that one attempt at a trial needs; passed to every method of a task.
 
-    `learning_rate`, `betas`, `eps` and `weight_decay` are what the optimizer is to get: the rule has been applied.
+    `learning_rate`, `betas`, `eps` and `weight_decay` are those of the optimizer: the rule has been applied.
 
     Args:
         number: of the trial in its study.
-        attempt: 0, and one more each time the trial is tried again.
-        plan: how a step of `effective_batch` samples is made: passes and devices.
+        attempt: 0, incremented with each retry of the trial.
+        plan: how a step of `effective_batch` samples is split into micro-batches and devices.
         samples_budget: samples to train on, epochs times the training set.
-        training: the study's section `training`: schedule, warm-up, precision, seed, ...
-        largest_micro_batch: samples that one pass on one device may have; None where nothing limits them.
-        metric: name of the metric that trials are compared by.
-        folder: of the study file; a task's own relative paths start here.
-        parameters: the study's further parameters by name.
+        training: the study's `training` section: schedule, warm-up, precision, seed, ...
+        largest_micro_batch: the most samples per micro-batch on one device; None: no limit.
+        metric: name of the metric that trials are compared on.
+        folder: the study file's; relative paths in the task are resolved against it.
+        parameters: the task's parameters by name.
     """
 
     study: str
@@ -63,13 +63,13 @@ class TrialSetup:
     reference_batch: int = 1
     largest_micro_batch: int | None = None
     smallest_micro_batch: int = 1
-    evaluation_batch: int | None = None  # samples of an evaluation pass; None lets the loop choose
-    memory_limit_bytes: int | None = None  # what the device may hold; more is out of memory
+    evaluation_batch: int | None = None  # samples per forward pass of evaluation; None: the loop chooses
+    memory_limit_bytes: int | None = None  # limit per device; using more counts as out of memory
     metric: str = "accuracy"
     device: Literal["cpu", "gpu"] = "cpu"
     cpus: int = 1
-    folder: str = "."  # of the study file; a task's own relative paths start here
-    checkpoint: str | None = None  # URL of the file that a later attempt goes on from; None where none is kept
+    folder: str = "."
+    checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ class TrialSetup:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What every plan of this trial keeps to, as `plan_batch` takes it."""
+        """Limits of every plan of this trial, as keyword arguments of `plan_batch`."""
         return {
             "largest_micro_batch": self.largest_micro_batch,
             "smallest_micro_batch": self.smallest_micro_batch,
@@ -94,7 +94,7 @@ class TrialSetup:
 
     @property
     def betas(self) -> tuple[float, float]:
-        """Adam's two averages."""
+        """Adam's betas."""
         return self.optimizer.betas
 
     @property
@@ -109,7 +109,7 @@ class TrialSetup:
 
     @property
     def seed(self) -> int:
-        """Of this training."""
+        """Random seed of this training."""
         return self.training.seed
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class TrialSetup:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's and torch's single numbers as Python's own, which travel as JSON."""
+    """Scalars of NumPy and torch as Python numbers, which JSON can hold."""
     return value.item() if hasattr(value, "item") else value
 
 
@@ -147,11 +147,11 @@ class Measurement:
 
     Args:
         samples_seen: samples trained on so far, of the trial's `samples_budget`.
-        elapsed_s: seconds of training so far, evaluation and checkpoints left out.
-        accuracy: share of right answers on the evaluation data; may be None where `scores` names the metric.
-        scores: further metrics by name.
+        elapsed_s: seconds of training so far, without evaluation and checkpoints.
+        accuracy: share of correct predictions on the validation data; may be None if `scores` has the metric.
+        scores: other metrics by name.
         train_loss: mean training loss since the last measurement.
-        facts: what the worker found out about the run (peak bytes, ghost batch size, ...), numbers or words.
+        facts: properties of the run (peak bytes, ghost batch size, ...), numbers or strings.
     """
 
     samples_seen: int
@@ -165,7 +165,7 @@ class Measurement:
         for name in ("samples_seen", "elapsed_s"):
             value = _plain(getattr(self, name))
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise TaskError(f"Measurement.{name}: expected a plain finite number >= 0, got {value!r}")
+                raise TaskError(f"Measurement.{name}: expected a finite number >= 0, got {value!r}")
             object.__setattr__(self, name, value)
         accuracy = _plain(self.accuracy)
         if accuracy is not None and not isinstance(accuracy, int | float):
@@ -176,12 +176,12 @@ class Measurement:
         """The value of a metric by name; `accuracy` is the field of that name.
 
         Raises:
-            TaskError: the measurement does not hold that metric.
+            TaskError: the measurement does not have that metric.
         """
         value = self.scores.get(metric, self.accuracy if metric == "accuracy" else None)
         if value is None:
             known = ", ".join(sorted({*self.scores, *(() if self.accuracy is None else ("accuracy",))})) or "nothing"
-            raise TaskError(f"objectives.metric: expected the training code to measure {metric!r}, but it measures {known}")
+            raise TaskError(f"objectives.metric: expected a metric that the training code reports ({known}), got {metric!r}")
         return float(value)
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ COUNTED: frozenset[OutcomeKind] = frozenset({"complete", "stopped", "diverged"})
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended. `message` is for people; `micro_batch` is the size that did not fit memory."""
+    """How an attempt ended. `message` is for users; `micro_batch` is the size that ran out of memory."""
 
     kind: OutcomeKind
     message: str = ""
@@ -217,26 +217,26 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TrialFacts:
-    """Derived values of a trial; None where they are not known. They are stored as user attributes of the Optuna trial.
+    """Derived values of a trial; None if unknown. They are stored as user attributes of the Optuna trial.
 
     Args:
         effective_batch, micro_batch, accumulation, devices, rule, learning_rate, weight_decay, betas, eps, epochs,
-            samples_budget, seed: what the trial trains with, after plan and rule.
+            samples_budget, seed: settings of the training, after plan and rule.
         train_s, device_s: seconds of the full training, and those seconds times its devices.
         train_s_source: `known` from the step-time law, `measured` by the clock, or `retimed` for another device.
         measured_train_s: full training by the trial's own clock.
-        train_s_error: measured over expected training time, minus 1.
-        contended: that error is too large for a device of its own.
+        train_s_error: relative error of the predicted training time: measured / predicted - 1.
+        contended: the error is so large that the device was probably shared.
         attempts: attempts at the trial so far.
         host, device_kind: where it ran.
-        baseline: its place in the study's `baseline:`.
-        repeats: the trial whose setting this one trains again.
-        continues, continued_by, began_as: trials that carry on one experiment over interruptions.
+        baseline: its index in the study's `baseline:`.
+        repeats: the trial whose setting this one repeats.
+        continues, continued_by, began_as: links between trials that continue one experiment after interruptions.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
-        expected_seconds, expected_accuracy, expected_std: what its curve predicted for the full budget.
-        runs, failed_runs: of its setting, over all seeds.
-        mean_low, mean_high: 90 % interval of the setting's mean, where settings were repeated.
-        front_probability: of that mean lying on the front.
+        expected_seconds, expected_accuracy, expected_std: prediction for the full budget from its learning curve.
+        runs, failed_runs: numbers of runs of its setting, over all seeds.
+        mean_low, mean_high: 90 % interval of the setting's mean, if settings were repeated.
+        front_probability: probability that this mean lies on the front.
         ties: faster settings that it is not significantly better than.
         noise_scale, noise_scale_low, noise_scale_high: gradient noise scale and its interval, in samples.
         ghost_batch: samples that BatchNorm sees.
@@ -244,7 +244,7 @@ class TrialFacts:
         resumed_at: samples seen at the checkpoint it resumed from.
         checkpoint: why checkpoints could not be written.
         curve: (fraction, accuracy) of a trial of `Search`.
-        extra: further metrics by name, and whatever else the training code reported.
+        extra: other metrics by name, and anything else that the training code reported.
     """
 
     effective_batch: int | None = None
@@ -318,7 +318,7 @@ class TrialFacts:
         return {name: _lists(value) for name, value in known.items()} | dict(self.extra)
 
     def __or__(self, other: TrialFacts) -> TrialFacts:
-        """These facts, replaced by the other's where those are known."""
+        """These facts, updated with the other's known ones."""
         return TrialFacts.of({**self.to_dict(), **other.to_dict()})
 
 
@@ -335,13 +335,13 @@ def _lists(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What Optuna is told when a trial ends.
+    """What is reported to Optuna when a trial ends.
 
     Args:
-        state: Optuna's.
-        values: seconds and metric; None where the trial has none.
-        constraint: > 0 where the plan was infeasible; None where the trial says nothing about that.
-        outcome: ours.
+        state: Optuna's trial state.
+        values: seconds and metric; None if the trial has none.
+        constraint: > 0 if the plan was infeasible; None if the trial gives no information about that.
+        outcome: bsearch's outcome.
         facts: stored with the trial.
     """
 
@@ -372,10 +372,10 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """What is kept of a trial: its parameters, its derived values, and its outcome.
+    """What is stored of a trial: its parameters, its derived values, and its outcome.
 
-    `train_s` and `accuracy` are None where the trial did not get that far. `accuracy` holds the study's chosen metric in
-    its own direction.
+    `train_s` and `accuracy` are None if the trial did not get that far. `accuracy` is the study's metric, in its own
+    direction.
     """
 
     number: int
@@ -400,17 +400,17 @@ class TrialRecord:
 
     @property
     def is_repeat(self) -> bool:
-        """Whether it trains another trial's setting again, with another seed."""
+        """Whether it repeats another trial's setting with another seed."""
         return self.facts.repeats is not None
 
     @property
     def setting(self) -> int:
-        """The trial whose setting this one trains: its own number, or the one that it repeats."""
+        """The trial whose setting this one trains: itself, or the one that it repeats."""
         return self.number if self.facts.repeats is None else self.facts.repeats
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """90 % interval of its setting's mean metric; None where no setting was repeated."""
+        """90 % interval of its setting's mean metric; None if no setting was repeated."""
         low, high = self.facts.mean_low, self.facts.mean_high
         return None if low is None or high is None else (low, high)
 
@@ -421,7 +421,7 @@ class TrialRecord:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Facts and parameters by name, as the trial was trained: values derived by rule or plan replace what was asked for."""
+        """Facts and parameters by name, as trained: values derived by rule or plan replace the suggested ones."""
         facts = self.facts.to_dict()
         derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay") if name in facts}
         return {**facts, **self.parameters, **derived}
@@ -444,5 +444,5 @@ class ParetoFront:
     knee: int | None = None  # trial number
 
     def seconds(self, trial: TrialRecord) -> float | None:
-        """What the front counts as a trial's time."""
+        """A trial's time by the front's measure of speed."""
         return trial.seconds(self.speed)

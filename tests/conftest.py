@@ -21,6 +21,9 @@ TASKS = Path(__file__).parent / "tasks_for_tests.py"
 BSEARCH = Path(sys.executable).parent / "bsearch"
 
 
+BASELINE = {"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}
+
+
 def small_study(**changes: Any) -> dict[str, Any]:
     """A study on digits that trains in seconds; top-level keys may be replaced or, with None, left out."""
     study: dict[str, Any] = {
@@ -52,6 +55,18 @@ def study_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a study that has met its budget, run in this process; not to be changed."""
+    from helpers import run
+
+    path = tmp_path_factory.mktemp("finished") / "study.yaml"
+    study = small_study(task=f"{TASKS}:Points", budget={"trials": 6}, baseline=[BASELINE])
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    assert not run(path).failure
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """What the processes of a race do; apart from the tests, so that they import nothing else."""
 
+from bsearch.search.store.optuna_storage import open_storage
 from bsearch.search.store.records import Records
-from bsearch.search.suggest.suggester import open_storage
 
 
 def open_database(url: str, start) -> None:  # type: ignore[no-untyped-def]

@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bsearch.objectives import probe
 from bsearch.objectives.batches import in_order
 from bsearch.objectives.loading import load_task
+from bsearch.objectives.profiling import probe
 from bsearch.objectives.training import TrainingRun, batch_norms
 from bsearch.spaces.device import ProfileRequest
 from bsearch.spaces.study import Memory
 from bsearch.spaces.trial import TrialSetup
 
 
-def trained(reference: str, setup: dict[str, Any], steps: int, looks: bool = False) -> Iterator[list[torch.Tensor]]:
+def trained(reference: str, setup: dict[str, Any], steps: int, measures_noise: bool = False) -> Iterator[list[torch.Tensor]]:
     """The losses of so many steps, then the parameters after them."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
-    run.noise.looks = looks
+    run.noise.active = measures_noise
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
@@ -30,7 +30,7 @@ def trained(reference: str, setup: dict[str, Any], steps: int, looks: bool = Fal
 def noise_pairs(reference: str, setup: dict[str, Any], steps: int) -> Iterator[list[tuple[float, float]]]:
     """What so many steps say of the gradient's noise and of the gradient."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
-    run.noise.looks = True
+    run.noise.active = True
     plan = run.setup.plan
     loader = run.loader([plan] * steps)
     for _ in range(steps):
@@ -66,7 +66,7 @@ def evaluated(reference: str, setup: dict[str, Any], batch: int | None) -> Itera
 
 
 def plans_run(reference: str, setup: dict[str, Any]) -> Iterator[list[tuple[int, ...]]]:
-    """The sizes of the passes that this rank really ran, step by step."""
+    """The sizes of the micro-batches that this rank ran, step by step."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     ran: list[tuple[int, ...]] = []
     step = run.step
@@ -88,7 +88,7 @@ def who(times: int) -> Iterator[int]:
 
 def profiled(name: str) -> int:
     """The number of devices that a profile was made for, by one function of the probe or the other."""
-    from test_training import setup
+    from helpers import setup
 
     request = ProfileRequest(setup(), Memory(), highest=64, devices=(2,), timing_s=0.1)
     made = getattr(probe, name)("bsearch.objectives.digits:Digits", request)

@@ -8,16 +8,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.confirm import averaged
 from bsearch.search.analysis.pareto import front_of
 from bsearch.search.run.driver import StudyResult, run_study
-from bsearch.search.run.study_run import Event, Runner
+from bsearch.search.run.runner import Event, Runner
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import Objectives
@@ -38,7 +39,7 @@ class RunnerContract:
             spec = read_study(study_file(**changes))
             with runner(spec) as place:
                 opened: Runner = place
-                return run_study(spec, opened, task_code_hash(spec.task), notify=notify)
+                return run_study(spec, nullcontext(opened), task_code_hash(spec.task), notify=notify)
 
         return run
 
@@ -87,9 +88,9 @@ class RunnerContract:
 
     def test_the_users_setting_comes_first(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         setting = {"effective_batch": 77, "reference_rate": 0.1, "rule": "linear"}
-        go("Points", start=[setting], budget={"trials": 2})
+        go("Points", baseline=[setting], budget={"trials": 2})
         assert kept().trials[0].params == setting
-        assert kept().trials[0].user_attrs["start"] == 0
+        assert kept().trials[0].user_attrs["baseline"] == 0
         assert kept().trials[0].user_attrs["learning_rate"] == pytest.approx(0.1 * 77 / 64)
 
     def test_the_storage_holds_the_same_front_as_ours(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
@@ -172,8 +173,8 @@ class RunnerContract:
         assert len(set(seeds)) == len(seeds)
         assert max(Counter(trial.user_attrs["repeats"] for trial in repeats).values()) <= 2
         means = averaged(result.study.records, Objectives())
-        for setting in (mean for mean in means if mean.facts["runs"] > 1):
-            assert setting.facts["mean_low"] < (setting.accuracy or 0) < setting.facts["mean_high"]
+        for setting in (mean for mean in means if mean.facts.runs > 1):
+            assert setting.facts.mean_low < (setting.accuracy or 0) < setting.facts.mean_high
 
     def test_out_of_memory_keeps_the_experiment_and_accumulates_more(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 60, "high": 100}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
@@ -227,7 +228,7 @@ class RunnerContract:
         assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 2
 
     def test_another_metric_and_direction(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        objectives = {"accuracy": {"metric": "val_loss", "direction": "minimize"}}
+        objectives = {"metric": {"name": "val_loss", "direction": "minimize"}}
         result = go("Points", objectives=objectives, budget={"trials": 4})
         assert kept().metric_names == ["train_s", "val_loss"]
         assert kept().directions[1] == optuna.study.StudyDirection.MINIMIZE

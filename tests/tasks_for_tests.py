@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bsearch.objectives import Checkpoint, Data, Loss, Measurement, Score, Task, TrialSetup
+from bsearch.objectives.checkpoint import Checkpoint
 from bsearch.objectives.digits import Digits
+from bsearch.objectives.task import Data, Loss, Score, Task
+from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -16,7 +16,7 @@ import optuna
 import pytest
 import yaml
 from bsearch.cli import main
-from bsearch.search.report.frameworks import FRAMEWORKS
+from bsearch.search.report.frameworks.texts import FRAMEWORKS
 from bsearch.search.store.records import Records
 from bsearch.spaces.study_file import parse_study
 from click.testing import CliRunner, Result
@@ -65,7 +65,7 @@ def test_every_command_is_known_here_and_told_in_the_readme() -> None:
 
 
 def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None:
-    path = study_file(budget={"trials": 5}, start=[{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}])
+    path = study_file(budget={"trials": 5}, baseline=[{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}])
     run = bsearch("run", path, "--serial")
     assert run.exit_code == 0, run.output
     assert "Front of small: " in run.output
@@ -237,8 +237,8 @@ def test_bad_input_is_told_without_a_traceback(
     ("code", "message"),
     [
         ("import sys\nsys.exit(7)\n", "importing it failed at "),
-        (POINTS + "    def model(self, setup): raise SystemExit(3)\n", "trying it failed: SystemExit: 3 ("),
-        (POINTS + "    def model(self, setup): return {}['width']\n", "trying it failed: KeyError: 'width' ("),
+        (POINTS + "    def model(self, setup): raise SystemExit(3)\n", "a test step failed: SystemExit: 3 ("),
+        (POINTS + "    def model(self, setup): return {}['width']\n", "a test step failed: KeyError: 'width' ("),
         (
             POINTS + "    def loss(self, model, batch, setup): return Loss(model(batch[0]).sum(), -3)\n",
             "Mine.loss: expected a denominator >= 0 that the mean divides by, got -3",
@@ -445,7 +445,7 @@ def test_the_schema_knows_every_key_and_takes_what_we_write(tmp_path: Path) -> N
         data = yaml.safe_load(re.sub(r"\b(\d+)e-(\d)\b", r"\1.0e-\2", text))
         assert [error.message for error in validator.iter_errors(data)] == []
     assert list(validator.iter_errors({"study": "a", "task": "b", "space": {}, "bugdet": 1}))
-    assert {"study", "task", "space", "training", "memory", "devices", "budget", "objectives", "start"} <= set(
+    assert {"study", "task", "space", "training", "memory", "devices", "budget", "objectives", "baseline"} <= set(
         schema["properties"]
     )
 

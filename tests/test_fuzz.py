@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 from bsearch.cli import main
-from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.retime import planned_on, read_profile
-from bsearch.search.report.bench import sizes_of
+from bsearch.search.run.bench import sizes_of
 from bsearch.spaces.device import DeviceProfile
 from bsearch.spaces.errors import BsearchError, StudyFileError, plain
 from bsearch.spaces.plan import BatchPlan

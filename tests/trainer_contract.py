@@ -30,12 +30,12 @@ from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import plan_batch
 from bsearch.spaces.schedule import evaluation_points, rate_factor
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
-from test_training import setup
+from helpers import setup
 from torch import nn
 from torch.utils.data import Dataset
 
 SAMPLES = 600
-PATIENCE_S = 0.25
+SLOW_EVALUATION_S = 0.25
 
 
 @dataclass
@@ -117,7 +117,7 @@ def troubles(setup: TrialSetup) -> None:
     if trouble == "error":
         raise ValueError("my own mistake")
     if trouble == "slow":
-        time.sleep(PATIENCE_S)
+        time.sleep(SLOW_EVALUATION_S)
 
 
 class TrainerContract:
@@ -154,7 +154,7 @@ class TrainerContract:
         return outcome
 
     @pytest.mark.parametrize(
-        ("batch", "cap", "passes"),
+        ("batch", "cap", "micro_batches"),
         [
             (96, 32, [32, 32, 32]),
             (50, 16, [13, 13, 12, 12]),
@@ -240,7 +240,7 @@ class TrainerContract:
         measurements = self.trained("train", made)
         assert tuple(one.samples_seen for one in measurements) == evaluation_points(1000, 4)
         seconds = [one.elapsed_s for one in measurements]
-        assert seconds == sorted(seconds) and 0 < seconds[-1] <= time.perf_counter() - begun - 4 * PATIENCE_S
+        assert seconds == sorted(seconds) and 0 < seconds[-1] <= time.perf_counter() - begun - 4 * SLOW_EVALUATION_S
         for one in measurements:
             assert one.train_loss is not None and math.isfinite(one.train_loss)
             assert 0 <= one.score("accuracy") <= 1 and set(one.scores) >= {"accuracy"}

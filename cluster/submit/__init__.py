@@ -1,1 +1,1 @@
-"""Studies as batch jobs: one file for each kind of cluster, found as plug-ins by their entry points."""
+"""Studies as batch jobs: one module per kind of cluster, registered as plug-ins by entry points."""

@@ -1,4 +1,4 @@
-"""What travels to a cluster that shares no file system with us: the study's folder, and this package."""
+"""What is sent to a cluster without a shared file system: the study's folder and this package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.readable import readable_bytes
 
-# By name: what is made anew, what is only data, and what would be another run's memory.
+# Not sent, by name: what can be rebuilt, data, and the results and checkpoints of other runs.
 FOLDERS = (
     "results",
     "data",
@@ -32,7 +32,7 @@ LARGEST_FILE = 10 << 20  # bytes; code and settings are smaller
 
 @dataclass(frozen=True, slots=True)
 class StudyFiles:
-    """A folder's files by relative path, and what of it stays at home."""
+    """A folder's files by relative path, and what of it is not sent."""
 
     folder: Path
     kept: tuple[Path, ...]
@@ -50,16 +50,16 @@ class StudyFiles:
 
 
 def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
-    """The files of a study's folder that a job needs: code and settings, no results, databases, data or checkpoints.
+    """The files of a study's folder that a job needs: code and settings, without results, databases, data or checkpoints.
 
     Args:
-        largest: bytes that may travel in all.
-        key: of the study file, to tell the fault at.
+        largest: bytes that may be sent in total.
+        key: of the study file, for the error message.
 
     Raises:
-        StudyFileError: they are larger than that.
+        StudyFileError: the files are larger than that.
     """
-    kept: list[Path] = []
+    files: list[Path] = []
     left_out: list[str] = []
 
     def walk(here: Path) -> None:
@@ -76,30 +76,30 @@ def study_files(folder: Path, largest: int, key: str) -> StudyFiles:
             elif not path.is_file() or path.stat().st_size > LARGEST_FILE:
                 left_out.append(f"{relative} ({readable_bytes(path.stat().st_size)})" if path.is_file() else str(relative))
             else:
-                kept.append(relative)
+                files.append(relative)
 
     walk(folder)
-    files = StudyFiles(folder, tuple(kept), tuple(name for name in left_out if "__pycache__" not in name))
-    if files.bytes > largest:
-        sizes = sorted(((folder / path).stat().st_size, str(path)) for path in kept)[::-1][:3]
-        told = ", ".join(f"{name} {readable_bytes(size)}" for size, name in sizes)
+    found = StudyFiles(folder, tuple(files), tuple(name for name in left_out if "__pycache__" not in name))
+    if found.bytes > largest:
+        sizes = sorted(((folder / path).stat().st_size, str(path)) for path in files)[::-1][:3]
+        listed = ", ".join(f"{name} {readable_bytes(size)}" for size, name in sizes)
         raise StudyFileError(
             Fault(
                 key,
-                f"expected a study's folder of at most {readable_bytes(largest)} to send, got {readable_bytes(files.bytes)} "
-                f"({told}). Move data into a folder named data, which stays at home, or to the cluster",
+                f"expected a study folder of at most {readable_bytes(largest)} to send, got {readable_bytes(found.bytes)} "
+                f"({listed}). Move data to the cluster, or into a folder named data, which is not sent",
             )
         )
-    return files
+    return found
 
 
 def copy_package(target: Path) -> list[Path]:
-    """A copy of this package and of its metadata, as a wheel's contents would lie there.
+    """Copy this package and its metadata, laid out as in an installed wheel.
 
-    The same from an installed wheel and from a checkout, and nothing is built.
+    It works the same from an installed wheel and from a checkout, without building anything.
 
     Returns:
-        The folders that make it importable, each to be put on the path by its parent.
+        The folders of the package and of its metadata; with their parent on the path, the package can be imported.
     """
     root = Path(__file__).parents[2]
     packages = [one.name for one in pkgutil.walk_packages([str(root)], "bsearch.") if one.ispkg]
@@ -108,7 +108,7 @@ def copy_package(target: Path) -> list[Path]:
     package = target / "bsearch"
     for folder in [*folders, *templates]:
         for path in folder.iterdir():
-            # Of a checkout's root only what the wheel holds of it.
+            # From a checkout's root, only what the wheel contains.
             if path.is_file() and (
                 path.suffix == ".py"
                 or path.name == "py.typed"
@@ -118,11 +118,11 @@ def copy_package(target: Path) -> list[Path]:
                 copy = package / path.relative_to(root)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
-    kept = distribution("bsearch")
-    metadata = target / f"bsearch-{kept.version}.dist-info"
+    installed = distribution("bsearch")
+    metadata = target / f"bsearch-{installed.version}.dist-info"
     metadata.mkdir()
     for name in ("METADATA", "entry_points.txt"):
-        if text := kept.read_text(name):
+        if text := installed.read_text(name):
             (metadata / name).write_text(text, encoding="utf-8")
     return [package, metadata]
 

@@ -14,22 +14,22 @@ import ray
 
 
 def main(machines: int, limit_s: float) -> int:
-    """Exit code 0 once so many machines are there, 1 where they are not in time."""
+    """Exit code 0 once `machines` machines have joined, 1 if they have not within `limit_s`."""
     host, _, port = os.environ["RAY_ADDRESS"].rpartition(":")
     end = time.monotonic() + limit_s
-    there = 0
+    joined = 0
     while time.monotonic() < end:
         try:
             if not ray.is_initialized():
                 socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would wait for minutes
                 ray.init(address=f"{host}:{port}", log_to_driver=False, logging_level=logging.ERROR)
-            there = sum(bool(node["Alive"]) for node in ray.nodes())
+            joined = sum(bool(node["Alive"]) for node in ray.nodes())
         except (OSError, RuntimeError):
             pass  # not up yet
-        if there >= machines:
+        if joined >= machines:
             return 0
         time.sleep(0.5)
-    print(f"bsearch: {there} of {machines} machines joined Ray at {host}:{port} within {limit_s:g} s", file=sys.stderr)
+    print(f"bsearch: {joined} of {machines} machines joined Ray at {host}:{port} within {limit_s:g} s", file=sys.stderr)
     return 1
 
 

@@ -1,6 +1,6 @@
-"""Jobs on Kubernetes: a RayJob for the KubeRay operator, which makes a cluster for the study and takes it down again.
+"""Jobs on Kubernetes: a RayJob for the KubeRay operator, which creates a cluster for the study and deletes it afterwards.
 
-The study's folder travels in a ConfigMap; the image holds Ray, bsearch and what the task imports.
+The study's folder is sent in a ConfigMap; the image contains Ray, bsearch and what the task imports.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ...spaces.submit import Submit
 from .files import StudyFiles, study_files
 from .submitter import Job, Plan, State, Submission, checked_id, output
 
-LARGEST = 900 << 10  # bytes; a ConfigMap takes 1 MiB, and base64 and names take their share
+LARGEST = 900 << 10  # bytes; a ConfigMap holds 1 MiB, and base64 and file names add to it
 STUDY_FOLDER = "/study"
 MANAGED = "app.kubernetes.io/managed-by"
 STUDY = "bsearch/study"
-HEAD = {"cpu": "2", "memory": "8Gi"}  # the driver and Ray's own servers; trials run on the workers
+HEAD = {"cpu": "2", "memory": "8Gi"}  # for the driver and Ray's own servers; trials run on the workers
 STATES: dict[str, State] = {"RUNNING": "running", "STOPPED": "stopped", "SUCCEEDED": "succeeded", "FAILED": "failed"}
 _ID = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
 
 class KubeRaySubmitter:
-    """Applies the manifest with `kubectl`, whose own configuration says which cluster."""
+    """Applies the manifest with `kubectl`, whose configuration selects the cluster."""
 
     def __init__(self, settings: Submit) -> None:
         self._settings = settings
@@ -49,55 +49,55 @@ class KubeRaySubmitter:
         if faults:
             raise StudyFileError(faults)
         files = study_files(submission.spec.folder, LARGEST, "submit.kuberay")
-        notes = [f"stays here: {', '.join(files.left_out)}"] if files.left_out else []
+        notes = [f"not sent: {', '.join(files.left_out)}"] if files.left_out else []
         objects = [config_map(submission, files), ray_job(submission, files)]
-        asked = submission.settings.kuberay
-        kept = submission.checkpoint_notes(asked.mount_path if asked.storage_claim else None)
-        return Plan(yaml.safe_dump_all(objects, sort_keys=False), (*notes, *kept))
+        options = submission.settings.kuberay
+        checkpoint_notes = submission.checkpoint_notes(options.mount_path if options.storage_claim else None)
+        return Plan(yaml.safe_dump_all(objects, sort_keys=False), (*notes, *checkpoint_notes))
 
     def _faults(self, submission: Submission) -> list[Fault]:
-        asked = submission.settings.kuberay
+        options = submission.settings.kuberay
         faults = []
-        if asked.image is None:
+        if options.image is None:
             faults.append(
-                Fault("submit.kuberay.image", "expected an image that holds Ray, bsearch and what the task imports, got none")
+                Fault("submit.kuberay.image", "expected an image with Ray, bsearch and what the task imports, got none")
             )
-        if submission.settings.environment and asked.environment_secret is None:
+        if submission.settings.environment and options.environment_secret is None:
             faults.append(
                 Fault(
                     "submit.kuberay.environment_secret",
-                    "expected a secret that holds the variables of submit.environment, for "
-                    "values do not go into manifests; got none",
+                    "expected a secret with the variables of submit.environment, because their "
+                    "values are not written into manifests; got none",
                 )
             )
-        if asked.database_secret is not None:
+        if options.database_secret is not None:
             return faults
-        where = f"sqlite:///{asked.mount_path}/{submission.spec.study}.db"
+        where = f"sqlite:///{options.mount_path}/{submission.spec.study}.db"
         if submission.given_storage and not submission.given_storage.startswith("sqlite:"):
             faults.append(
                 Fault(
                     "submit.kuberay.database_secret",
-                    "expected the secret that holds the storage's URL, which would else be readable in the manifest; got none",
+                    "expected a secret with the storage's URL, which would otherwise be readable in the manifest; got none",
                 )
             )
             return faults
         found = submission.storage_faults(
-            f"Write storage: {where} and submit.kuberay.storage_claim, or a secret of its URL, database_secret: {{name: ...}}"
+            f"Write storage: {where} and submit.kuberay.storage_claim, or a secret with its URL, database_secret: {{name: ...}}"
         )
         url = submission.given_storage or submission.storage or ""
         if ":***@" in masked(url):
             found = [
                 Fault(
                     "storage",
-                    "expected a URL without a password, which would be readable in the manifest; got one with it. "
-                    "Put it into a secret: submit.kuberay.database_secret: {name: ...}",
+                    "expected a URL without a password, which would be readable in the manifest; got one with a password. "
+                    "Store the URL in a secret: submit.kuberay.database_secret: {name: ...}",
                 )
             ]
-        if not found and url.startswith("sqlite:") and not (asked.storage_claim and _inside(url, asked.mount_path)):
+        if not found and url.startswith("sqlite:") and not (options.storage_claim and _inside(url, options.mount_path)):
             found = [
                 Fault(
                     "storage",
-                    f"expected a database on the claim mounted at {asked.mount_path}, got {url!r}. "
+                    f"expected a database on the claim mounted at {options.mount_path}, got {url!r}. "
                     f"Write storage: {where}, and submit.kuberay.storage_claim",
                 )
             ]
@@ -108,30 +108,30 @@ class KubeRaySubmitter:
         return self.job(job_name(submission))
 
     def jobs(self) -> list[Job]:
-        told = json.loads(output([*self._kubectl("get"), "rayjobs.ray.io", f"--selector={MANAGED}=bsearch", "--output=json"]))
-        found = [_job(one) for one in told["items"]]
+        listed = json.loads(output([*self._kubectl("get"), "rayjobs.ray.io", f"--selector={MANAGED}=bsearch", "--output=json"]))
+        found = [_job(one) for one in listed["items"]]
         return sorted(found, key=lambda job: job.submitted or datetime.min.replace(tzinfo=UTC), reverse=True)
 
     def job(self, id: str) -> Job:
         checked_id(id, _ID, "bsearch-digits-3f2a1b")
         try:
-            told = json.loads(output([*self._kubectl("get"), f"rayjobs.ray.io/{id}", "--output=json"]))
+            details = json.loads(output([*self._kubectl("get"), f"rayjobs.ray.io/{id}", "--output=json"]))
         except ClusterError as error:
             if "NotFound" in str(error):
                 raise ClusterError(
-                    f"Kubernetes, namespace {self._namespace}: has no job {id}. `bsearch jobs list` tells those it has."
+                    f"Kubernetes, namespace {self._namespace}: no job {id}. `bsearch jobs list` lists the jobs there."
                 ) from None
             raise
-        return _job(told)
+        return _job(details)
 
     def logs(self, id: str) -> str:
         self.job(id)
         try:
-            # KubeRay's submitter is a Job of the RayJob's name; it prints what the study prints.
+            # KubeRay's submitter is a Job with the RayJob's name; it prints the study's output.
             return output([*self._kubectl("logs"), f"job/{id}", "--tail=-1"])
         except ClusterError as error:
             if "NotFound" in str(error) or "waiting to start" in str(error):
-                return ""  # its pods are not there yet
+                return ""  # its pods do not exist yet
             raise
 
     def stop(self, id: str) -> None:
@@ -143,7 +143,7 @@ class KubeRaySubmitter:
 
 
 def job_name(submission: Submission) -> str:
-    """The RayJob's name: KubeRay allows 47 characters, for it makes longer ones of it."""
+    """The RayJob's name: KubeRay allows 47 characters, because it derives longer names from it."""
     study = re.sub(r"[^a-z0-9]+", "-", submission.spec.study.lower()).strip("-")[:30].strip("-")
     return "-".join(part for part in ("bsearch", study, submission.suffix) if part)
 
@@ -162,7 +162,7 @@ def _metadata(submission: Submission) -> dict[str, Any]:
 
 
 def config_map(submission: Submission, files: StudyFiles) -> dict[str, Any]:
-    """The study's files, under keys a ConfigMap takes; `ray_job` gives them their paths back."""
+    """The study's files, under keys that a ConfigMap allows; `ray_job` maps them back to their paths."""
     text: dict[str, str] = {}
     binary: dict[str, str] = {}
     for index, path in enumerate(files.kept):
@@ -171,30 +171,30 @@ def config_map(submission: Submission, files: StudyFiles) -> dict[str, Any]:
             text[f"file-{index}"] = content.decode()
         except UnicodeDecodeError:
             binary[f"file-{index}"] = base64.b64encode(content).decode()
-    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(submission), "immutable": True, "data": text}
-    return made | ({"binaryData": binary} if binary else {})
+    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(submission), "immutable": True, "data": text}
+    return manifest | ({"binaryData": binary} if binary else {})
 
 
 def ray_job(submission: Submission, files: StudyFiles) -> dict[str, Any]:
-    """The RayJob: one head without trials, and a worker for each node."""
-    settings, asked = submission.settings, submission.settings.kuberay
-    results = f"{asked.mount_path if asked.storage_claim else '/tmp'}/results/{submission.spec.study}"  # noqa: S108 (in the pod)
+    """The RayJob: a head that runs no trials, and one worker per node."""
+    settings, options = submission.settings, submission.settings.kuberay
+    results = f"{options.mount_path if options.storage_claim else '/tmp'}/results/{submission.spec.study}"  # noqa: S108 (in the pod)
     study = f"{STUDY_FOLDER}/{submission.file.name}"
     worker = {"cpu": str(settings.cpus_per_node)}
     if settings.memory_per_node:
         worker["memory"] = f"{settings.memory_per_node >> 20}Mi"
-    gpus = {asked.gpu_resource: str(settings.gpus_per_node)} if settings.gpus_per_node else {}
+    gpus = {options.gpu_resource: str(settings.gpus_per_node)} if settings.gpus_per_node else {}
     spec: dict[str, Any] = {
         "entrypoint": shlex.join(["bsearch", "run", study, "--out", results]),
         "shutdownAfterJobFinishes": True,
-        "ttlSecondsAfterFinished": asked.keep_s,
-        "backoffLimit": asked.retries,
+        "ttlSecondsAfterFinished": options.keep_s,
+        "backoffLimit": options.retries,
         "submissionMode": "K8sJobMode",
         "submitterPodTemplate": {
             "spec": _plain_pod(submission, "ray-job-submitter", {"cpu": "500m", "memory": "1Gi"}) | {"restartPolicy": "Never"}
         },
         "rayClusterSpec": {
-            "rayVersion": asked.ray_version or version("ray"),
+            "rayVersion": options.ray_version or version("ray"),
             "headGroupSpec": {
                 "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 (in its pod)
                 "template": {"spec": _pod(submission, files, "ray-head", HEAD)},
@@ -213,58 +213,58 @@ def ray_job(submission: Submission, files: StudyFiles) -> dict[str, Any]:
     }
     if settings.hours:
         spec["activeDeadlineSeconds"] = round(settings.hours * 3600)
-    if asked.token:
+    if options.token:
         spec["rayClusterSpec"]["authOptions"] = {"mode": "token"}
     return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": _metadata(submission), "spec": spec}
 
 
 def _pod(submission: Submission, files: StudyFiles, name: str, resources: dict[str, str]) -> dict[str, Any]:
-    """One of Ray's pods; all see the study at the same path, for workers load the task from where the driver found it."""
-    asked = submission.settings.kuberay
+    """One of Ray's pods. The study is mounted at the same path in all: workers load the task from the driver's path."""
+    options = submission.settings.kuberay
     mounts = [{"name": "study", "mountPath": STUDY_FOLDER, "readOnly": True}]
     items = [{"key": f"file-{index}", "path": str(path)} for index, path in enumerate(files.kept)]
     volumes: list[dict[str, Any]] = [{"name": "study", "configMap": {"name": job_name(submission), "items": items}}]
-    if asked.storage_claim:
-        mounts.append({"name": "storage", "mountPath": asked.mount_path})
-        volumes.append({"name": "storage", "persistentVolumeClaim": {"claimName": asked.storage_claim}})
+    if options.storage_claim:
+        mounts.append({"name": "storage", "mountPath": options.mount_path})
+        volumes.append({"name": "storage", "persistentVolumeClaim": {"claimName": options.storage_claim}})
     pod = _plain_pod(submission, name, resources)
     pod["containers"][0] |= {"env": _variables(submission, storage=name == "ray-head"), "volumeMounts": mounts}
     return pod | {"volumes": volumes}
 
 
 def _plain_pod(submission: Submission, name: str, resources: dict[str, str]) -> dict[str, Any]:
-    asked = submission.settings.kuberay
+    options = submission.settings.kuberay
     container = {
         "name": name,
-        "image": asked.image,
-        "imagePullPolicy": asked.pull_policy,
+        "image": options.image,
+        "imagePullPolicy": options.pull_policy,
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    user = asked.run_as_user
+    user = options.run_as_user
     context = {"runAsNonRoot": True, "runAsUser": user, "fsGroup": user, "seccompProfile": {"type": "RuntimeDefault"}}
-    # A training job has no business with the Kubernetes API unless it was given an account for it.
+    # A training job has no access to the Kubernetes API unless it was given a service account.
     account = (
-        {"serviceAccountName": asked.service_account} if asked.service_account else {"automountServiceAccountToken": False}
+        {"serviceAccountName": options.service_account} if options.service_account else {"automountServiceAccountToken": False}
     )
     return {"containers": [container], "securityContext": context, **account}
 
 
 def _variables(submission: Submission, *, storage: bool) -> list[dict[str, Any]]:
-    asked = submission.settings.kuberay
-    made: list[dict[str, Any]] = [{"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}]
+    options = submission.settings.kuberay
+    variables: list[dict[str, Any]] = [{"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}]
     for name in submission.settings.environment:
-        made.append({"name": name, "valueFrom": {"secretKeyRef": {"name": asked.environment_secret, "key": name}}})
-    if storage and asked.database_secret:
-        secret = {"name": asked.database_secret.name, "key": asked.database_secret.key}
-        made.append({"name": "BSEARCH_STORAGE", "valueFrom": {"secretKeyRef": secret}})
+        variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": options.environment_secret, "key": name}}})
+    if storage and options.database_secret:
+        secret = {"name": options.database_secret.name, "key": options.database_secret.key}
+        variables.append({"name": "BSEARCH_STORAGE", "valueFrom": {"secretKeyRef": secret}})
     elif storage and submission.given_storage:
-        made.append({"name": "BSEARCH_STORAGE", "value": submission.given_storage})  # a path on the claim, no secret
-    return made
+        variables.append({"name": "BSEARCH_STORAGE", "value": submission.given_storage})  # a path on the claim, so not secret
+    return variables
 
 
-def _job(told: dict[str, Any]) -> Job:
-    status, metadata = told.get("status") or {}, told["metadata"]
+def _job(details: dict[str, Any]) -> Job:
+    status, metadata = details.get("status") or {}, details["metadata"]
     deployment, ended = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
     if deployment in ("Failed", "ValidationFailed"):
         state: State = "failed"
@@ -273,7 +273,7 @@ def _job(told: dict[str, Any]) -> Job:
     elif ended == "RUNNING" or deployment == "Complete":
         state = STATES.get(ended, "unknown")
     else:
-        state = "pending"  # making its cluster, or making it anew
+        state = "pending"  # its cluster is being created or recreated
     study = metadata.get("annotations", {}).get(STUDY, "")
     submitted, started = _time(metadata.get("creationTimestamp")), _time(status.get("startTime"))
     return Job(metadata["name"], study, "kuberay", state, submitted, None if state == "pending" else started)

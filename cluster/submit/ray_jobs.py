@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster that runs already, by Ray's own Jobs API."""
+"""Jobs on an existing Ray cluster, through Ray's Jobs API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported: it reads this once
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # set before Ray is imported, which reads it once
 
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobSubmissionClient
@@ -28,7 +28,7 @@ from ...spaces.submit import Submit
 from .files import copy_package, study_files
 from .submitter import Job, Plan, State, Submission, checked_id
 
-LARGEST = 100 << 20  # bytes of a study's folder; Ray itself takes 500 MiB, and holds them in the head's memory
+LARGEST = 100 << 20  # bytes of a study's folder; Ray accepts 500 MiB, and holds them in the head's memory
 STATES: dict[str, State] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -38,16 +38,16 @@ STATES: dict[str, State] = {
 }
 _MACHINES = {"nodes", "gpus_per_node", "cpus_per_node", "memory_per_node", "hours"}
 STUDY, SUBMITTED = "bsearch_study", "bsearch_submitted"
-# A stopped study sweeps its trials; Ray would kill it after three seconds.
+# A study that is stopped first records its running trials; by default Ray kills it after three seconds.
 STOP_WAIT = {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
 
 
 for _name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging"):
-    logging.getLogger(_name).setLevel(logging.WARNING)  # they tell every upload
+    logging.getLogger(_name).setLevel(logging.WARNING)  # they log every upload
 
 
 class RaySubmitter:
-    """Sends the study's folder and this package to a running cluster; the driver runs on its head."""
+    """Sends the study's folder and this package to a running cluster, where the driver runs on the head node."""
 
     def __init__(self, settings: Submit) -> None:
         self._settings = settings
@@ -74,15 +74,15 @@ class RaySubmitter:
             "runtime_env": {
                 "working_dir": [str(path) for path in files.kept],
                 "py_modules": [f"bsearch {__version__} of this installation"] if self._settings.ray.ship else [],
-                "env_vars": dict.fromkeys(submission.environment(), "(as it is here)") | STOP_WAIT,
+                "env_vars": dict.fromkeys(submission.environment(), "(value set here)") | STOP_WAIT,
             },
         }
         count = len(files.kept)
-        notes = [f"sends {count} file{'s' * (count != 1)} of {submission.spec.folder}, {readable_bytes(files.bytes)}"]
+        notes = [f"sends {count} file{'s' * (count != 1)} from {submission.spec.folder}, {readable_bytes(files.bytes)}"]
         if unused := sorted(_MACHINES & self._settings.model_fields_set):
-            notes.append(f"not used, for the cluster has the machines it has: submit.{', submit.'.join(unused)}")
+            notes.append(f"ignored, because the cluster's machines are already running: submit.{', submit.'.join(unused)}")
         if files.left_out:
-            notes.append(f"stays here: {', '.join(files.left_out)}")
+            notes.append(f"not sent: {', '.join(files.left_out)}")
         return Plan(
             yaml.safe_dump({"address": self.address, **request}, sort_keys=False), (*notes, *submission.checkpoint_notes())
         )
@@ -92,42 +92,42 @@ class RaySubmitter:
         files = study_files(submission.spec.folder, LARGEST, "submit.ray")
         request = self._request(submission)
         request["metadata"][SUBMITTED] = datetime.now(UTC).isoformat(timespec="seconds")
-        with tempfile.TemporaryDirectory(prefix="bsearch-submit-") as scratch, self.translate_optuna_errors() as client:
+        with tempfile.TemporaryDirectory(prefix="bsearch-submit-") as scratch, self._client() as client:
             staged = Path(scratch)
             runtime: dict[str, Any] = {
                 "working_dir": str(files.copy_to(staged / "study")),
                 "env_vars": submission.environment() | STOP_WAIT,
             }
             if self._settings.ray.ship:
-                # Not as a wheel: Ray would have pip install all that it depends on, torch among it, for every job.
+                # Not as a wheel: for every job Ray would pip install all its dependencies, torch included.
                 runtime["py_modules"] = [str(folder) for folder in copy_package(staged)]
-            id = _once_an_agent_is_up(lambda: client.submit_job(runtime_env=runtime, **request))
+            id = _submit_with_retries(lambda: client.submit_job(runtime_env=runtime, **request))
         return self.job(id)
 
     def _request(self, submission: Submission) -> dict[str, Any]:
         study = submission.spec.study
         return {
             "submission_id": f"bsearch-{study}-{submission.suffix}",
-            # Ray hands this to a shell; where the package is only on the path there is no `bsearch` program.
+            # Ray passes this to a shell. If the package is only on the path, there is no `bsearch` program.
             "entrypoint": f"exec python -m bsearch run {shlex.quote(submission.file.name)}",
             "metadata": {STUDY: study},
         }
 
     def jobs(self) -> list[Job]:
-        with self.translate_optuna_errors() as client:
+        with self._client() as client:
             found = [self._job(one) for one in client.list_jobs() if STUDY in (one.metadata or {})]
         return sorted(found, key=lambda job: job.submitted or datetime.min.replace(tzinfo=UTC), reverse=True)
 
     def job(self, id: str) -> Job:
-        with self.translate_optuna_errors(id) as client:
+        with self._client(id) as client:
             return self._job(client.get_job_info(id))
 
     def logs(self, id: str) -> str:
-        with self.translate_optuna_errors(id) as client:
+        with self._client(id) as client:
             return str(client.get_job_logs(id))
 
     def stop(self, id: str) -> None:
-        with self.translate_optuna_errors(id) as client:
+        with self._client(id) as client:
             client.stop_job(id)
 
     @staticmethod
@@ -146,34 +146,34 @@ class RaySubmitter:
         )
 
     @contextmanager
-    def translate_optuna_errors(self, id: str | None = None) -> Iterator[JobSubmissionClient]:
-        """A client; Ray's errors stop here."""
+    def _client(self, id: str | None = None) -> Iterator[JobSubmissionClient]:
+        """A client whose errors are translated to ClusterError."""
         if id is not None:
             checked_id(id, r"[A-Za-z0-9][A-Za-z0-9._-]*", "bsearch-digits-3f2a1b")
         where = f"Ray at {self.address}"
         try:
-            # Ray lets these two variables overrule any address it is given; an address that was asked for comes first.
+            # Ray lets its address variables override any address it is given; here the configured address takes precedence.
             with environment({} if self.address == "auto" else {"RAY_API_SERVER_ADDRESS": self.address}):
                 client = JobSubmissionClient()
             yield client
         except AuthenticationError as error:
             raise ClusterError(
-                f"{where}: refused for its token. Set RAY_AUTH_MODE=token with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
-                "cluster's own."
+                f"{where}: authentication failed. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
+                "cluster's token."
             ) from error
         except (ConnectionError, RayError, OSError, ValueError) as error:
             raise ClusterError(
-                f"{where}: cannot be reached: {_first_line(error)}. Name its dashboard, --address http://host:8265."
+                f"{where}: cannot be reached: {_first_line(error)}. Set submit.ray.address to its dashboard, such as http://host:8265."
             ) from error
         except RuntimeError as error:
-            said = _first_line(error)
-            if id is not None and ("404" in said or "does not exist" in said):
-                raise ClusterError(f"{where}: has no job {id}. `bsearch jobs list` tells those it has.") from error
-            raise ClusterError(f"{where}: refused: {said}") from error
+            message = _first_line(error)
+            if id is not None and ("404" in message or "does not exist" in message):
+                raise ClusterError(f"{where}: no job {id}. `bsearch jobs list` lists the jobs there.") from error
+            raise ClusterError(f"{where}: refused: {message}") from error
 
 
-def _once_an_agent_is_up(submit: Callable[[], str], limit_s: float = 60.0) -> str:
-    """A head that was started a moment ago takes jobs some seconds after it answers."""
+def _submit_with_retries(submit: Callable[[], str], limit_s: float = 60.0) -> str:
+    """Submit, retrying while a head that has just started does not accept jobs yet."""
     end = time.monotonic() + limit_s
     while True:
         try:

@@ -1,6 +1,6 @@
-"""Jobs in a Slurm queue: a script that starts Ray over its nodes, runs the study, and queues itself again if time runs out.
+"""Jobs in a Slurm queue: a script that starts Ray on all nodes, runs the study, and requeues itself if time runs out.
 
-The nodes share the study's folder. What the script says of the user's own words is checked where the study is read
+The nodes share the study's folder. Values of the user that go into the script are validated where the study is read
 (`spaces.submit`) and quoted here.
 """
 
@@ -29,10 +29,10 @@ STATES: dict[str, State] = {
         ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "LAUNCH_FAILED"), "failed"
     ),
 }
-# Of an array's tasks the first of these that one of them is in.
+# An array's state is the first of these that any of its tasks is in.
 _ARRAY_ORDER: tuple[State, ...] = ("running", "pending", "failed", "stopped", "succeeded", "unknown")
-DAYS = 7  # that `jobs` looks back
-STOP_S = 120  # before the time limit, in which the study stops and Ray with it
+DAYS = 7  # of history that `jobs` lists
+STOP_S = 120  # before the time limit, for the study and Ray to stop
 JOIN_S = 300  # for all nodes to join Ray
 
 SCRIPT = r"""
@@ -41,22 +41,22 @@ export RAY_USAGE_STATS_ENABLED=0 RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 # by th
 
 set -u
 stopping=0 child= again= token= scratch= cluster=
-# USR1 comes to this script alone, {stop_s} s before the time limit; TERM comes from Slurm to the study as well.
+# Slurm sends USR1 to this script only, {stop_s} s before the time limit, and TERM to the study as well.
 trap 'stopping=$((stopping + 1)); again=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' USR1
 trap 'stopping=$((stopping + 1))' TERM INT
 
-# Runs a command so that signals reach it, and returns its exit code: bash's wait ends early when one comes.
+# Runs a command so that signals reach it, and returns its exit code: bash's wait returns early on a signal.
 step() {{
   [ "$stopping" = 0 ] || return 130
   local woken=$stopping code next
   "$@" &
   child=$!
-  [ "$woken" = "$stopping" ] || kill -TERM "$child" # a signal that came just before this line
+  [ "$woken" = "$stopping" ] || kill -TERM "$child" # a signal that arrived just before this line
   wait "$child"; code=$?
   while [ "$woken" != "$stopping" ]; do
     woken=$stopping
     wait "$child"; next=$?
-    [ "$next" = 127 ] || code=$next # 127: it was gone already, and told
+    [ "$next" = 127 ] || code=$next # 127: it had already exited and been waited for
   done
   child=
   return "$code"
@@ -76,7 +76,7 @@ finish() {{
 }}
 trap finish EXIT
 
-# Ray of this job alone: an own port, an own folder, and a token that only this user can read.
+# This job's own Ray: a separate port and folder, and a token that only this user can read.
 address=$(hostname -I | cut -d ' ' -f 1)
 port=$((20000 + SLURM_JOB_ID % 1200 * 10))
 scratch=$(mktemp -d /tmp/bsearch-XXXXXX) || exit 1
@@ -85,7 +85,7 @@ head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$token"
 unset RAY_AUTH_TOKEN RAY_ADDRESS
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
 
-# The first node is the one this script runs on.
+# This script runs on the first node.
 "${{on_every_node[@]}}" --cpus-per-task={cpus}{srun_gpus} bash -c '
   same="--num-cpus={cpus} --num-gpus={gpus} --min-worker-port=0 --max-worker-port=0"
   same="$same --dashboard-agent-listen-port=$(($2 + 2 + SLURM_NODEID % 8))"
@@ -104,7 +104,7 @@ code=$?
 
 if [ -n "$again" ] && [[ $code = 130 || $code = 143 ]] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
   finish
-  echo "bsearch: the job's time is over and the study is not: queued again"
+  echo "bsearch: time limit reached before the study finished: requeued"
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
@@ -112,7 +112,7 @@ exit "$code"
 
 
 class SlurmSubmitter:
-    """Writes the script and hands it to `sbatch`; asks `squeue` and `sacct`, stops by `scancel`."""
+    """Submits the script with `sbatch`, queries `squeue` and `sacct`, and stops jobs with `scancel`."""
 
     place: tuple[str, ...] = ()
 
@@ -123,23 +123,25 @@ class SlurmSubmitter:
         folder = str(submission.spec.folder)
         faults = [*submission.task_faults(), *submission.machine_faults(), *submission.environment_faults()]
         if not folder.isprintable() or not submission.file.name.isprintable():
-            faults.append(Fault("", f"expected a study file whose path can be printed, got {str(submission.file)!r}"))
+            faults.append(
+                Fault("", f"expected a study file whose path has only printable characters, got {str(submission.file)!r}")
+            )
         if faults:
             raise StudyFileError(faults)
-        return Plan(self._script(submission), (f"the job's nodes have to share {folder}",))
+        return Plan(self._script(submission), (f"all nodes of the job must share {folder}",))
 
     def submit(self, submission: Submission) -> Job:
         text = self.plan(submission).text
         _results(submission).mkdir(parents=True, exist_ok=True)
         variables = {**os.environ, **submission.environment()}
-        told = output(["sbatch", "--parsable"], given=text, env=variables, cwd=submission.spec.folder)
-        id = told.strip().partition(";")[0]
+        submitted = output(["sbatch", "--parsable"], given=text, env=variables, cwd=submission.spec.folder)
+        id = submitted.strip().partition(";")[0]
         return self.job(checked_id(id, _ID, "4711"))
 
     def _script(self, submission: Submission) -> str:
         settings, slurm = submission.settings, submission.settings.slurm
         folder, results = submission.spec.folder, _results(submission)
-        # A name alone is passed on with its value; none at all gives the job the environment of a login.
+        # `export` passes the named variables with their values; with NONE the job gets a login environment.
         log = str(results).replace("\\", "\\\\").replace("%", "%%") + ("/slurm-%A_%a.log" if slurm.array else "/slurm-%j.log")
         options: dict[str, object] = {
             "job-name": f"bsearch-{submission.spec.study}",
@@ -188,11 +190,11 @@ class SlurmSubmitter:
         return self._job(id)[0]
 
     def _job(self, id: str) -> tuple[Job, str]:
-        """A job and the folder it works in; of an array's tasks the one that says most."""
+        """A job and its working folder; of an array, the task that comes first in `_ARRAY_ORDER`."""
         checked_id(id, _ID, "4711")
         found = [one for name, one in _found([f"--jobs={id}"]).items() if name == id or name.startswith(f"{id}_")]
         if not found:
-            raise ClusterError(f"Slurm: has no job {id} of bsearch. `bsearch jobs list --launcher slurm` tells those it has.")
+            raise ClusterError(f"Slurm: no job {id} of bsearch. `bsearch jobs list --launcher slurm` lists the jobs there.")
         job, folder = min(found, key=lambda one: _ARRAY_ORDER.index(one[0].state))
         return Job(id, job.study, "slurm", job.state, job.submitted, job.started), folder
 
@@ -215,7 +217,7 @@ def _results(submission: Submission) -> Path:
 
 
 def _sbatch_lines(options: Mapping[str, object]) -> Sequence[str]:
-    """`#SBATCH` lines, whose values sbatch itself takes out of quotes; an option that is None or false is left out."""
+    """`#SBATCH` lines, whose values sbatch unquotes; options that are None or false are omitted."""
     return [
         f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}") + "\n"
         for name, value in options.items()
@@ -223,34 +225,34 @@ def _sbatch_lines(options: Mapping[str, object]) -> Sequence[str]:
     ]
 
 
-def _found(which: list[str]) -> dict[str, tuple[Job, str]]:
-    """Our jobs by id with the folders they work in: the queue's word where it has one, else the accounting's."""
-    # The names come last: those of other people's jobs may hold anything.
-    facts = "--format=JobID,State,Submit,Start,WorkDir,JobName"
-    asked = [
-        ("sacct", ["--allocations", "--noheader", "--parsable2", f"--starttime=now-{DAYS}days", facts, *which]),
-        ("squeue", ["--me", "--noheader", "--states=all", "--format=%i|%T|%V|%S|%Z|%j", *which]),
+def _found(options: list[str]) -> dict[str, tuple[Job, str]]:
+    """Our jobs and their working folders by id: from the queue if it lists the job, else from accounting."""
+    # Names come last: other users' job names may contain any character.
+    columns = "--format=JobID,State,Submit,Start,WorkDir,JobName"
+    queries = [
+        ("sacct", ["--allocations", "--noheader", "--parsable2", f"--starttime=now-{DAYS}days", columns, *options]),
+        ("squeue", ["--me", "--noheader", "--states=all", "--format=%i|%T|%V|%S|%Z|%j", *options]),
     ]
     found: dict[str, tuple[Job, str]] = {}
-    for program, arguments in asked:
+    for program, arguments in queries:
         try:
             lines = output([program, *arguments]).splitlines()
         except ClusterError:
-            if program == "squeue" and (not which or shutil.which(program) is None):
+            if program == "squeue" and (not options or shutil.which(program) is None):
                 raise
-            continue  # no accounting here, or a job that the queue has forgotten
+            continue  # no accounting here, or a job that has left the queue
         for line in lines:
             fields = line.split("|", 5)
             if len(fields) == 6 and fields[5].startswith("bsearch-"):
                 id, state, submitted, started, folder, name = fields
-                word = STATES.get(state.split()[0] if state else "", "unknown")  # CANCELLED by 1000
-                began = None if word == "pending" else _time(started)
-                found[id] = Job(id, name.removeprefix("bsearch-"), "slurm", word, _time(submitted), began), folder
+                job_state = STATES.get(state.split()[0] if state else "", "unknown")  # CANCELLED by 1000
+                started_at = None if job_state == "pending" else _time(started)
+                found[id] = Job(id, name.removeprefix("bsearch-"), "slurm", job_state, _time(submitted), started_at), folder
     return found
 
 
 def _time(text: str) -> datetime | None:
-    """Slurm tells local times."""
+    """Slurm reports local times."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except ValueError:

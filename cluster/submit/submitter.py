@@ -1,4 +1,4 @@
-"""What a launcher of batch jobs does, in one vocabulary, and the registry of those there are."""
+"""The interface of launchers of batch jobs, and their registry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OVER = frozenset({"succeeded", "failed", "stopped"})
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A batch job as its cluster tells it; times are aware."""
+    """A batch job as its cluster reports it; times are timezone-aware."""
 
     id: str
     study: str
@@ -48,14 +48,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A study on its way to a cluster.
+    """A study to be sent to a cluster.
 
     Args:
-        spec: the study, read and settled, with the submit section that holds.
+        spec: the study as read, with the submit section in effect.
         file: its file.
-        storage: the URL as the user wrote it in the file; None where the file says none.
-        given_storage: the URL that --storage or BSEARCH_STORAGE gives in its place.
-        suffix: what tells this job from others of the study.
+        storage: the URL as written in the file; None if the file has none.
+        given_storage: the URL that replaces it, from the command line or BSEARCH_STORAGE.
+        suffix: distinguishes this job from others of the study.
     """
 
     spec: StudySpec
@@ -66,10 +66,10 @@ class Submission:
 
     @classmethod
     def read(cls, file: Path, storage: str | None, changes: Mapping[str, Any], **places: str | None) -> Submission:
-        """The study in a file; `changes` and `places` as `submit_settings` takes them.
+        """The study in a file; `changes` and `places` as for `submit_settings`.
 
         Raises:
-            StudyFileError: all faults of the file, or a change that its key does not take.
+            StudyFileError: all faults of the file, or an invalid change.
         """
         spec = read_study(file, storage=storage)
         written = parse_study(file.read_text(encoding="utf-8"), file=str(file)).storage
@@ -80,16 +80,16 @@ class Submission:
         return self.spec.submit
 
     def storage_faults(self, hint: str) -> list[Fault]:
-        """A fault where the database would lie in the job's own folder and die with it."""
+        """A fault if the database would be in the job's own folder and be deleted with it."""
         url = self.given_storage or self.storage
         path = (url or "").removeprefix("sqlite:///")
         if url is not None and (not url.startswith("sqlite:") or path.startswith(("/", "~"))):
             return []
-        came = "none, which is SQLite in the study's folder" if url is None else repr(url)
-        return [Fault("storage", f"expected a database that outlives the job and that it can reach, got {came}. {hint}")]
+        got = "none, which means SQLite in the study's folder" if url is None else repr(url)
+        return [Fault("storage", f"expected a database that outlives the job and that it can reach, got {got}. {hint}")]
 
     def travel_faults(self) -> list[Fault]:
-        """A fault where the task's file does not come along with the study's folder."""
+        """A fault if the task's file is not inside the study's folder, which is all that is sent."""
         if ".py:" not in self.spec.task:
             return []
         path, written = Path(self.spec.task.rpartition(":")[0]), parse_study(self.file.read_text(encoding="utf-8")).task
@@ -97,25 +97,25 @@ class Submission:
             return [
                 Fault(
                     "task",
-                    f"expected a path inside the study's folder, for that is what travels; got {written!r}. "
-                    "Write tasks.py:Name, with tasks.py beside the study file",
+                    f"expected a path inside the study's folder, because only that folder is sent; got {written!r}. "
+                    "Write tasks.py:Name, with tasks.py next to the study file",
                 )
             ]
         return []
 
     def checkpoint_notes(self, shared: str | None = None) -> tuple[str, ...]:
-        """A note where trials keep their checkpoints on one machine alone.
+        """A note if the checkpoints are on a single machine.
 
         Args:
-            shared: a folder that all the job's machines see.
+            shared: a folder that all of the job's machines can access.
         """
-        kept = self.spec.cluster.checkpoints
-        if kept is None or "://" in kept or not Path(kept).is_relative_to(self.spec.folder):
+        folder = self.spec.cluster.checkpoints
+        if folder is None or "://" in folder or not Path(folder).is_relative_to(self.spec.folder):
             return ()
         example = f"{shared.rstrip('/')}/checkpoints" if shared else "/shared/checkpoints or s3://bucket/checkpoints"
         return (
-            "a trial whose machine dies begins anew, for cluster.checkpoints lies in the study's folder, which the job's "
-            f"machines do not share; write {example} and it goes on",
+            "a trial whose machine dies starts over, because cluster.checkpoints is in the study's folder, which the job's "
+            f"machines do not share; set it to {example} to resume such trials",
         )
 
     def task_faults(self) -> list[Fault]:
@@ -123,50 +123,55 @@ class Submission:
         return [Fault("task", f"{path}: no such file")] if path.endswith(".py") and not Path(path).is_file() else []
 
     def machine_faults(self) -> list[Fault]:
-        """What the asked machines lack for one trial."""
-        devices, asked = self.spec.devices, self.settings
+        """What the requested machines lack for one trial."""
+        devices, requested = self.spec.devices, self.settings
         most = max(devices.counts)
         faults = []
-        if devices.kind == "gpu" and asked.gpus_per_node < most:
+        if devices.kind == "gpu" and requested.gpus_per_node < most:
             faults.append(
-                Fault("submit.gpus_per_node", f"expected at least the {most} of one trial, got {asked.gpus_per_node}")
+                Fault(
+                    "submit.gpus_per_node", f"expected at least {most}, the devices of one trial, got {requested.gpus_per_node}"
+                )
             )
-        if asked.cpus_per_node < devices.cpus * most:
+        if requested.cpus_per_node < devices.cpus * most:
             faults.append(
                 Fault(
                     "submit.cpus_per_node",
-                    f"expected at least the {devices.cpus * most} of one trial, got {asked.cpus_per_node}",
+                    f"expected at least {devices.cpus * most}, the cores of one trial, got {requested.cpus_per_node}",
                 )
             )
         return faults
 
     def environment_faults(self) -> list[Fault]:
-        """The named variables that are not set here."""
+        """The variables of submit.environment that are not set here."""
         return [
-            Fault(f"submit.environment[{index}]", f"expected a variable that is set where you submit, got {name}, which is not")
+            Fault(
+                f"submit.environment[{index}]",
+                f"expected a variable that is set where you submit, got {name}, which is not set",
+            )
             for index, name in enumerate(self.settings.environment)
             if name not in os.environ
         ]
 
     def environment(self) -> dict[str, str]:
-        """The named variables with their values here, and the storage that was given in the file's place."""
+        """The variables of submit.environment with their values here, and the storage that replaces the file's."""
         given = {"BSEARCH_STORAGE": self.given_storage} if self.given_storage else {}
         return {name: os.environ[name] for name in self.settings.environment} | given
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a submission would send: the script, manifest or request to read, and what to know about it."""
+    """What a submission would send: the text of the script, manifest or request, and notes on it."""
 
     text: str
     notes: tuple[str, ...] = ()
 
 
 class Submitter(Protocol):
-    """A launcher: sends studies to one kind of cluster and tells what became of them.
+    """A launcher: sends studies to one kind of cluster and reports on their jobs.
 
-    Made of a study's submit section, or of the default one. `place` holds the options that another command needs to find
-    the same cluster, such as `--address`. What a cluster says wrong is a ClusterError.
+    Created from a study's submit section, or the default one. `place` holds the options that another command needs to find
+    the same cluster, such as `--address`. Errors of the cluster are raised as ClusterError.
     """
 
     place: tuple[str, ...]
@@ -174,52 +179,52 @@ class Submitter(Protocol):
     def __init__(self, settings: Submit) -> None: ...
 
     def plan(self, submission: Submission) -> Plan:
-        """What `submit` would send; sends nothing.
+        """What `submit` would send, without sending it.
 
         Raises:
-            StudyFileError: all that keeps the study from running there.
+            StudyFileError: everything that prevents the study from running there.
         """
 
     def submit(self, submission: Submission) -> Job:
-        """Send the study and tell its job.
+        """Send the study and return its job.
 
         Raises:
             StudyFileError: as `plan`.
-            ClusterError: the cluster refuses.
+            ClusterError: the cluster refuses it.
         """
 
     def jobs(self) -> list[Job]:
-        """Our jobs the cluster remembers, newest first."""
+        """Our jobs that the cluster still lists, newest first."""
 
     def job(self, id: str) -> Job:
         """One job.
 
         Raises:
-            ClusterError: there is none of this id.
+            ClusterError: there is no such job.
         """
 
     def logs(self, id: str) -> str:
-        """What the job has printed so far; empty before it starts."""
+        """The job's output so far; empty before it starts."""
 
     def stop(self, id: str) -> None:
-        """End a job; one that is over stays as it is."""
+        """Stop a job; no effect on one that has ended."""
 
 
-PLACES = {"address": "ray", "namespace": "kuberay"}  # whose each place is
+PLACES = {"address": "ray", "namespace": "kuberay"}  # the launcher that each option belongs to
 
 
 def submit_settings(file: Path | None, changes: Mapping[str, Any], **places: str | None) -> Submit:
-    """The submit section of a study file, or the default one, with keys changed.
+    """The submit section of a study file, or the default one, with changes applied.
 
     Args:
-        changes: keys of the section; those that are None stay.
+        changes: keys of the section; None leaves a key unchanged.
         places: `address` of Ray, `namespace` of Kubernetes.
 
     Raises:
-        StudyFileError: all faults of the file, or a change that its key does not take.
+        StudyFileError: all faults of the file, or an invalid change.
     """
-    nothing = {"study": "none", "task": "none:none", "space": {"effective_batch": 1, "reference_rate": 1}}
-    return _changed(read_study(file) if file else study_from_dict(nothing), changes, places).submit
+    placeholder = {"study": "none", "task": "none:none", "space": {"effective_batch": 1, "reference_rate": 1}}
+    return _changed(read_study(file) if file else study_from_dict(placeholder), changes, places).submit
 
 
 def _changed(spec: StudySpec, changes: Mapping[str, Any], places: Mapping[str, str | None]) -> StudySpec:
@@ -228,13 +233,13 @@ def _changed(spec: StudySpec, changes: Mapping[str, Any], places: Mapping[str, s
     for key, value in places.items():
         if value is not None:
             if launcher in {"ray", "slurm", "kuberay"} - {PLACES[key]}:
-                raise StudyFileError(f"--{key} goes with launcher {PLACES[key]}, got it with {launcher}")
+                raise StudyFileError(f"{key}: expected launcher {PLACES[key]}, got {launcher}")
             section = getattr(spec.submit, PLACES[key])
             given[PLACES[key]] = {**section.model_dump(exclude_unset=True), key: value}
     return spec.changed({"submit": given}) if given else spec
 
 
-# Ours are known here too, so that a checkout finds them whose metadata are older than it.
+# Ours are also listed here, so that a checkout with outdated metadata finds them.
 GROUP = "bsearch.submitters"
 OURS = tuple(
     EntryPoint(name, f"bsearch.cluster.submit.{module}:{attribute}", GROUP)
@@ -250,69 +255,74 @@ def open_submitter(settings: Submit) -> Submitter:
     """The launcher that `settings.launcher` names.
 
     Raises:
-        StudyFileError: none is named, or there is none of this name.
+        StudyFileError: none is named, or the name is unknown.
         ClusterError: a plug-in cannot be loaded.
     """
     known = {point.name: point for point in (*entry_points(group=GROUP), *OURS)}
     name = settings.launcher
     if name is None:
         raise StudyFileError(
-            Fault("submit.launcher", f"expected one of {', '.join(sorted(known))}; got none. Write it, or --launcher")
+            Fault(
+                "submit.launcher",
+                f"expected one of {', '.join(sorted(known))}; got none. Set it in the study file, or pass launcher",
+            )
         )
     if name not in known:
         raise StudyFileError(
             Fault("submit.launcher", f"expected one of {', '.join(sorted(known))}; got {name!r}.{near_miss(name, known)}")
         )
     try:
-        made: Submitter = known[name].load()(settings)
+        submitter: Submitter = known[name].load()(settings)
     except (ImportError, AttributeError) as error:
         raise ClusterError(f"launcher {name}: its plug-in {known[name].value} cannot be loaded: {error}") from error
-    return made
+    return submitter
 
 
 def checked_id(id: str, pattern: str, example: str) -> str:
-    """A job's id where it has the form of one; ids become arguments of programs and parts of URLs.
+    """A job's id, validated: ids become arguments of programs and parts of URLs.
 
     Raises:
-        ClusterError: it does not.
+        ClusterError: the id is malformed.
     """
     if not re.fullmatch(pattern, id):
-        raise ClusterError(f"expected the id of a job, such as {example}, got {id!r}. `bsearch jobs list` tells them.")
+        raise ClusterError(f"expected the id of a job, such as {example}, got {id!r}. `bsearch jobs list` lists them.")
     return id
 
 
 def followed(submitter: Submitter, id: str, every_s: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """What a job prints, piece by piece, until it is over."""
-    told = 0
+    """A job's output, piece by piece, until it ends."""
+    printed = 0
     while True:
-        over = submitter.job(id).state in OVER  # asked first, so that the last piece is read after the end
+        over = submitter.job(id).state in OVER  # checked first, so that the last piece is read after the end
         text = submitter.logs(id)
-        if len(text) > told:
-            yield text[told:]
-            told = len(text)
+        if len(text) > printed:
+            yield text[printed:]
+            printed = len(text)
         if over:
             return
         sleep(every_s)
 
 
 def output(arguments: Sequence[str], *, given: str | None = None, timeout_s: float = 60, **options: Any) -> str:
-    """What one of the cluster's programs prints; never through a shell.
+    """The output of one of the cluster's programs, run without a shell.
 
     Raises:
         ClusterError: it is not installed, fails, or does not answer in time.
     """
     program = arguments[0]
     if shutil.which(program) is None:
-        raise ClusterError(f"{program}: no such program on PATH. Run this where the cluster's commands are, or install it.")
+        raise ClusterError(
+            f"{program}: no such program on PATH. Run this where the cluster's commands are installed, or install it."
+        )
     try:
         done = subprocess.run(  # noqa: S603 (a list of checked arguments)
             list(arguments), input=given, capture_output=True, text=True, timeout=timeout_s, check=False, **options
         )
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{program}: no answer within {timeout_s:g} s. Look whether the cluster is up.") from None
+        raise ClusterError(f"{program}: no answer within {timeout_s:g} s. Check that the cluster is up.") from None
     if done.returncode:
-        said = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
-        raise ClusterError(f"{' '.join(arguments[:2])}: failed with exit code {done.returncode}: {said}")
+        message = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
+        raise ClusterError(f"{' '.join(arguments[:2])}: failed with exit code {done.returncode}: {message}")
     return str(done.stdout)
 
 

@@ -1,1 +1,1 @@
-"""Other people's training loops as trials: Hugging Face Trainer and Lightning."""
+"""Third-party training loops as trials: Hugging Face Trainer and Lightning."""

@@ -1,8 +1,8 @@
-"""A training that pushes its measurements, turned into a generator that is pulled.
+"""Turn a trainer that calls back with measurements into a generator that yields them.
 
-Other people's trainers run from beginning to end and call back; a trial asks for one measurement after the other, and is
-stopped by closing its generator. So such a trainer gets a thread of its own, and the two take turns: while one runs the
-other waits, and nothing of either ever runs beside the other.
+Third-party trainers run from start to finish and call back. A trial is a generator: its consumer requests one measurement
+at a time and stops it by closing it. So the trainer runs in its own thread, and the two threads alternate: one waits while
+the other runs, never both at once.
 """
 
 from __future__ import annotations
@@ -20,107 +20,107 @@ T = TypeVar("T")
 
 
 class Stopped(BaseException):
-    """Nobody waits for measurements any more; no `Exception`, so that a trainer's own handlers let it pass."""
+    """The generator is closed; not an `Exception`, so that a trainer's own handlers do not catch it."""
 
 
-class Tell(Generic[T]):
-    """What a trainer is given to hand its measurements over with."""
+class Report(Generic[T]):
+    """The callback with which a trainer reports its measurements."""
 
     def __init__(self) -> None:
-        self._told: SimpleQueue[T | _Ended] = SimpleQueue()
-        self._asked: SimpleQueue[None] = SimpleQueue()
+        self._values: SimpleQueue[T | _Ended] = SimpleQueue()
+        self._requests: SimpleQueue[None] = SimpleQueue()
         self._stopped = False
 
     def __call__(self, value: T) -> None:
-        """Hand one value over and wait until the next one is wanted.
+        """Report a value and wait until the next one is requested.
 
         Raises:
-            Stopped: none is wanted any more.
+            Stopped: the generator is closed.
         """
-        self._told.put(value)
-        self._asked.get()
-        self.go_on()
+        self._values.put(value)
+        self._requests.get()
+        self.raise_if_stopped()
 
-    def go_on(self) -> None:
-        """For every step in between: ends a training that nobody waits for, as after Ctrl-C.
+    def raise_if_stopped(self) -> None:
+        """Call at every step in between, so that training also ends between reports, as after Ctrl-C.
 
         Raises:
-            Stopped: it is to end.
+            Stopped: the generator is closed.
         """
         if self._stopped:
             raise Stopped
 
 
 class _Ended:
-    """The end of a training, with what it raised."""
+    """The end of training, with the error it raised, if any."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
-def as_generator(train: Callable[[Tell[T]], object]) -> Iterator[T]:
-    """Everything that `train` tells, one at a time; what it raises is raised here, with its own traceback.
+def as_generator(train: Callable[[Report[T]], object]) -> Iterator[T]:
+    """Yield every value that `train` reports; its errors are raised here, with their own traceback.
 
-    Closing the generator ends the training at the value it told last and returns when its thread is gone.
+    Closing the generator stops training at its last report and returns once the thread has ended.
 
-    >>> def train(tell):
+    >>> def train(report):
     ...     for number in range(3):
-    ...         tell(number)
-    >>> list(pulled(train))
+    ...         report(number)
+    >>> list(as_generator(train))
     [0, 1, 2]
     """
-    tell = Tell[T]()
+    report = Report[T]()
     thread = Thread(
         target=contextvars.copy_context().run,
-        args=(_run, train, tell, _settings_of_this_thread()),
+        args=(_run, train, report, _thread_settings()),
         name="bsearch-training",
-        daemon=True,  # whatever happens, it keeps no process alive
+        daemon=True,  # so that it never keeps the process alive
     )
     try:
         thread.start()
-        while not isinstance(told := _next(tell._told), _Ended):
-            yield told
-            tell._asked.put(None)
-        if told.error is not None:
-            raise told.error
+        while not isinstance(value := _next(report._values), _Ended):
+            yield value
+            report._requests.put(None)
+        if value.error is not None:
+            raise value.error
     finally:
-        # A name would hold the error, and it this frame: what failed would keep its memory until the next collection.
-        told = None  # type: ignore[assignment]
-        tell._stopped = True
-        tell._asked.put(None)
+        # The name would create a cycle of error and frame, which keeps the failed training's memory until a collection.
+        value = None  # type: ignore[assignment]
+        report._stopped = True
+        report._requests.put(None)
         thread.join()
 
 
-def _next(told: SimpleQueue[T]) -> T:
-    """What is told next; looked for again and again, since a Ctrl-C just before a wait begins is heard when it ends."""
+def _next(values: SimpleQueue[T]) -> T:
+    """The next value; polled, because a Ctrl-C just before a wait is only handled when the wait ends."""
     while True:
         with suppress(Empty):
-            return told.get(timeout=0.2)
+            return values.get(timeout=0.2)
 
 
-def _run(train: Callable[[Tell[T]], object], tell: Tell[T], settings: Callable[[], None]) -> None:
+def _run(train: Callable[[Report[T]], object], report: Report[T], apply_settings: Callable[[], None]) -> None:
     error: BaseException | None = None
     try:
-        settings()
-        train(tell)
+        apply_settings()
+        train(report)
     except Stopped:
         pass
     except BaseException as raised:
         error = raised
     ended = _Ended(error)
-    del error, train  # what is told last is all that this thread still holds
-    tell._told.put(ended)
+    del error, train  # the last value is all that this thread still holds
+    report._values.put(ended)
 
 
-def _settings_of_this_thread() -> Callable[[], None]:
-    """What torch keeps for each thread apart, to be made alike in another: GPU, CPU threads, whether graphs are kept."""
+def _thread_settings() -> Callable[[], None]:
+    """A function that applies this thread's torch settings in another: GPU, CPU threads, grad mode."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
-    threads, graphs = torch.get_num_threads(), torch.is_grad_enabled()
+    threads, grad_enabled = torch.get_num_threads(), torch.is_grad_enabled()
 
-    def make_alike() -> None:
+    def apply() -> None:
         if device is not None:
             torch.cuda.set_device(device)
         torch.set_num_threads(threads)
-        torch.set_grad_enabled(graphs)
+        torch.set_grad_enabled(grad_enabled)
 
-    return make_alike
+    return apply

@@ -3,8 +3,8 @@
     def train(setup):
         yield from train_with(setup, Trainer, model=..., train_dataset=..., eval_dataset=..., compute_metrics=...)
 
-The Trainer sees every optimizer step as one batch, made of the plan's passes, and the whole budget as one epoch; so any
-integer batch is exact, and its own accumulation of equal batches is not used.
+The Trainer sees every optimizer step as one batch, which holds the plan's micro-batches, and the whole budget as one epoch.
+So any integer batch is exact, and the Trainer's own accumulation of equal batches is not used.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..batches import to_device
 from ..checkpoint import random_state, set_random_state
 from ..environment import environment
 from ..training import EvaluationMemoryError, is_out_of_memory
-from .as_generator import Tell, as_generator
-from .pace import Pace, study_faults
+from .as_generator import Report, as_generator
+from .driven_loop import DrivenLoop, study_faults
 
 try:
-    import accelerate  # noqa: F401  # the Trainer needs it, and says so late
+    import accelerate  # noqa: F401  # required by the Trainer, which reports it late
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 except ModuleNotFoundError as error:
     raise TaskError(
@@ -35,8 +35,8 @@ except ModuleNotFoundError as error:
         "Install bsearch[huggingface]."
     ) from None
 
-# What the study says, by the key of study.yaml that says it.
-_OF_THE_STUDY = {
+# Arguments that the study sets, with their keys in study.yaml.
+_STUDY_KEYS = {
     "learning_rate": "space.reference_rate",
     "weight_decay": "space.weight_decay",
     "adam_beta1": "training.betas",
@@ -63,8 +63,8 @@ _OF_THE_STUDY = {
     "eval_steps": "training.evaluations",
     "use_cpu": "devices.kind",
 }
-# What a trial has no use for: its folder is gone when it ends, and its samples come in an order of their own.
-_WITHOUT_USE = (
+# Arguments without effect in a trial: its folder is temporary, and its samples come in their own order.
+_UNSUPPORTED = (
     "output_dir",
     "save_strategy",
     "load_best_model_at_end",
@@ -74,49 +74,49 @@ _WITHOUT_USE = (
     "group_by_length",
     "train_sampling_strategy",
 )
-# Accelerate trains in this precision where TrainingArguments say fp32, and older ones leave their last one there.
+# Accelerate uses this precision where TrainingArguments say fp32; older versions leave their last one there.
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
-# What the Trainer adds to a user's metrics.
-_SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "jit_compilation_time", "model_preparation_time")
-# A loss that stays within this of itself when its denominator doubles does not divide by it.
-_ALIKE = 1e-3
+# Suffixes of the metrics that the Trainer adds to the user's.
+_TRAINER_METRICS = ("runtime", "samples_per_second", "steps_per_second", "jit_compilation_time", "model_preparation_time")
+# A loss that changes less than this, relatively, when its denominator doubles does not divide by it.
+_SAME_LOSS = 1e-3
 
 
 def train_with(
     setup: TrialSetup, trainer: type[Trainer] = Trainer, *, arguments: Mapping[str, Any] | None = None, **parts: Any
 ) -> Iterator[Measurement]:
-    """Train as the trial's setup says, and yield what `compute_metrics` finds at each evaluation.
+    """Train according to the trial's setup, and yield the metrics of `compute_metrics` at each evaluation.
 
     Args:
         trainer: the Trainer's class.
-        arguments: of `TrainingArguments`, by name; all but what the study says, such as the learning rate.
-        parts: what else the Trainer's class takes: model, train_dataset, eval_dataset, data_collator, compute_metrics,
+        arguments: of `TrainingArguments`, by name, except those that the study sets, such as the learning rate.
+        parts: further arguments of the Trainer's class: model, train_dataset, eval_dataset, data_collator, compute_metrics,
             callbacks, ...
 
     Raises:
         TaskError: arguments that belong to the study, data without a length, several devices.
     """
-    pace = Pace(setup, "transformers.Trainer")
-    made = _arguments(setup, dict(arguments or {}), len(pace.plans) - pace.number)
+    driven = DrivenLoop(setup, "transformers.Trainer")
+    training_arguments = _arguments(setup, dict(arguments or {}), len(driven.plans) - driven.number)
     if "args" in parts:
         raise TaskError("train_with: expected TrainingArguments as a dict, arguments={...}; got args=")
     if (parts.get("optimizers") or (None, None))[1] is not None:
         raise TaskError(
-            "train_with: optimizers: expected (optimizer, None), for training.schedule moves the rate; got a scheduler"
+            "train_with: optimizers: expected (optimizer, None), because training.schedule sets the rate; got a scheduler"
         )
-    yield from pace.told
-    if pace.number < len(pace.plans):
-        yield from as_generator(lambda tell: _train(pace, trainer, made, parts, tell))
+    yield from driven.reported
+    if driven.number < len(driven.plans):
+        yield from as_generator(lambda report: _train(driven, trainer, training_arguments, parts, report))
 
 
 def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Keywords of TrainingArguments.
+    """Keyword arguments for TrainingArguments.
 
     Raises:
-        TaskError: some that the study says, all of them told at once.
+        TaskError: lists all given arguments that the study sets or a trial does not support.
     """
-    faults = study_faults("arguments", given, _OF_THE_STUDY)
-    faults += [f"arguments: {name}: a trial has no use for it; leave it out" for name in _WITHOUT_USE if name in given]
+    faults = study_faults("arguments", given, _STUDY_KEYS)
+    faults += [f"arguments: {name}: not supported in a trial; remove it" for name in _UNSUPPORTED if name in given]
     if faults:
         raise TaskError("\n".join(faults))
     training, plan = setup.training, setup.plan
@@ -137,7 +137,7 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
         "per_device_eval_batch_size": setup.evaluation_batch or evaluation,
         "gradient_accumulation_steps": 1,
         "max_steps": steps,
-        "seed": setup.seed % 2**32,  # NumPy takes no more
+        "seed": setup.seed % 2**32,  # NumPy's limit
         "bf16": training.precision == "bf16",
         "fp16": training.precision == "fp16",
         "torch_compile": training.compile,
@@ -150,71 +150,71 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
 
 
 def _train(
-    pace: Pace, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], tell: Tell[Measurement]
+    driven: DrivenLoop, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], report: Report[Measurement]
 ) -> None:
-    precision = {"fp32": "no"}.get(pace.setup.training.precision, pace.setup.training.precision)
-    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), pace.running():
+    precision = {"fp32": "no"}.get(driven.setup.training.precision, driven.setup.training.precision)
+    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), driven.running():
         args = TrainingArguments(output_dir=folder, **arguments)
         if args.n_gpu > 1:
-            args._n_gpu = 1  # else it would spread one trial over every GPU it sees
-        paced = type(trainer.__name__, (_PacedTrainer, trainer), {"pace": pace})
-        made = paced(args=args, **parts)
-        made.remove_callback(PrinterCallback)  # it prints where there is no progress bar
-        made.add_callback(_Measures(made, pace, tell))
-        made.train()
+            args._n_gpu = 1  # otherwise it would use every visible GPU for one trial
+        driven_class = type(trainer.__name__, (_DrivenTrainer, trainer), {"driven": driven})
+        driven_trainer = driven_class(args=args, **parts)
+        driven_trainer.remove_callback(PrinterCallback)  # it prints when there is no progress bar
+        driven_trainer.add_callback(_MeasuringCallback(driven_trainer, driven, report))
+        driven_trainer.train()
 
 
 class _Step:
-    """What the Trainer takes for one batch: a step's passes."""
+    """One batch to the Trainer: all micro-batches of a step."""
 
     def __init__(self, plan: BatchPlan, micro_batches: list[Any]) -> None:
         self.plan, self.micro_batches = plan, micro_batches
 
 
 class _Steps:
-    """What the Trainer takes for its loader: as many batches as there are steps."""
+    """The loader to the Trainer: one batch per step."""
 
-    def __init__(self, pace: Pace, loader: Any) -> None:
-        self.pace, self.dataset, self._loader = pace, loader.dataset, loader
-        self._left = len(pace.plans) - pace.number
+    def __init__(self, driven: DrivenLoop, loader: Any) -> None:
+        self.driven, self.dataset, self._loader = driven, loader.dataset, loader
+        self._steps = len(driven.plans) - driven.number
 
     def __len__(self) -> int:
-        return self._left
+        return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        while self.pace.number < len(self.pace.plans) and not self.pace.lost:
-            yield from self.pace.micro_batches(self._loader)
+        while self.driven.number < len(self.driven.plans) and not self.driven.diverged:
+            yield from self.driven.micro_batches(self._loader)
 
 
-class _StandingRate(torch.optim.lr_scheduler.LRScheduler):
-    """Leaves the rate to the study's schedule, which follows the samples seen and not the steps."""
+class _ConstantRate(torch.optim.lr_scheduler.LRScheduler):
+    """Leaves the rate unchanged: the study's schedule sets it, by samples seen rather than steps."""
 
     def get_lr(self) -> list[Any]:
         return [group["lr"] for group in self.optimizer.param_groups]
 
 
-class _PacedTrainer:
-    """What a Trainer does otherwise in a trial; mixed into the user's own class, whose methods it calls."""
+class _DrivenTrainer:
+    """Overrides of a Trainer in a trial; mixed into the user's class, whose methods it calls."""
 
-    pace: Pace
-    step_loss: Tensor  # the mean over the step that was taken last
-    _share: float | None = None  # of the pass in its step, where its loss is a mean over the pass alone
-    _divides: bool | None = None  # whether the loss divides by the step's number of items; None until it was looked at
+    driven: DrivenLoop
+    step_loss: Tensor  # the last step's mean loss
+    _share: float | None = None  # of the micro-batch in its step, where its loss is a mean over the micro-batch
+    _divides: bool | None = None  # whether the loss divides by the step's number of items; None until checked
 
     def get_train_dataloader(self) -> Any:
-        return _Steps(self.pace, super().get_train_dataloader())  # type: ignore[misc]
+        return _Steps(self.driven, super().get_train_dataloader())  # type: ignore[misc]
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, *device: Any) -> Any:
-        plan = self.pace.plan
+        plan = self.driven.plan
         micro_batches, items = super().get_batch_samples(epoch_iterator, len(plan.micro_batches()), *device)  # type: ignore[misc]
         return [_Step(plan, micro_batches)], items
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        self.lr_scheduler = _StandingRate(optimizer or self.optimizer)  # type: ignore[attr-defined]
+        self.lr_scheduler = _ConstantRate(optimizer or self.optimizer)  # type: ignore[attr-defined]
         return self.lr_scheduler
 
     def training_step(self, model: nn.Module, inputs: _Step, num_items_in_batch: Any = None) -> Tensor:
-        """Every pass of the step, each with its share of the step's loss."""
+        """Train on every micro-batch of the step, each weighted by its share of the step's loss."""
         micro_batches = inputs.micro_batches
         shares: list[float | None] = [None] * len(micro_batches)
         if len(micro_batches) > 1:
@@ -222,75 +222,82 @@ class _PacedTrainer:
                 self._divides = self._divides_by_items(model, micro_batches[0], num_items_in_batch)
             if not self._divides:
                 shares = self._shares(inputs)
-        self.step_loss = torch.zeros((), device=self.pace.device)
+        self.step_loss = torch.zeros((), device=self.driven.device)
         for number, share in enumerate(shares):
             self._share = share
             self.step_loss = self.step_loss + super().training_step(model, micro_batches[number], num_items_in_batch)  # type: ignore[misc]
-            micro_batches[number] = None  # what was trained on makes room
+            micro_batches[number] = None  # frees its memory
         self._share = None
         return self.step_loss
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
-        found = super().compute_loss(model, inputs, return_outputs=return_outputs, **more)  # type: ignore[misc]
+        result = super().compute_loss(model, inputs, return_outputs=return_outputs, **more)  # type: ignore[misc]
         if self._share is None:
-            return found
-        return (found[0] * self._share, *found[1:]) if return_outputs else found * self._share
+            return result
+        return (result[0] * self._share, *result[1:]) if return_outputs else result * self._share
 
     def floating_point_ops(self, inputs: _Step) -> int:
-        return 0  # counted for the Trainer's own logs alone, and a step's passes are gone by then
+        return 0  # only used in the Trainer's logs, and the micro-batches are freed by then
 
     def _shares(self, step: _Step) -> list[float | None]:
-        """Each pass's part of a step whose loss is a mean: over labels that count, or over samples where it has none."""
+        """Each micro-batch's share of a step whose loss is a mean: by labels that are not ignored, or by samples without labels."""
         labels = [one.get("labels") if isinstance(one, Mapping) else None for one in step.micro_batches]
-        if all(isinstance(some, Tensor) for some in labels):
-            counts = [int(some.ne(-100).sum()) for some in labels if some is not None]
+        if all(isinstance(label, Tensor) for label in labels):
+            counts = [int(label.ne(-100).sum()) for label in labels if label is not None]
         else:
             counts = list(step.plan.micro_batches())
         return [count / max(sum(counts), 1) for count in counts]
 
     def _divides_by_items(self, model: nn.Module, inputs: Any, items: Any) -> bool:
-        """Whether the loss halves when the number of items doubles: models may take the number and not use it."""
+        """Whether the loss changes when the number of items doubles: models may accept the number and ignore it."""
         if items is None:
             return False
-        kept, dice = model.training, random_state(self.pace.device)
-        there = to_device(inputs, self.pace.device)
+        was_training, rng_state = model.training, random_state(self.driven.device)
+        on_device = to_device(inputs, self.driven.device)
         model.eval()
         with torch.no_grad(), self.compute_loss_context_manager():  # type: ignore[attr-defined]
-            once, twice = (float(self.compute_loss(model, dict(there), num_items_in_batch=items * times)) for times in (1, 2))
-        model.train(kept)
-        set_random_state(dice, self.pace.device)
-        return abs(once - twice) > _ALIKE * abs(once)
+            once, twice = (
+                float(self.compute_loss(model, dict(on_device), num_items_in_batch=items * times)) for times in (1, 2)
+            )
+        model.train(was_training)
+        set_random_state(rng_state, self.driven.device)
+        return abs(once - twice) > _SAME_LOSS * abs(once)
 
 
-class _Measures(TrainerCallback):
-    """Walks the pace with the Trainer's steps, and tells what its evaluations find."""
+class _MeasuringCallback(TrainerCallback):
+    """Advances the driven loop with the Trainer's steps, and reports its evaluations."""
 
-    def __init__(self, trainer: Any, pace: Pace, tell: Tell[Measurement]) -> None:
-        self.trainer, self.pace, self.tell = trainer, pace, tell
+    def __init__(self, trainer: Any, driven: DrivenLoop, report: Report[Measurement]) -> None:
+        self.trainer, self.driven, self.report = trainer, driven, report
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         optimizer = self.trainer.optimizer
         scaler = getattr(self.trainer.accelerator, "scaler", None)
-        self.pace.begin(self.trainer.model, getattr(optimizer, "optimizer", optimizer), scaler)
+        self.driven.start(self.trainer.model, getattr(optimizer, "optimizer", optimizer), scaler)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
-        self.tell.go_on()
-        self.pace.before_step()
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.report.raise_if_stopped()
+        self.driven.before_step()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **made: Any) -> None:
-        if not self.pace.after_step(self.trainer.step_loss):
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if not self.driven.after_step(self.trainer.step_loss):
             return
         try:
-            found = self.trainer.evaluate()
+            metrics = self.trainer.evaluate()
         except Exception as error:
             if is_out_of_memory(error):
                 raise EvaluationMemoryError(str(error)) from error
             raise
-        scores = {name.removeprefix("eval_"): value for name, value in found.items()}
-        self.tell(self.pace.measurement({name: value for name, value in scores.items() if _is_score(name, value)}))
-        control.should_training_stop = control.should_training_stop or self.pace.lost
-        self.pace.go_on()
+        scores = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+        self.report(self.driven.measurement({name: value for name, value in scores.items() if _is_score(name, value)}))
+        control.should_training_stop = control.should_training_stop or self.driven.diverged
+        self.driven.resume_clock()
 
 
 def _is_score(name: str, value: Any) -> bool:
-    return name != "epoch" and not name.endswith(_SPEEDS) and isinstance(value, int | float) and not isinstance(value, bool)
+    return (
+        name != "epoch"
+        and not name.endswith(_TRAINER_METRICS)
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+    )

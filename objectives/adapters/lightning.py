@@ -3,9 +3,9 @@
     def train(setup):
         yield from train_with(setup, Net(setup), data=(train_loader, validation_loader))
 
-To Lightning every pass is a batch, and an epoch is the stretch between two measurements. The optimizer is stepped by manual
-optimization, which is Lightning's own door for accumulation of another kind: after the last pass of each planned step, and
-with each pass weighted by its share of it.
+To Lightning every micro-batch is a batch, and an epoch spans the steps between two measurements. Accumulation uses Lightning's
+manual optimization: the optimizer steps after the last micro-batch of each planned step, with each micro-batch weighted by its
+share of the step.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch import Tensor
 from ...spaces.errors import TaskError
 from ...spaces.trial import Measurement, TrialSetup
 from ..training import is_out_of_memory, rescale_gradients
-from .as_generator import Tell, as_generator
-from .pace import Pace, study_faults
+from .as_generator import Report, as_generator
+from .driven_loop import DrivenLoop, study_faults
 
 try:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -36,8 +36,8 @@ except ModuleNotFoundError as error:
         "Install bsearch[lightning]."
     ) from None
 
-# What the study says, by the key of study.yaml that says it.
-_OF_THE_STUDY = {
+# Arguments that the study sets, with their keys in study.yaml.
+_STUDY_KEYS = {
     "max_epochs": "space.epochs",
     "min_epochs": "space.epochs",
     "max_steps": "space.epochs",
@@ -68,43 +68,45 @@ def train_with(
     data: LightningDataModule | tuple[Any, Any] | None = None,
     **arguments: Any,
 ) -> Iterator[Measurement]:
-    """Train as the trial's setup says, and yield what `validation_step` logs at each evaluation.
+    """Train according to the trial's setup, and yield the metrics that `validation_step` logs at each evaluation.
 
     Args:
-        module: yours; `training_step` returns the mean loss of its batch, or `{"loss": mean, "denominator": n}` where that
-            is no mean over samples, as with tokens; `configure_optimizers` returns one optimizer at `setup.learning_rate`.
-        data: a data module, or a loader to train with and one to validate with; None where the module has them. Of the
-            loader to train with, its data set, `collate_fn` and workers are used: batches and order are the trial's.
-        arguments: of `lightning.Trainer`; all but what the study says, such as max_epochs.
+        module: `training_step` returns the mean loss of its batch, or `{"loss": mean, "denominator": n}` where the mean is
+            not over samples, as with tokens; `configure_optimizers` returns one optimizer at `setup.learning_rate`.
+        data: a data module, or a training and a validation loader; None where the module has them. Only the data set,
+            `collate_fn` and workers of the training loader are used: the trial sets batches and order.
+        arguments: of `lightning.Trainer`, except those that the study sets, such as max_epochs.
 
     Raises:
         TaskError: arguments that belong to the study, data without a length, several devices.
     """
-    pace = Pace(setup, "lightning.Trainer")
-    faults = study_faults("train_with", arguments, _OF_THE_STUDY)
+    driven = DrivenLoop(setup, "lightning.Trainer")
+    faults = study_faults("train_with", arguments, _STUDY_KEYS)
     if setup.training.compile:
         faults.append(
-            "training.compile: expected false, for lightning.Trainer does not do it; got true. Compile in the module."
+            "training.compile: expected false, because lightning.Trainer does not compile; got true. Compile in the module."
         )
     if not module.automatic_optimization:
-        faults.append("train_with: expected a module whose optimizer Lightning steps, got automatic_optimization = False")
-    # Lightning calls these where it steps the optimizer itself; left out in silence, they would make another training.
+        faults.append("train_with: expected a module with automatic optimization, got automatic_optimization = False")
+    # Lightning calls these only in automatic optimization; skipping an override silently would change the training.
     faults += [
-        f"{type(module).__name__}.{name}: expected Lightning's own, as a planned step does not call it; got an override"
+        f"{type(module).__name__}.{name}: expected Lightning's default, because a planned step does not call it; got an override"
         for name in ("optimizer_step", "configure_gradient_clipping", "lr_scheduler_step")
         if getattr(type(module), name) is not getattr(LightningModule, name)
     ]
     if faults:
         raise TaskError("\n".join(faults))
-    yield from pace.told
-    if pace.number < len(pace.plans):
-        yield from as_generator(lambda tell: _train(pace, module, data, arguments, tell))
+    yield from driven.reported
+    if driven.number < len(driven.plans):
+        yield from as_generator(lambda report: _train(driven, module, data, arguments, report))
 
 
-def _train(pace: Pace, module: LightningModule, data: Any, arguments: dict[str, Any], tell: Tell[Measurement]) -> None:
-    setup = pace.setup
-    paced = _Paced(pace, module, tell)
-    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, _quiet(), pace.running(), paced.steps_of(module):
+def _train(
+    driven: DrivenLoop, module: LightningModule, data: Any, arguments: dict[str, Any], report: Report[Measurement]
+) -> None:
+    setup = driven.setup
+    driver = _DrivingCallback(driven, module, report)
+    with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, _quiet(), driven.running(), driver.replaced_step(module):
         quiet = {
             "logger": False,
             "enable_checkpointing": False,
@@ -115,21 +117,21 @@ def _train(pace: Pace, module: LightningModule, data: Any, arguments: dict[str, 
         callbacks = arguments.pop("callbacks", None) or []
         trainer = Trainer(
             **{**quiet, **arguments},
-            callbacks=[paced, *(callbacks if isinstance(callbacks, list) else [callbacks])],
+            callbacks=[driver, *(callbacks if isinstance(callbacks, list) else [callbacks])],
             accelerator=setup.device,
             devices=1,
             precision=_PRECISIONS[setup.training.precision],
-            max_epochs=pace.stretches,
+            max_epochs=driven.measurements_left,
             num_sanity_val_steps=0,
         )
         try:
             if isinstance(data, tuple):
-                trainer.fit(module, _MicroBatches(pace, data[0]), data[1])
+                trainer.fit(module, _MicroBatches(driven, data[0]), data[1])
             else:
-                with _loader_of(module if data is None else data, pace):
+                with _replaced_loader(module if data is None else data, driven):
                     trainer.fit(module, datamodule=data)
         except Exception as error:
-            if pace.measuring and is_out_of_memory(error):
+            if driven.measuring and is_out_of_memory(error):
                 raise TaskError(
                     f"lightning.Trainer: validation ran out of memory ({error}): make the validation loader's batches smaller"
                 ) from error
@@ -137,32 +139,32 @@ def _train(pace: Pace, module: LightningModule, data: Any, arguments: dict[str, 
 
 
 class _MicroBatches:
-    """What Lightning takes for its loader: the passes up to the next measurement, as many as there are."""
+    """The loader to Lightning: the micro-batches up to the next measurement."""
 
-    def __init__(self, pace: Pace, loader: Any) -> None:
-        self.pace, self.loader = pace, loader
+    def __init__(self, driven: DrivenLoop, loader: Any) -> None:
+        self.driven, self.loader = driven, loader
 
     def __iter__(self) -> Iterator[Any]:
-        return self.pace.micro_batches(self.loader)
+        return self.driven.micro_batches(self.loader)
 
 
-class _Paced(Callback):
-    """Takes the module's training step as one pass, and the optimizer's step after a planned step's last pass."""
+class _DrivingCallback(Callback):
+    """Runs the module's training step per micro-batch, and the optimizer step after a planned step's last micro-batch."""
 
-    def __init__(self, pace: Pace, module: LightningModule, tell: Tell[Measurement]) -> None:
-        self.pace, self.tell = pace, tell
-        self._users = module.training_step
-        self._takes_number = len(inspect.signature(self._users).parameters) > 1
-        self._pass = 0  # of the step, that comes next
-        self._total: Any = 0.0  # of the step's loss, and what its mean divides by
-        self._denominator: Any = 0
+    def __init__(self, driven: DrivenLoop, module: LightningModule, report: Report[Measurement]) -> None:
+        self.driven, self.report = driven, report
+        self._training_step = module.training_step
+        self._takes_index = len(inspect.signature(self._training_step).parameters) > 1
+        self._next = 0  # index of the next micro-batch in its step
+        self._total: Any = 0.0  # the step's summed loss
+        self._denominator: Any = 0  # the denominator of its mean
 
     @contextmanager
-    def steps_of(self, module: LightningModule) -> Iterator[None]:
-        """Stand in for the module's own training step while it trains."""
+    def replaced_step(self, module: LightningModule) -> Iterator[None]:
+        """Replace the module's training step while it trains."""
 
         def training_step(batch: Any, batch_idx: int) -> Any:
-            return self._one_micro_batch(module, batch, batch_idx)
+            return self._train_micro_batch(module, batch, batch_idx)
 
         module.automatic_optimization = False
         module.training_step = training_step
@@ -172,81 +174,81 @@ class _Paced(Callback):
             del module.training_step
             module.automatic_optimization = True
 
-    def _one_micro_batch(self, module: LightningModule, batch: Any, number: int) -> Any:
-        plan = self.pace.plan
+    def _train_micro_batch(self, module: LightningModule, batch: Any, index: int) -> Any:
+        plan = self.driven.plan
         micro_batches, size = plan.micro_batches(), plan.effective_batch
-        found = self._users(batch, number) if self._takes_number else self._users(batch)
-        loss = found.get("loss") if isinstance(found, Mapping) else found
+        output = self._training_step(batch, index) if self._takes_index else self._training_step(batch)
+        loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
             raise TaskError(
                 f"{type(module).__name__}.training_step: expected the batch's mean loss, or a dict with `loss`, got "
-                f"{type(found).__name__}"
+                f"{type(output).__name__}"
             )
-        told = found.get("denominator") if isinstance(found, Mapping) else None
-        denominator = micro_batches[self._pass] if told is None else told
-        # A sum over the step's samples; where the loss counts something else, the step's gradient is brought to it below.
+        reported = output.get("denominator") if isinstance(output, Mapping) else None
+        denominator = micro_batches[self._next] if reported is None else reported
+        # Summed over the step's samples; for another denominator, the gradient is rescaled below.
         module.manual_backward(loss * denominator / size)
         self._total = self._total + loss.detach().double() * denominator
         self._denominator = self._denominator + denominator
-        self._pass += 1
-        if self._pass == len(micro_batches):
+        self._next += 1
+        if self._next == len(micro_batches):
             gradients = [one.grad for one in module.parameters() if one.grad is not None]
             rescale_gradients(gradients, self._denominator, size)
             optimizer = module.optimizers()
             optimizer.step()
             optimizer.zero_grad()
         detached = loss.detach()
-        return {**found, "loss": detached} if isinstance(found, Mapping) else detached
+        return {**output, "loss": detached} if isinstance(output, Mapping) else detached
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(pl_module).__name__
         if len(trainer.optimizers) != 1 or trainer.lr_scheduler_configs:
             raise TaskError(
-                f"{name}.configure_optimizers: expected one optimizer and no scheduler, for training.schedule moves the rate; "
+                f"{name}.configure_optimizers: expected one optimizer and no scheduler, because training.schedule sets the rate; "
                 f"got {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
             )
-        self.pace.begin(pl_module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
+        self.driven.start(pl_module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self.tell.go_on()
-        if self._pass == 0:
-            self._total = torch.zeros((), dtype=torch.float64, device=self.pace.device)
+        self.report.raise_if_stopped()
+        if self._next == 0:
+            self._total = torch.zeros((), dtype=torch.float64, device=self.driven.device)
             self._denominator = 0
-            self.pace.before_step()
+            self.driven.before_step()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        # Here, since an fp16 scaler has taken its factor out of the gradients by now.
-        if (norm := self.pace.setup.training.clip_norm) is not None:
+        # Clip here, where an fp16 scaler has already unscaled the gradients.
+        if (norm := self.driven.setup.training.clip_norm) is not None:
             pl_module.clip_gradients(optimizer, gradient_clip_val=norm, gradient_clip_algorithm="norm")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._pass == len(self.pace.plan.micro_batches()):
-            self._pass = 0
-            self.pace.after_step(self._total / self._denominator)
+        if self._next == len(self.driven.plan.micro_batches()):
+            self._next = 0
+            self.driven.after_step(self._total / self._denominator)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self.tell(self.pace.measurement(found))
-        trainer.should_stop = trainer.should_stop or self.pace.lost
-        self.pace.go_on()
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self.report(self.driven.measurement(metrics))
+        trainer.should_stop = trainer.should_stop or self.driven.diverged
+        self.driven.resume_clock()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.pace.measuring:
+        if self.driven.measuring:
             raise TaskError(
-                f"{type(pl_module).__name__}: expected a validation_step that logs {self.pace.setup.metric!r}, and data to "
-                "validate with; got no validation"
+                f"{type(pl_module).__name__}: expected a validation_step that logs {self.driven.setup.metric!r}, and "
+                "validation data; got no validation"
             )
 
 
 @contextmanager
-def _loader_of(owner: Any, pace: Pace) -> Iterator[None]:
-    """Stand in for the loader to train with of a data module, or of a module that brings its own."""
-    users: Callable[[], Any] = owner.train_dataloader
+def _replaced_loader(owner: Any, driven: DrivenLoop) -> Iterator[None]:
+    """Replace the training loader of a data module, or of a module that has its own."""
+    original: Callable[[], Any] = owner.train_dataloader
 
     def train_dataloader() -> _MicroBatches:
-        return _MicroBatches(pace, users())
+        return _MicroBatches(driven, original())
 
     owner.train_dataloader = train_dataloader
     try:
@@ -257,12 +259,12 @@ def _loader_of(owner: Any, pace: Pace) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what Lightning says of itself and of loaders that might be faster."""
+    """Suppress Lightning's log messages and its warnings about slow loaders."""
     log = logging.getLogger("lightning.pytorch")
     level = log.level
     log.setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=PossibleUserWarning)
-    for category in (DeprecationWarning, FutureWarning):  # of torch, which Lightning follows later
+    for category in (DeprecationWarning, FutureWarning):  # of torch, to which Lightning has not adapted yet
         warnings.filterwarnings("ignore", category=category, module=r"lightning\.")
     try:
         yield

@@ -1,1 +1,1 @@
-"""Memory and step time of a task, known before the first trial."""
+"""Memory and step time of a task, measured before the first trial."""

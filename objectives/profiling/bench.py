@@ -1,4 +1,4 @@
-"""What `bsearch bench` asks a device besides time: what an input looks like, how wide the device is, memory by size."""
+"""What `bsearch bench` measures besides time: the input shape, the device's parallelism, and memory by micro-batch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .memory import MemoryProbe
 
 @dataclass(frozen=True, slots=True)
 class BenchFacts:
-    """What the rule for suggested sizes speaks of.
+    """Inputs of the rule that suggests batch sizes.
 
     Args:
-        image: channels, height and width of an input image; None where inputs are no images.
-        multiprocessors: of the GPU; on a CPU the trial's cores stand for them.
+        image: channels, height and width of an input image; None where inputs are not images.
+        multiprocessors: of the GPU; on a CPU, the trial's cores.
     """
 
     image: tuple[int, int, int] | None
@@ -32,30 +32,30 @@ class BenchFacts:
 
 
 def bench_probe(reference: str, request: ProfileRequest) -> MemoryProbe:
-    """A look into a task's memory and input.
+    """A probe of a task's memory and input.
 
     Raises:
-        TaskError: a bare generator, or code that breaks its contract.
+        TaskError: a generator, or code that breaks its contract.
     """
     task = load_task(reference)
     if not isinstance(task, Task):
-        raise TaskError(f"task {reference}: is a generator: its steps are its own and cannot be timed apart")
+        raise TaskError(f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately")
     return MemoryProbe(task, replace(request.setup, plan=BatchPlan(1)))
 
 
 def bench_facts(probe: MemoryProbe) -> BenchFacts:
-    """What an input looks like, and how wide the device is."""
+    """The shape of an input image, and the device's parallelism."""
     setup = probe.setup
     batch = probe.run.train_fetcher.fetch(probe.run.stream.take(0, 2))
     images = [tensor for tensor in tree_iter(batch) if isinstance(tensor, Tensor) and tensor.dim() == 4]
     if setup.device == "gpu":
-        wide = torch.cuda.get_device_properties(0).multi_processor_count
+        multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     else:
-        wide = min(setup.cpus, os.cpu_count() or 1)
+        multiprocessors = min(setup.cpus, os.cpu_count() or 1)
     if not images:
-        return BenchFacts(None, wide)
+        return BenchFacts(None, multiprocessors)
     _, channels, height, width = images[0].shape
-    return BenchFacts((channels, height, width), wide)
+    return BenchFacts((channels, height, width), multiprocessors)
 
 
 def peak_bytes(probe: MemoryProbe, micro_batches: Iterable[int]) -> dict[int, int]:

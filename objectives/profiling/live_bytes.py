@@ -1,8 +1,8 @@
-"""Counting the bytes of living tensors, on any device: what a step needs at its peak, and of what.
+"""Count the bytes of live tensors on any device: the peak of a step, and its breakdown.
 
-Process memory says little on a CPU (allocators keep and round); storages that are alive say it exactly. Every
-storage an operation gives out is counted once, and uncounted when it dies. Fake tensors have storages as well, so the
-same counter predicts what has never run.
+Process memory is a poor measure on a CPU, because allocators cache and round; live storages are exact. Every storage that
+an operation returns is counted once, and subtracted when it is freed. Fake tensors have storages too, so the same counter
+predicts steps that have never run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-_BLOCK = 512  # bytes; what CUDA's caching allocator rounds to
+_BLOCK = 512  # bytes; CUDA's caching allocator rounds up to multiples of it
 
 
 class LiveBytes(TorchDispatchMode):
-    """Inside the `with`, `peak_bytes` is the most that lived at once, what was registered before included.
+    """Context manager that counts live bytes; `peak_bytes` is their maximum, including tensors registered before.
 
     Args:
-        limit_bytes: a virtual device of that size: the operation that passes it raises `torch.OutOfMemoryError`, as a
-            real device's allocator would.
+        limit_bytes: size of a virtual device: the operation that exceeds it raises `torch.OutOfMemoryError`, as a real
+            device's allocator would.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
@@ -40,8 +40,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        # What a forward pass makes lives on for the backward pass; what backward and the optimizer make is scratch,
-        # until a hook or `register` knows it as something better.
+        # Results of a forward pass are activations, kept for the backward pass. Results of the backward pass and the
+        # optimizer are workspace, until a hook or `register` assigns them to another part.
         backward = torch._C._current_graph_task_id() != -1 or not torch.is_grad_enabled()
         self.register(tree_iter(result), "workspace" if backward else "activations")
         if self.limit_bytes is not None and self.live_bytes > self.limit_bytes:
@@ -52,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def register(self, values: Iterable[Any], part: str) -> None:
-        """Count the tensors among `values`, or count them as another part than before."""
+        """Count the tensors in `values` under `part`; those already counted are reassigned."""
         for value in values:
             if not isinstance(value, torch.Tensor):
                 continue
@@ -75,7 +75,7 @@ class LiveBytes(TorchDispatchMode):
             weakref.finalize(storage, self._forget, identity).atexit = False
 
     def register_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count what the optimizer keeps between steps as its states."""
+        """Count the tensors that the optimizer keeps between steps as its state."""
         self.register((value for state in optimizer.state.values() for value in state.values()), "optimizer state")
 
     def _forget(self, identity: int) -> None:
@@ -85,7 +85,7 @@ class LiveBytes(TorchDispatchMode):
 
     @contextmanager
     def counting(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[LiveBytes]:
-        """Count what runs inside, knowing the model's parameters, their gradients and the optimizer's states by name."""
+        """Count inside the block, with parameters, gradients and optimizer state as parts of their own."""
         self.register(model.parameters(), "parameters")
         self.register(model.buffers(), "parameters")
         self.register_states(optimizer)

@@ -1,8 +1,8 @@
-"""Looking into a task's memory before the first trial: traced without running anything, or counted on real tensors.
+"""A task's memory before the first trial: traced on fake tensors, or counted on real ones.
 
-A trace runs two optimizer steps of two passes each on fake tensors (the second step sees the optimizer's states, the second
-pass the gradients of the first) and costs the same at any size; so the candidate itself is traced, and nothing is
-extrapolated. Where a model cannot be traced (it looks at values), the same steps run on real tensors.
+A trace runs two optimizer steps of two micro-batches each on fake tensors: the second step includes the optimizer's state,
+the second micro-batch the gradients of the first. Its cost does not depend on the size, so each candidate is traced itself,
+without extrapolation. Where a model cannot be traced, because it reads tensor values, the same steps run on real tensors.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ..task import Task
 from ..training import TrainingRun
 from .live_bytes import LiveBytes
 
-# A step of two passes peaks as a step of more does; of one, up to 12 % lower.
-_PASSES = 2
+# Two micro-batches have the same peak as more; one has a peak up to 12 % lower.
+_MICRO_BATCHES = 2
 _STEPS = 2
-# Evaluation batches above this were never faster where we looked, only larger.
+# Larger evaluation batches were never faster in our measurements.
 _LARGEST_EVALUATION = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Most bytes that lived at once, and what they were."""
+    """Peak bytes, and their breakdown by part."""
 
     total: int
     parts: dict[str, int]
@@ -45,42 +45,42 @@ class MemoryProbe:
     """Peaks of one task with one set of parameters, at any micro-batch.
 
     Args:
-        setup: its device says what is predicted: a GPU's optimizers work on lists of tensors at once.
+        setup: its device determines the prediction: on a GPU, optimizers process lists of tensors at once.
     """
 
     def __init__(self, task: Task, setup: TrialSetup) -> None:
         self.task, self.setup = task, setup
         self.run = TrainingRun(task, setup)
-        self.run.model.cpu()  # copies of it are looked at; on a device it would be in their way
-        self._like = _two_and_three(self.run)
+        self.run.model.cpu()  # copies are probed; on the device it would add to their memory
+        self._batch_like = _batch_factory(self.run)
         self.note = ""
-        self._counts: dict[tuple[str, int], Peak] = {}
+        self._peaks: dict[tuple[str, int], Peak] = {}
 
     @property
     def source(self) -> str:
         return "counted" if self.note else "traced"
 
     def train_peak(self, micro_batch: int) -> Peak:
-        """Peak of a training step with passes of this size; by trace, unless the model cannot be traced."""
-        return self._look("train", micro_batch)
+        """Peak of a training step with micro-batches of this size; traced unless the model cannot be traced."""
+        return self._peak("train", micro_batch)
 
     def evaluation_peak(self, batch: int) -> Peak:
-        """Peak of an evaluation pass of this size, the optimizer's states beside it."""
-        return self._look("evaluation", batch)
+        """Peak of evaluating a batch of this size, including the optimizer's state."""
+        return self._peak("evaluation", batch)
 
-    def _look(self, kind: str, size: int) -> Peak:
-        if (kind, size) not in self._counts:
+    def _peak(self, kind: str, size: int) -> Peak:
+        if (kind, size) not in self._peaks:
             if not self.note:
                 try:
-                    self._counts[kind, size] = self._traced(kind, size)
+                    self._peaks[kind, size] = self._traced(kind, size)
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
                     reason = str(error).strip().splitlines()
                     self.note = f"{type(error).__name__}: {reason[0] if reason else ''}"[:200]
             if self.note:
-                self._counts[kind, size] = self.counted(kind, size)
-        return self._counts[kind, size]
+                self._peaks[kind, size] = self.counted(kind, size)
+        return self._peaks[kind, size]
 
     def _traced(self, kind: str, size: int) -> Peak:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -93,11 +93,11 @@ class MemoryProbe:
             if self.setup.device == "gpu":
                 for group in run.optimizer.param_groups:
                     if group.get("foreach", ...) is None and not group.get("fused"):
-                        group["foreach"] = True  # a GPU's default, and it holds more at once
-            return _peak_of(run, kind, size, lambda count: self._like(count, fake.from_tensor))
+                        group["foreach"] = True  # the default on a GPU; it needs more memory at once
+            return _peak_of(run, kind, size, lambda count: self._batch_like(count, fake.from_tensor))
 
     def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
-        """The same on real tensors: on a GPU its allocator's own peak, on a CPU the living bytes.
+        """The same on real tensors: on a GPU the allocator's peak, on a CPU live tensor bytes.
 
         Raises:
             torch.OutOfMemoryError: it does not fit.
@@ -110,7 +110,7 @@ class MemoryProbe:
 
 
 def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw:
-    """The law of a task from a handful of looks: enough to know the largest micro-batch under the limit exactly."""
+    """The memory law from a few traces, enough to find the largest micro-batch under the limit exactly."""
     points: dict[int, Peak] = {}
 
     def peak(size: int) -> float:
@@ -133,7 +133,7 @@ def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int
 
 
 def calibrated(law: MemoryLaw, probe: MemoryProbe, sizes: list[int]) -> tuple[MemoryLaw, dict[int, int]]:
-    """The law after real steps at a few sizes, smallest first: it covers then what no trace sees.
+    """The law calibrated with real steps at a few sizes, smallest first, to cover memory that a trace does not see.
 
     Returns:
         The law, and the measured bytes by size.
@@ -145,28 +145,28 @@ def calibrated(law: MemoryLaw, probe: MemoryProbe, sizes: list[int]) -> tuple[Me
 
 
 def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, micro_batch: int) -> tuple[int, dict[int, int]]:
-    """Samples of an evaluation pass: the most that fit, never fewer than a training pass takes.
+    """The largest evaluation batch that fits, at least as large as a training micro-batch.
 
     Returns:
-        The batch, and peaks by the batches looked at.
+        The batch, and the peaks by batch that were probed.
     """
     highest = max(micro_batch, min(len(probe.run.data.evaluation), _LARGEST_EVALUATION))  # type: ignore[arg-type]
-    looks: dict[int, int] = {}
+    peaks: dict[int, int] = {}
 
     def peak(size: int) -> float:
-        looks[size] = probe.evaluation_peak(size).total
-        return looks[size] * law.scale + law.fixed_bytes
+        peaks[size] = probe.evaluation_peak(size).total
+        return peaks[size] * law.scale + law.fixed_bytes
 
-    return max(largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch), looks
+    return max(largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch), peaks
 
 
 def does_not_fit(probe: MemoryProbe, peak: Peak, limit_bytes: float, micro_batch: int) -> str:
-    """Where the bytes go, for a model of which not even the smallest pass fits."""
+    """The message for a model whose smallest micro-batch does not fit, with its breakdown of bytes."""
     parts = ", ".join(f"{part} {readable_bytes(peak.parts.get(part, 0))}" for part in PARTS if peak.parts.get(part))
     return (
-        f"expected room for a pass of {micro_batch} sample{'s' * (micro_batch > 1)}, which peaks at "
+        f"expected room for a micro-batch of {micro_batch} sample{'s' * (micro_batch > 1)}, which peaks at "
         f"{readable_bytes(peak.total)} ({parts}); the limit less headroom is {readable_bytes(limit_bytes)}. "
-        "Raise it, or take a smaller model, a lighter optimizer or a lower precision."
+        "Raise the limit, or use a smaller model, an optimizer with less state or a lower precision."
     )
 
 
@@ -174,38 +174,38 @@ def _peak_of(run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any]
     counter = LiveBytes(limit_bytes)
     with counter.counting(run.model, run.optimizer):
         if kind == "evaluation":
-            _optimizer_states(run, batch)
+            _create_optimizer_state(run, batch)
             counter.peak_bytes, counter.peak_parts = 0, type(counter.peak_parts)()
             run.model.eval()
             with torch.no_grad(), run.autocast():
-                run.task.score(run.model, _seen(counter, batch(size)), run.setup)
+                run.task.score(run.model, _registered(counter, batch(size)), run.setup)
         else:
             run.model.train()
             for _ in range(_STEPS):
-                run.step([(size, lambda: _seen(counter, batch(size)))] * _PASSES, size * _PASSES)
+                run.step([(size, lambda: _registered(counter, batch(size)))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
                 counter.register_states(run.optimizer)
     return Peak(counter.peak_bytes, dict(counter.peak_parts))
 
 
-def _optimizer_states(run: TrainingRun, batch: Callable[[int], Any]) -> None:
-    """A smallest step, so that the optimizer's states exist as they do when a trial evaluates."""
+def _create_optimizer_state(run: TrainingRun, batch: Callable[[int], Any]) -> None:
+    """Take the smallest step, so that the optimizer's state exists as it does when a trial evaluates."""
     run.model.train()
     smallest = max(run.setup.smallest_micro_batch, 1)
     run.step([(smallest, batch(smallest))], smallest)
 
 
-def _seen(counter: LiveBytes, batch: Any) -> Any:
+def _registered(counter: LiveBytes, batch: Any) -> Any:
     counter.register(torch.utils._pytree.tree_iter(batch), "batch")
     return batch
 
 
 def _peak_on_gpu(run: TrainingRun, kind: str, size: int) -> Peak:
-    """The most that CUDA's allocator reserved: fragments and all."""
+    """Peak bytes reserved by CUDA's allocator, including fragmentation."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     run.model.train()
     for _ in range(_STEPS):
-        run.step([(size, _real_batch(run, size, "train"))] * _PASSES, size * _PASSES)
+        run.step([(size, _real_batch(run, size, "train"))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
     if kind == "evaluation":
         torch.cuda.reset_peak_memory_stats()
         run.evaluate(in_order(size, size, run.setup.seed))
@@ -213,23 +213,23 @@ def _peak_on_gpu(run: TrainingRun, kind: str, size: int) -> Peak:
 
 
 def _real_batch(run: TrainingRun, count: int, kind: str) -> Any:
-    """So many real samples: of the stream, which repeats a small training set as often as needed."""
-    fetcher = run.train_fetcher if kind == "train" else run.evaluation_fetcher
+    """A batch of `count` real samples from the stream, which repeats a small training set as needed."""
+    fetcher = run.train_fetcher if kind == "train" else run.validation_fetcher
     keys = run.stream.take(0, count)
     if kind != "train":
         keys = SampleKeys(keys.index % len(run.data.evaluation), keys.epoch, keys.seed)  # type: ignore[arg-type]
     return to_device(fetcher.fetch(keys), run.device)
 
 
-def _two_and_three(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
-    """What a batch of any size looks like, learned from batches of two and three samples.
+def _batch_factory(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
+    """A function that creates a batch of any size, inferred from batches of two and three samples.
 
-    Dimensions that went from two to three follow the batch; other dimensions that differ between batches (padded
-    lengths) are taken at the longest of a few.
+    Dimensions that grow from two to three are the batch dimension. Other dimensions that vary between batches (padded
+    lengths) take the longest of a few.
     """
-    few = min(len(run.data.train), 8)  # type: ignore[arg-type]
+    samples = min(len(run.data.train), 8)  # type: ignore[arg-type]
     two, three = (run.train_fetcher.fetch(run.stream.take(0, count)) for count in (2, 3))
-    longest = [run.train_fetcher.fetch(run.stream.take(2 * part, 2)) for part in range(max(few // 2, 1))]
+    longest = [run.train_fetcher.fetch(run.stream.take(2 * part, 2)) for part in range(max(samples // 2, 1))]
 
     def like(count: int, convert: Callable[[Tensor], Tensor]) -> Any:
         def sized(first: Any, second: Any, *others: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a device tells about a task before the first trial: what works, what fits, and how long a step takes."""
+"""Profile a task on a device before the first trial: whether it runs, what fits in memory, and how long a step takes."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from ..training import TrainingRun, batch_norms, is_out_of_memory, named_scores,
 from .memory import MemoryProbe, calibrated, does_not_fit, evaluation_batch, memory_law
 from .step_time import measured_step_time, timed_rounds
 
-# A factor in a step's bytes or operations from which on one law cannot speak for both.
-_ANOTHER_COST = 1.1
+# From this factor between two parameter values, in a step's bytes or operations, one law does not cover both.
+_COST_FACTOR = 1.1
 
 
 class ParameterNotFound(KeyError):
-    """A task asks for a parameter that its study does not have."""
+    """A task reads a parameter that its study does not define."""
 
     def __init__(self, name: str, known: Collection[str]) -> None:
         super().__init__(name)
         self.known = sorted(known)
 
     def __str__(self) -> str:
-        there = f"has {', '.join(self.known)}" if self.known else "has none"
-        return f"setup.parameters {there}, and no {self.args[0]!r}. Write it under space: in study.yaml."
+        defined = ", ".join(self.known) or "none"
+        return f"setup.parameters: expected a parameter of the study ({defined}), got {self.args[0]!r}. Add it under space: in study.yaml."
 
 
 class _ReadParameters(dict[str, Parameter]):
-    """The study's further parameters, remembering which of them the task asked for."""
+    """The study's own parameters, which records the ones that the task reads."""
 
     def __init__(self, values: Mapping[str, Parameter]) -> None:
         super().__init__(values)
@@ -69,29 +69,29 @@ class _ReadParameters(dict[str, Parameter]):
 
 
 def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
-    """Try the training code on its smallest micro-batch, look into its memory where something limits it, and time its steps.
+    """Run the training code on its smallest micro-batch, probe its memory where a limit applies, and time its steps.
 
     Raises:
         TaskError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
-        StudyFileError: not even the smallest pass fits the memory limit.
+        StudyFileError: not even the smallest micro-batch fits the memory limit.
     """
-    objective = load_task(reference)
+    task = load_task(reference)
     setup = request.setup
     kind = setup.device
     name = device_name(kind)
-    if not isinstance(objective, Task):
+    if not isinstance(task, Task):
         return DeviceProfile(kind, name, training_set=setup.training.samples)
     parameters = _ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
         raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
-    with told(reference, "trying it"):
-        smallest, run = _smallest_workable(objective, setup)
+    with user_code_errors(reference, "a test step"):
+        smallest, run = _smallest_workable(task, setup)
         scores = run.evaluate(in_order(min(4, len(run.data.evaluation)), 4, setup.seed))  # type: ignore[arg-type]
         _check_sums(run)
     if setup.metric not in scores:
         raise TaskError(
-            f"objectives.metric: expected a metric that {type(objective).__name__}.score gives "
+            f"objectives.metric: expected a metric that {type(task).__name__}.score returns "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
     profile = DeviceProfile(
@@ -109,20 +109,20 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),
         unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
     )
-    # What was tried goes before memory is looked at.
+    # Free the test run before memory is probed.
     del run
     release_memory(kind)
-    profile = with_memory(objective, profile, request)
-    with told(reference, "comparing what its parameters cost"):
-        profile = with_other_costs(objective, profile, request)
+    profile = with_memory(task, profile, request)
+    with user_code_errors(reference, "comparing the cost of its parameters"):
+        profile = with_other_costs(task, profile, request)
     largest = min(request.highest, profile.training_set or request.highest)
-    advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to time trials by the clock"
-    with told(reference, f"timing its steps (batches of up to {largest}; {advice})"):
+    advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
+    with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
         return with_step_times(reference, profile, request)
 
 
 def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
-    """The profile with what other values of parameters cost, where a step's bytes or operations change by a tenth or more."""
+    """The profile with the cost of other parameter values, where a step's bytes or operations change by 10 % or more."""
     if not request.others:
         return profile
     smallest = profile.smallest_micro_batch
@@ -134,27 +134,27 @@ def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest
             peak = probe.train_peak(smallest).total
         return peak, int(counter.get_total_flops())
 
-    here = cost(request.setup.parameters)
-    found = []
+    base = cost(request.setup.parameters)
+    changes = []
     for name, value in request.others:
-        there = cost({**request.setup.parameters, name: value})
+        other = cost({**request.setup.parameters, name: value})
         factor = max(
-            (b / a for a, b in zip(here, there, strict=True) if a and b), key=lambda one: abs(math.log(one)), default=1
+            (b / a for a, b in zip(base, other, strict=True) if a and b), key=lambda ratio: abs(math.log(ratio)), default=1
         )
-        if abs(math.log(factor)) > math.log(_ANOTHER_COST):
-            found.append((name, value, factor))
-    return replace(profile, other_costs=tuple(found))
+        if abs(math.log(factor)) > math.log(_COST_FACTOR):
+            changes.append((name, value, factor))
+    return replace(profile, other_costs=tuple(changes))
 
 
 def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
-    """The profile with a step-time law for each number of devices, where the study leaves time for it.
+    """The profile with a step-time law for each number of devices, if the study allots time for it.
 
     Raises:
-        ProfilingError: a rank of several devices died.
+        ProfilingError: a rank died.
     """
     refused = request.highest > (profile.training_set or request.highest) or profile.unused_parameters or profile.other_costs
     if not request.timing_s or refused:
-        return profile  # what the driver will refuse for other reasons need not be timed
+        return profile  # no need to time what the driver will refuse anyway
     laws = []
     for devices in request.devices:
         smallest = profile.smallest_micro_batch
@@ -166,16 +166,16 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
             plan=plans[0],
             smallest_micro_batch=smallest,
             evaluation_batch=profile.evaluation_batch,
-            # On a CPU the limit is a virtual device's, and counting bytes would slow the steps that are timed.
+            # On a CPU the limit is that of a virtual device, and counting bytes would slow the timed steps.
             memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
         )
-        release_memory(profile.kind)  # ranks have this process's device among theirs
-        laws.append(_timed_as_it_fits(reference, setup, plans, request.timing_s))
+        release_memory(profile.kind)  # the ranks use this process's device too
+        laws.append(_timed_within_memory(reference, setup, plans, request.timing_s))
     return replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
 
 
-def _timed_as_it_fits(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> StepTime:
-    """The law of plans, or of half as large ones where memory runs out over them: it was not looked into without a limit."""
+def _timed_within_memory(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> StepTime:
+    """The law of these plans, halving their sizes while memory runs out: without a limit it has not been probed."""
     while True:
         try:
             with closing(timed_rounds(reference, setup, plans)) as rounds:  # type: ignore[type-var]  # a generator
@@ -189,25 +189,22 @@ def _timed_as_it_fits(reference: str, setup: TrialSetup, plans: list[BatchPlan],
 
 
 @contextmanager
-def told(reference: str, doing: str) -> Iterator[None]:
-    """Whatever the user's code raises inside is told in words, with the line it came from."""
+def user_code_errors(reference: str, activity: str) -> Iterator[None]:
+    """Turn any error from the user's code into a TaskError that names its line."""
     try:
         yield
     except BsearchError:
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(reference, doing, error) from error
-
-
-def _failed(reference: str, doing: str, error: BaseException) -> TaskError:
-    return TaskError(f"task {reference}: {doing} failed: {type(error).__name__}: {error}{user_code_location(error)}")
+        message = f"{activity} failed: {type(error).__name__}: {error}{user_code_location(error)}"
+        raise TaskError(f"task {reference}: {message}") from error
 
 
 def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
-    """The profile with its memory law and what follows from it, where the study or the device sets a limit.
+    """The profile with its memory law and the batches that follow from it, if the study or the device sets a limit.
 
     Raises:
-        StudyFileError: not even the smallest pass fits.
+        StudyFileError: not even the smallest micro-batch fits.
     """
     limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
     if limit is None and not request.traces:
@@ -229,95 +226,92 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
         except torch.OutOfMemoryError:
             fault = Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest))
             raise StudyFileError(fault) from None
-    most, looks = evaluation_batch(probe, least, law, largest)
+    most, peaks = evaluation_batch(probe, least, law, largest)
     evaluation = fastest_evaluation_batch(probe, most, largest)
-    law = replace(law, evaluation_points=tuple(sorted(looks.items())), source=probe.source, note=law.note or probe.note)
+    law = replace(law, evaluation_points=tuple(sorted(peaks.items())), source=probe.source, note=law.note or probe.note)
     return replace(profile, largest_micro_batch=largest, evaluation_batch=evaluation, memory=law)
 
 
 def _largest_share(profile: DeviceProfile, request: ProfileRequest, devices: int) -> int:
-    """The most samples of a pass that a trial on so many devices could ask for, memory aside."""
+    """The largest micro-batch that a trial on this number of devices could need, memory aside."""
     batch = min(request.highest, profile.training_set or request.highest)
     return min(-(-batch // devices), request.memory.largest_micro_batch or batch)
 
 
-def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, patience_s: float = 2.0) -> int:
-    """The evaluation batch of the most samples per second between two that fit; the smaller where they are alike.
+def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, limit_s: float = 2.0) -> int:
+    """The fastest evaluation batch from `least` to `most`, both of which fit; of similar ones, the smallest.
 
-    Each candidate evaluates the same samples once; what the patience does not reach is not tried.
+    Each candidate evaluates the same samples once; candidates beyond the time limit are skipped.
     """
     device = torch.device("cuda" if probe.setup.device == "gpu" else "cpu")
     run = probe.run.on(copy.deepcopy(probe.run.model).to(device), device)
     candidates = sorted({max(most // part, least) for part in (64, 16, 4, 1)})
     samples = min(most, len(run.data.evaluation))  # type: ignore[arg-type]
     best, best_s = candidates[0], math.inf
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for batch in candidates:
-        if time.perf_counter() - begun > patience_s:
+        if time.perf_counter() - started > limit_s:
             break
-        started = time.perf_counter()
-        run.evaluate(in_order(samples, batch, run.setup.seed))
-        took = time.perf_counter() - started
-        # The first also warms up, which a second look at it sets right.
-        if batch == candidates[0]:
-            started = time.perf_counter()
+        # The first evaluation also warms up, so it is repeated.
+        for _ in range(2 if batch == candidates[0] else 1):
+            evaluation_started = time.perf_counter()
             run.evaluate(in_order(samples, batch, run.setup.seed))
-            took = time.perf_counter() - started
-        if took < 0.97 * best_s:
-            best, best_s = batch, took
+            evaluation_s = time.perf_counter() - evaluation_started
+        if evaluation_s < 0.97 * best_s:
+            best, best_s = batch, evaluation_s
     return best
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """Peak bytes of a training step at one micro-batch; `measured` is None where the time did not reach."""
+    """Peak bytes of a training step at one micro-batch; `measured` is None where the time limit was reached."""
 
     micro_batch: int
     predicted: int
     measured: int | None
 
 
-def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile, patience_s: float) -> list[MemoryRow]:
-    """Predicted and measured peaks at a few sizes up to the largest that fits, small ones first.
+def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile, limit_s: float) -> list[MemoryRow]:
+    """Predicted and measured peaks at a few sizes up to the largest that fits, smallest first.
 
     Raises:
-        TaskError: a bare generator, whose steps are its own.
+        TaskError: a generator, whose memory cannot be traced.
     """
     task = load_task(reference)
     if not isinstance(task, Task) or profile.memory is None:
-        raise TaskError(f"task {reference}: is a generator: its memory can be measured while it runs, not beforehand")
+        raise TaskError(f"task {reference}: expected a Task, got a generator, whose memory can only be measured while it runs")
     smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
     probe = MemoryProbe(task, replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest))
     sizes = sorted({round(smallest * (largest / smallest) ** (part / 6)) for part in range(7)})
     rows = []
-    last_s, begun = 0.0, time.perf_counter()
+    last_s, started = 0.0, time.perf_counter()
     for before, size in zip([smallest, *sizes], sizes, strict=False):
         predicted, measured = probe.train_peak(size).total, None
-        # The next size takes as much longer as it is larger; what would not end in time is not begun.
-        if time.perf_counter() - begun + last_s * size / before <= patience_s:
-            started = time.perf_counter()
+        # Time is assumed proportional to size; a measurement that would exceed the limit is skipped.
+        if time.perf_counter() - started + last_s * size / before <= limit_s:
+            size_started = time.perf_counter()
             measured = probe.counted("train", size).total
-            last_s = time.perf_counter() - started
+            last_s = time.perf_counter() - size_started
         rows.append(MemoryRow(size, predicted, measured))
     return rows
 
 
 def confirmed(
-    law: MemoryLaw, probe: MemoryProbe, limit: int, usable: float, largest: int, patience_s: float = 10.0
+    law: MemoryLaw, probe: MemoryProbe, limit: int, usable: float, largest: int, limit_s: float = 10.0
 ) -> tuple[MemoryLaw, int]:
-    """Run the answer for real, and let the law learn from it: on a GPU always, on a CPU where it takes seconds.
+    """Verify the largest micro-batch on real tensors and calibrate the law: on a GPU always, on a CPU if it takes seconds.
 
     Returns:
-        The law and the largest micro-batch, which has run without running out of memory.
+        The law and the largest micro-batch, which has run within memory.
 
     Raises:
         StudyFileError: no size fits after all.
     """
     smallest = law.points[0][0]
-    begun = time.perf_counter()
+    started = time.perf_counter()
     law, _ = calibrated(law, probe, [smallest])
-    if probe.setup.device == "cpu" and (time.perf_counter() - begun) * largest / smallest > patience_s:
-        return replace(law, note=law.note or f"not confirmed on real tensors: that would take over {patience_s:.0f} s"), largest
+    if probe.setup.device == "cpu" and (time.perf_counter() - started) * largest / smallest > limit_s:
+        return replace(law, note=law.note or f"not confirmed on real tensors: that would take over {limit_s:.0f} s"), largest
     while True:
         try:
             peak = probe.counted("train", largest, limit).total
@@ -334,8 +328,8 @@ def confirmed(
 
 
 def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
-    """1, or 2 where the model refuses a single sample (batch statistics need two values)."""
-    first: Exception | None = None
+    """The smallest micro-batch: 1, or 2 where the model rejects a single sample (batch statistics need two values)."""
+    first_error: Exception | None = None
     for samples in (1, 2):
         run = TrainingRun(task, setup)
         if samples > len(run.data.train):  # type: ignore[arg-type]
@@ -345,23 +339,23 @@ def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]
             batch = run.train_fetcher.fetch(run.stream.take(0, samples))
             loss = run.step([(samples, batch)], samples)
         except (ValueError, RuntimeError) as error:
-            first = first or error
+            first_error = first_error or error
             continue
         if not math.isfinite(float(loss)):
             raise TaskError(
                 f"{type(task).__name__}.loss: expected a finite loss from the new model's first batch, got {float(loss)}. "
-                "Look at the data's values and at the loss."
+                "Check the data's values and the loss."
             )
         return samples, run
-    assert first is not None
-    raise first
+    assert first_error is not None
+    raise first_error
 
 
 def _check_sums(run: TrainingRun) -> None:
-    """Eight samples' loss and scores beside those of their halves: a mean for a sum trains another batch, and nothing shows.
+    """Compare eight samples' loss and scores with those of their halves: a mean in place of a sum would silently scale gradients.
 
     Raises:
-        TaskError: totals that are means, or that grow with the square of the batch.
+        TaskError: totals that are means, or grow with the square of the batch.
     """
     task, setup = run.task, run.setup
 
@@ -370,59 +364,60 @@ def _check_sums(run: TrainingRun) -> None:
 
     def score(batch: Any) -> dict[str, Loss | Score]:
         scores = named_scores(task, task.score(run.model, batch, setup))
-        return {f"score{f' {name!r}' * (len(scores) > 1)}": one for name, one in scores.items()}
+        return {f"score{f' {name!r}' * (len(scores) > 1)}": value for name, value in scores.items()}
 
     faults = []
     run.model.eval()
-    for fetcher, of in ((run.train_fetcher, loss), (run.evaluation_fetcher, score)):
+    for fetcher, function in ((run.train_fetcher, loss), (run.validation_fetcher, score)):
         half = min(4, len(fetcher.dataset) // 2)  # type: ignore[arg-type]
         if not half:
             continue
-        place = np.arange(2 * half)
-        keys = [SampleKeys(part, np.zeros_like(part), setup.seed) for part in (place, place[:half], place[half:])]
-        # Nothing is learned where it raises: some models tell a loss while they train only, some devices hold fewer samples.
+        index = np.arange(2 * half)
+        keys = [SampleKeys(part, np.zeros_like(part), setup.seed) for part in (index, index[:half], index[half:])]
+        # Errors are ignored: some models return a loss only in training mode, and some devices hold fewer samples.
         with suppress(Exception), torch.no_grad():
-            found = [of(to_device(fetcher.fetch(part), run.device)) for part in keys]
-            sums = {name: [(float(one[name].total), float(one[name].denominator)) for one in found] for name in found[0]}
-            faults += [f"{type(task).__name__}.{name}: {words}" for name in sums for words in _no_sum(2 * half, sums[name])]
+            results = [function(to_device(fetcher.fetch(part), run.device)) for part in keys]
+            sums = {name: [(float(one[name].total), float(one[name].denominator)) for one in results] for name in results[0]}
+            faults += [f"{type(task).__name__}.{name}: {fault}" for name in sums for fault in _sum_faults(2 * half, sums[name])]
     run.model.train()
     if faults:
         raise TaskError("\n".join(faults))
 
 
-def _no_sum(samples: int, sums: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """What is wrong with (total, denominator) of samples beside those of their halves, where that is plain.
+def _sum_faults(samples: int, sums: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """Faults of (total, denominator) of samples compared with those of their halves, where they are clear.
 
-    >>> list(_no_sum(8, [(9.2, 8), (4.7, 4), (4.5, 4)])), len(list(_no_sum(8, [(1.15, 8), (1.2, 4), (1.1, 4)])))
+    >>> list(_sum_faults(8, [(9.2, 8), (4.7, 4), (4.5, 4)])), len(list(_sum_faults(8, [(1.15, 8), (1.2, 4), (1.1, 4)])))
     ([], 1)
     """
     if not all(math.isfinite(value) for pair in sums for value in pair):
         return
-    (whole, many), *halves = sums
-    parts, counted = sum(total for total, _ in halves), sum(denominator for _, denominator in halves)
-    # Another denominator, or a count in which one answer flipped, says nothing.
-    if not parts or abs(many - counted) > 1e-3 * abs(counted) or (whole.is_integer() and abs(whole - parts) < 1.5):
+    (whole, denominator), *halves = sums
+    parts, parts_denominator = sum(total for total, _ in halves), sum(each for _, each in halves)
+    # Inconclusive: the denominator differs, or a count changed by one answer.
+    differs = abs(denominator - parts_denominator) > 1e-3 * abs(parts_denominator)
+    if not parts or differs or (whole.is_integer() and abs(whole - parts) < 1.5):
         return
-    told = f"{samples} samples together give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
+    evidence = f"{samples} samples together give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
     if abs(whole / parts - 0.5) < 1e-3:
-        yield f"expected the sum over the batch's samples, got what looks like their mean ({told}). Use reduction='sum'."
+        yield f"expected the sum over the batch's samples, got what looks like their mean ({evidence}). Use reduction='sum'."
     elif 1.6 < whole / parts < 2.4:
         yield (
-            f"expected the sum over the batch's samples, got a total that grows with the square of the batch ({told}): "
-            "shapes are broadcast, such as (N, 1) against (N,). Look at the shapes of outputs and labels."
+            f"expected the sum over the batch's samples, got a total that grows with the square of the batch ({evidence}): "
+            "shapes are broadcast, such as (N, 1) against (N,). Check the shapes of outputs and labels."
         )
 
 
 def _device_bytes(kind: str) -> int:
     if kind == "gpu":
-        # What is free beside the context and the neighbours, and what this process holds already.
+        # Memory that is free beside the context and other processes, and what this process has reserved.
         free, _ = torch.cuda.mem_get_info()
         return int(free + torch.cuda.memory_reserved())
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def profile_apart(reference: str, request: ProfileRequest) -> DeviceProfile:
-    """`profile_task` for a process of its own: its ranks, which wait for more work, would keep that from ending."""
+    """`profile_task` for a separate process: ends its ranks, which would otherwise keep the process alive."""
     try:
         return profile_task(reference, request)
     finally:
@@ -430,7 +425,7 @@ def profile_apart(reference: str, request: ProfileRequest) -> DeviceProfile:
 
 
 def device_name(kind: str) -> str:
-    """The device by its maker's name, with the torch that drives it."""
+    """The device's model name."""
     if kind == "gpu":
         return str(torch.cuda.get_device_name())
     try:

@@ -1,7 +1,7 @@
-"""Timing whole optimizer steps, so that the law of `spaces.step_time` can be fitted to them.
+"""Time whole optimizer steps, to fit the law of `spaces.step_time` to them.
 
-What is timed is what a trial runs: its own model, loader, rates and passes, at learning rate zero so that nothing is
-trained away. Plans are timed in random order, round after round, so that a busy minute of the machine falls on all of them.
+Timed steps are those of a trial: its model, loader, schedule and micro-batches, with a learning rate of zero so that
+parameters do not change. Plans are timed in random order, round after round, so that load on the machine affects all alike.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ..task import Task
 from ..training import TrainingRun
 from .fit import fit_step_time, with_trust
 
-# Steps in a row whose mean counts, by the seconds that one takes at most; the first after a change of shape is up to 1.45
-# times slower and is dropped. Three short steps in a row came out slower than a training's, ten do not (docs/log.md).
+# Consecutive steps to average, by the seconds of one step at most. The first step after a change of shape is up to 1.45
+# times slower and is dropped. Averages of three short steps were slower than in training, of ten they are not (docs/log.md).
 _DROPPED = 1
-_KEPT = ((0.05, 10), (0.3, 3), (math.inf, 1))
-# Samples to time evaluation with, and rounds in which it is timed.
-_EVALUATED, _EVALUATED_ROUNDS = 512, 3
-# Rounds before the law's interval is asked for.
-_FEWEST_ROUNDS = 5
+_TIMED_STEPS = ((0.05, 10), (0.3, 3), (math.inf, 1))
+# Samples for timing evaluation, and rounds in which it is timed.
+_EVALUATION_SAMPLES, _EVALUATION_ROUNDS = 512, 3
+# Minimum rounds before the law's interval is checked.
+_MIN_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One look at every plan: seconds of a step and of the waiting for input in it.
+    """One measurement of every plan: seconds of a step, and seconds of it spent waiting for input.
 
-    `evaluations` are seconds to evaluate a sample: one figure or none, or one a plan in passes as large as the plan's.
+    `evaluations` are seconds to evaluate a sample: none, one, or one per plan, in batches of the plan's micro-batch size.
     """
 
     steps: tuple[tuple[float, float], ...]
@@ -54,13 +54,13 @@ class Round:
 def timed_rounds(
     reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool = False
 ) -> Iterator[Round]:
-    """Rounds of timing the plans, without end; all plans are for the same number of devices.
+    """Time the plans in endless rounds; all plans must be for the same number of devices.
 
     Args:
-        evaluates_each: evaluate in passes of each plan's size in every round, rather than a few times in all.
+        evaluates_each: time evaluation in every round, in batches of each plan's size, rather than a few times in total.
 
     Raises:
-        ProfilingError: a rank of several died.
+        ProfilingError: a rank died.
     """
     (devices,) = {plan.devices for plan in plans}
     if devices == 1:
@@ -85,111 +85,111 @@ def rounds_in_rank(
 def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
     task = load_task(reference)
     if not isinstance(task, Task):
-        raise TaskError(f"task {reference}: is a generator: its steps are its own and cannot be timed apart")
+        raise TaskError(f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately")
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.model.train()
     run.freeze_updates()
-    clock, summed = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
+    clock, loss_sum = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
     orders = _orders(len(plans))
-    kept = [3] * len(plans)
-    # With loader processes the order of steps is fixed some passes ahead, so how many there are is settled beforehand.
+    counts = [3] * len(plans)
+    # Loader processes fetch some micro-batches ahead, so the number of steps must be fixed beforehand.
     loader = run.loader(
         plans[index]
         for order in _orders(len(plans))
         for index in order
-        for _ in range(_dropped(run, plans[index]) + _ahead(run, plans[index], kept[index]))
+        for _ in range(_dropped_steps(run, plans[index]) + _timed_steps(run, plans[index], counts[index]))
     )
     for number, order in enumerate(orders):
         steps: dict[int, tuple[float, float]] = {}
         evaluations: dict[int, float] = {}
         for index in order:
-            steps[index] = _timed(run, plans[index], loader, _ahead(run, plans[index], kept[index]), clock, summed)
+            steps[index] = _timed(run, plans[index], loader, _timed_steps(run, plans[index], counts[index]), clock, loss_sum)
             if number == 0 and not run.setup.training.workers:
                 step_s = run.ranks.longest(steps[index][0])
-                kept[index] = next(count for limit_s, count in _KEPT if step_s <= limit_s)
+                counts[index] = next(count for limit_s, count in _TIMED_STEPS if step_s <= limit_s)
             if evaluates_each:
-                evaluations[index] = _evaluated(run, plans[index].largest_micro_batch)
-        if not evaluates_each and number < _EVALUATED_ROUNDS:
-            evaluations[0] = _evaluated(run, setup.evaluation_batch or _EVALUATED)
+                evaluations[index] = _evaluation_s(run, plans[index].largest_micro_batch)
+        if not evaluates_each and number < _EVALUATION_ROUNDS:
+            evaluations[0] = _evaluation_s(run, setup.evaluation_batch or _EVALUATION_SAMPLES)
         yield Round(
             tuple(steps[index] for index in range(len(plans))), tuple(evaluations[index] for index in sorted(evaluations))
         )
 
 
-def _evaluated(run: TrainingRun, batch: int) -> float:
-    """Seconds of evaluating one sample in passes of so many: a first pass warms up."""
-    count = min(max(_EVALUATED, 2 * batch * run.ranks.count), len(run.data.evaluation))  # type: ignore[arg-type]
+def _evaluation_s(run: TrainingRun, batch: int) -> float:
+    """Seconds to evaluate one sample in batches of this size, after one batch of warm-up."""
+    count = min(max(_EVALUATION_SAMPLES, 2 * batch * run.ranks.count), len(run.data.evaluation))  # type: ignore[arg-type]
     keys = in_order(count, min(batch, -(-count // run.ranks.count)), run.setup.seed)
     run.evaluate(keys[: run.ranks.count])
-    begun = time.perf_counter()
+    started = time.perf_counter()
     run.evaluate(keys)
-    return (time.perf_counter() - begun) / count
+    return (time.perf_counter() - started) / count
 
 
 def _orders(count: int) -> Iterator[list[int]]:
-    """Random orders of the plans, the same in every rank; the first from the smallest to the largest, to warm up."""
-    chance = random.Random(0)
+    """Random orders of the plans, the same in every rank; the first ascends by size, as a warm-up."""
+    rng = random.Random(0)
     yield list(range(count))
     while True:
-        yield chance.sample(range(count), count)
+        yield rng.sample(range(count), count)
 
 
-def _dropped(run: TrainingRun, plan: BatchPlan) -> int:
-    """Steps before the timed ones; loader processes have fetched some while other plans ran, which are to be used up."""
+def _dropped_steps(run: TrainingRun, plan: BatchPlan) -> int:
+    """Number of steps before the timed ones, which use up the batches that loader processes fetched during other plans."""
     return _DROPPED + -(-2 * run.setup.training.workers // plan.accumulation)
 
 
-def _ahead(run: TrainingRun, plan: BatchPlan, kept: int) -> int:
-    """Timed steps; loader processes deliver in bursts, of which several are to be seen."""
-    return max(kept, -(-4 * run.setup.training.workers // plan.accumulation))
+def _timed_steps(run: TrainingRun, plan: BatchPlan, steps: int) -> int:
+    """Number of timed steps; loader processes deliver in bursts, several of which must be covered."""
+    return max(steps, -(-4 * run.setup.training.workers // plan.accumulation))
 
 
 def _timed(
-    run: TrainingRun, plan: BatchPlan, loader: Iterator[Any], kept: int, clock: StepClock, summed: Tensor
+    run: TrainingRun, plan: BatchPlan, loader: Iterator[Any], steps: int, clock: StepClock, loss_sum: Tensor
 ) -> tuple[float, float]:
-    """Seconds of a step and of the waiting for input in it."""
+    """Seconds of a step, and seconds of it spent waiting for input."""
     waits: list[float] = []
 
-    def waiting() -> Iterator[Any]:
+    def timed_loader() -> Iterator[Any]:
         while True:
-            begun = time.perf_counter()
+            wait_started = time.perf_counter()
             batch = next(loader)
-            waits[-1] += time.perf_counter() - begun
+            waits[-1] += time.perf_counter() - wait_started
             yield batch
 
-    input_s = waiting()
+    batches = timed_loader()
 
     def step() -> None:
         waits.append(0.0)
-        run.train_step(plan, input_s, 0.5, clock, summed)
+        run.train_step(plan, batches, 0.5, clock, loss_sum)
 
-    for _ in range(_dropped(run, plan)):
+    for _ in range(_dropped_steps(run, plan)):
         step()
     waits.clear()
-    clock.restart()  # waits for a GPU, which runs behind its driver: only the steps together have a time
-    begun = time.perf_counter()
-    for _ in range(kept):
+    clock.restart()  # synchronises with the GPU, which runs asynchronously: only all steps together can be timed
+    started = time.perf_counter()
+    for _ in range(steps):
         step()
     clock.restart()
-    return (time.perf_counter() - begun) / kept, sum(waits) / kept
+    return (time.perf_counter() - started) / steps, sum(waits) / steps
 
 
 def measured_step_time(rounds: Iterator[Round], plans: Sequence[BatchPlan], limit_s: float) -> StepTime:
-    """The law of as many rounds as it takes for its interval to be below 2 %, or as the limit allows; one at least.
+    """Fit the law to rounds until its interval is below 2 % or the time limit is reached; at least one round.
 
-    The first round warms up: it is left out where there are others, and the limit counts from its end.
+    The first round is a warm-up: it is dropped if there are others, and the limit counts from its end.
     """
-    begun = math.inf
-    kept: list[Round] = []
+    started = math.inf
+    measured: list[Round] = []
     law: StepTime | None = None
-    for seen in rounds:
-        kept.append(seen)
-        begun = min(begun, time.perf_counter())
-        over = time.perf_counter() - begun >= limit_s
-        if not over and (len(kept) <= _FEWEST_ROUNDS or len(kept) % 3):
+    for measured_round in rounds:
+        measured.append(measured_round)
+        started = min(started, time.perf_counter())
+        expired = time.perf_counter() - started >= limit_s
+        if not expired and (len(measured) <= _MIN_ROUNDS or len(measured) % 3):
             continue
-        law = with_trust(_fitted(kept, plans))
-        if over or (law.interval is not None and law.interval < PRECISION):
+        law = with_trust(_fitted(measured, plans))
+        if expired or (law.interval is not None and law.interval < PRECISION):
             break
     assert law is not None
     return law

@@ -23,7 +23,7 @@ from ...spaces.errors import Fault, StudyFileError
 from ...spaces.learning_rate import RULES_FOR_ADAM
 from ...spaces.study import StudySpec
 from ...spaces.trial import ParetoFront, TrialRecord
-from .gaussian_process import Array, matern52, matern52_derivative
+from .gaussian_process import Array, matern52, matern52_derivative, single_threaded_blas
 from .rates import BestRates, Estimate, RateAt
 
 # The fewest complete trials that can discriminate rules, and the fewest of them that must have learned.
@@ -107,8 +107,9 @@ def best_rates(
         learned, values = [learned[index] for index in chosen], values[chosen]
     points = np.array([_batch_and_rate(record) for record in learned])
     _check_spread(name, points)
-    whole = _drawn(points, learned, values)
-    halves = _halves(points, learned, values)
+    with single_threaded_blas():
+        whole = _drawn(points, learned, values)
+        halves = _halves(points, learned, values)
     bend = None
     if halves is not None and _estimate(halves[2].exponents).high < _estimate(halves[1].exponents).low:
         bend = (halves[0], _estimate(halves[1].exponents), _estimate(halves[2].exponents))

@@ -13,8 +13,6 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from ...spaces.study import Objectives
 from ...spaces.trial import TrialRecord
 
@@ -40,11 +38,14 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
         elif record.outcome in _FAILED and record.is_repeat:
             failed[record.setting] += 1
     runs = {setting: group for setting, group in runs.items() if failed[setting] < len(group)}
+    if not failed and all(len(group) == 1 for group in runs.values()):
+        return [_mean(group, 0) for group in runs.values()]  # nothing was repeated: NumPy need not be imported
     stds, degrees_of_freedom = run_stds([[run.accuracy or 0.0 for run in group] for group in runs.values()])
     means = [_mean(group, failed[setting]) for setting, group in runs.items()]
     if not degrees_of_freedom:
         return means
-    from scipy.special import stdtr, stdtrit  # slow to import, and most studies repeat nothing
+    import numpy as np
+    from scipy.special import stdtr, stdtrit
 
     sign = objectives.metric.sign
     seconds = np.array([record.seconds(objectives.speed) for record in means], dtype=float)
@@ -98,6 +99,8 @@ def run_stds(groups: Sequence[Sequence[float]]) -> tuple[Any, int]:
     >>> run_stds([[1.0, 3.0], [5.0], [2.0, 2.2, 2.4]])[0].round(3).tolist()
     [1.16, 1.01, 0.728]
     """
+    import numpy as np
+
     own = np.array([statistics.variance(group) if len(group) > 1 else 0.0 for group in groups])
     free = np.array([len(group) - 1 for group in groups])
     if not free.sum():
@@ -112,6 +115,8 @@ def front_probabilities(seconds: Any, accuracy: Any, errors: Any, degrees_of_fre
     Args:
         seconds, accuracy, errors: (n,); errors are the standard errors of the accuracies.
     """
+    import numpy as np
+
     rng = np.random.default_rng(0)
     # The pooled variance is shared: its error is drawn once for all settings, then each one's own error.
     scale = np.sqrt(degrees_of_freedom / rng.chisquare(degrees_of_freedom, (_DRAWS, 1)))

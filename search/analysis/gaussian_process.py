@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 from scipy.optimize import minimize
+from threadpoolctl import ThreadpoolController
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -154,6 +156,16 @@ def distances(some: Array, others: Array, log_scales: Array) -> Array:
     a, b = some * np.exp(-log_scales), others * np.exp(-log_scales)
     squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
     return np.asarray(np.sqrt(np.maximum(squared, 0.0)))
+
+
+def single_threaded_blas() -> Any:
+    """Matrices of a few hundred rows gain nothing from threads; on cores busy with trials an ask took 20 times as long."""
+    return _blas_libraries().limit(limits=1, user_api="blas")
+
+
+@cache
+def _blas_libraries() -> ThreadpoolController:
+    return ThreadpoolController()  # finding them takes some milliseconds
 
 
 def matern52(distance: Array, log_amplitude: float = 0.0) -> Array:

@@ -203,7 +203,7 @@ class Pages:
 def _find_words(known: _Known, kept: StoredStudy) -> None:
     begun = time.monotonic()
     try:
-        known.words = tuple(front_summary(kept, fit_rates=True))
+        known.words = tuple(front_summary(kept.with_rates()))
     finally:
         known.words_again_at = time.monotonic() + max(_WORDS_REST * (time.monotonic() - begun), _LEAST_REST_S)
 

@@ -14,7 +14,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from ...objectives.profiling.bench import BenchFacts, bench_facts, bench_probe, peak_bytes
-from ...objectives.profiling.probe import told
+from ...objectives.profiling.probe import user_code_errors
 from ...objectives.profiling.step_time import Round, timed_rounds
 from ...objectives.training import release_memory
 from ...spaces.device import DeviceProfile
@@ -66,7 +66,7 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
             left_out.append(f"{size} is left out: {error}")
     if not plans:
         raise StudyFileError(f"--sizes: expected sizes that can be planned, got {list(sizes)}: {left_out[-1]}")
-    with told(spec.task, f"looking at batches of up to {max(plans)}"):
+    with user_code_errors(spec.task, f"looking at batches of up to {max(plans)}"):
         peaks = peak_bytes(probe, [plan.largest_micro_batch for plan in plans.values()])
     del probe
     setup = replace(
@@ -78,7 +78,7 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
     rounds: list[Round] = []
     release_memory(profile.kind)  # ranks have this process's device among theirs
     timed = timed_rounds(spec.task, setup, list(plans.values()), evaluates_each=True)
-    with told(spec.task, f"timing batches of up to {max(plans)}"), closing(timed) as timing:  # type: ignore[type-var]
+    with user_code_errors(spec.task, f"timing batches of up to {max(plans)}"), closing(timed) as timing:  # type: ignore[type-var]
         for seen in islice(timing, repeats + 1):
             rounds.append(seen)
             tell(f"timing {len(plans)} sizes: round {len(rounds)} of {repeats + 1}")

@@ -79,7 +79,7 @@ class _OpenStudy:
 
 def run_study(
     spec: StudySpec,
-    open_runner: Callable[[], AbstractContextManager[Runner]],
+    runner: AbstractContextManager[Runner],
     task_hash: str,
     *,
     fresh: bool = False,
@@ -89,7 +89,7 @@ def run_study(
     """Run a study, or resume it, until its budget is met or it is stopped.
 
     Args:
-        open_runner: starts what trials run on; not called where the budget is met already.
+        runner: entered only where there is something to run, which is when Ray starts.
         task_hash: the training code's identity.
         fresh: create a new study beside an older one of the same file.
         watch: is given the run before its first trial, to show it live.
@@ -107,9 +107,9 @@ def run_study(
         study = _open(spec, records, task_hash, fresh, notify)
         if (finished := _finished(study)) is not None:
             return finished
-        with open_runner() as runner:
-            profiles, legal = _profile(study, runner, task_hash, notify)
-            return _drive(study, runner, profiles, legal, task_hash, notify, watch)
+        with runner as opened:
+            profiles, legal = _profile(study, opened, task_hash, notify)
+            return _drive(study, opened, profiles, legal, task_hash, notify, watch)
     finally:
         records.close()
 

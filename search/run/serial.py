@@ -40,6 +40,12 @@ class SerialRunner:
             message = f"expected at most the {have} {things} of this machine, got {max(devices.counts)}"
             raise StudyFileError(Fault("devices.per_trial", message))
 
+    def __enter__(self) -> SerialRunner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to close: it runs in this process."""
+
     def device_id(self, kind: str = "") -> str:
         return device_name(self.device)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,9 +16,8 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
-from threadpoolctl import ThreadpoolController
 
-from ..analysis.gaussian_process import Array, GaussianProcess
+from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .front_model import LEAST_PROBABILITY, MOST_POINTS, Fits, FrontModel, KnownLogSeconds, PriorTrial, TrialHistory
 from .space_transform import SpaceTransform
 
@@ -91,7 +89,7 @@ class FrontSampler(BaseSampler):
         known, rng = self._known(transform), np.random.default_rng((self._seed, trial.number))
         if len(observations.points) < transform.parameters + _FIRST:
             return transform.decode(_random_point(transform, known, rng, observations.success_model()))
-        with _single_threaded_blas():
+        with single_threaded_blas():
             ended = len(observations.points) + len(observations.failed)
             model = FrontModel(observations.subset_near_front(MOST_POINTS), self._last, ended)
             model.condition_on_pending(observations.pending, known)
@@ -114,16 +112,6 @@ class FrontSampler(BaseSampler):
             return np.asarray(np.log(np.where(np.isfinite(seconds) & (seconds > 0), seconds, math.nan)))
 
         return log_seconds
-
-
-def _single_threaded_blas() -> Any:
-    """Matrices of a few hundred rows gain nothing from threads; on cores busy with trials an ask took 20 times as long."""
-    return _blas_libraries().limit(limits=1, user_api="blas")
-
-
-@cache
-def _blas_libraries() -> ThreadpoolController:
-    return ThreadpoolController()  # finding them takes some milliseconds
 
 
 def _random_point(

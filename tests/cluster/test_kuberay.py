@@ -173,7 +173,7 @@ def test_all_that_a_job_lacks_is_told_at_once(study_file: Callable[..., Path]) -
             "storage: expected a database on the claim mounted at /data, got 'sqlite:////home",
         ),
         ("sqlite:////data/../small.db", None, "storage: expected a database on the claim mounted at /data"),
-        (None, "postgresql://me:hush@db/s", "submit.kuberay.database_secret: expected the secret that holds the storage's URL"),
+        (None, "postgresql://me:hush@db/s", "submit.kuberay.database_secret: expected a secret with the storage's URL"),
         (
             "postgresql://me:hush@db/s",
             None,

@@ -113,7 +113,7 @@ class TestRaySubmitter(SubmitterContract):
     def test_a_wrong_token_is_told(self, submitter: Submitter, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
         reset_auth_token_state()
-        with pytest.raises(ClusterError, match=r"refused for its token. Set RAY_AUTH_MODE=token"):
+        with pytest.raises(ClusterError, match=r"authentication failed. Set RAY_AUTH_MODE=token"):
             submitter.jobs()
         monkeypatch.undo()
         reset_auth_token_state()
@@ -128,7 +128,9 @@ class TestRaySubmitter(SubmitterContract):
 
 def test_where_nobody_answers_it_is_told() -> None:
     submitter = RaySubmitter(Submit.model_validate({"ray": {"address": "http://127.0.0.1:9"}}))
-    with pytest.raises(ClusterError, match=r"Ray at http://127.0.0.1:9: cannot be reached: .*--address http://host:8265"):
+    with pytest.raises(
+        ClusterError, match=r"Ray at http://127.0.0.1:9: cannot be reached: .*submit.ray.address .*http://host:8265"
+    ):
         submitter.jobs()
 
 
@@ -155,7 +157,7 @@ def test_only_what_a_job_needs_travels_and_the_rest_is_told(study_file: Callable
     assert "\n".join(
         f"  - {name}" for name in ("data.csv", "datasets/__init__.py", "net/layers.py", "study.yaml", "tasks.py")
     ) in (plan.text)
-    assert "stays here: .env, big.npz (11.0 MiB), data/, model.pt, old.db, results/" in plan.notes
+    assert "not sent: .env, big.npz (11.0 MiB), data/, model.pt, old.db, results/" in plan.notes
 
 
 def test_a_task_outside_the_folder_is_refused(study_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_a_task_outside_the_folder_is_refused(study_file: Callable[..., Path], t
 def test_machines_that_are_asked_of_a_running_cluster_are_told(study_file: Callable[..., Path]) -> None:
     made = Submission.read(study_file(submit={"nodes": 2, "hours": 8}), "postgresql+psycopg://me@db/s", {"launcher": "ray"})
     notes = RaySubmitter(made.settings).plan(made).notes
-    assert "not used, for the cluster has the machines it has: submit.hours, submit.nodes" in notes
+    assert "ignored, because the cluster's machines are already running: submit.hours, submit.nodes" in notes
 
 
 def test_a_password_is_not_printed(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

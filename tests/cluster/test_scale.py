@@ -13,7 +13,8 @@ import optuna
 import pytest
 import sqlalchemy as sa
 from bsearch.search.store.single_writer_storage import SingleWriterStorage
-from bsearch.search.suggest.sampler import FrontSampler, SpaceTransform
+from bsearch.search.suggest.sampler import FrontSampler
+from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.device import DeviceProfile
 from bsearch.spaces.domain import Range
@@ -128,7 +129,7 @@ def test_what_is_known_is_what_is_kept(tmp_path: Path) -> None:
             one.tell(suggestion.number, ended(number))
         elif number % 3 == 1:
             one.tell(suggestion.number, {"state": "PRUNED", "values": None, "constraint": 1.0, "facts": {}})
-    one.enqueue({"effective_batch": 17}, {"start": 0})
+    one.enqueue({"effective_batch": 17}, {"baseline": 0})
     kept = optuna.load_study(study_name="kept", storage=one.url)
     assert list(map(seen, one.trials())) == list(map(seen, kept.trials))
     assert one.study.metric_names == kept.metric_names == ["train_s", "accuracy"]

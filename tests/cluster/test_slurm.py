@@ -96,8 +96,8 @@ class TestSlurmSubmitter(SubmitterContract):
         assert set(states) <= {"COMPLETE", "FAIL"}
         (log,) = (folder / "results" / "small").glob("slurm-*.log")
         told = log.read_text()
-        assert told.count("bsearch: the job's time is over and the study is not: queued again") == 1
-        assert "going on: " in told
+        assert told.count("bsearch: time limit reached before the study finished: requeued") == 1
+        assert "resuming: " in told
         self.stopped(submission)
 
     def stopped(self, submission: Submission) -> None:

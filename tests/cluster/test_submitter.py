@@ -67,14 +67,17 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
     gone = bsearch("jobs", "status", id, *where)
     assert (gone.exit_code, gone.output) == (
         1,
-        f"Kubernetes, namespace vision: has no job {id}. `bsearch jobs list` tells those it has.\n",
+        f"Kubernetes, namespace vision: no job {id}. `bsearch jobs list` lists the jobs there.\n",
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["jobs", "list"], "submit.launcher: expected one of kuberay, ray, slurm; got none. Write it, or --launcher"),
+        (
+            ["jobs", "list"],
+            "submit.launcher: expected one of kuberay, ray, slurm; got none. Set it in the study file, or pass launcher",
+        ),
         (["jobs", "list", "--launcher", "slrum"], "expected one of kuberay, ray, slurm; got 'slrum'. Did you mean 'slurm'?"),
         (
             ["jobs", "list", "--launcher", "ray", "--address", "http://a; id"],
@@ -82,7 +85,7 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
         ),
         (
             ["jobs", "list", "--launcher", "slurm", "--address", "http://a"],
-            "--address goes with launcher ray, got it with slurm",
+            "address: expected launcher ray, got slurm",
         ),
         (["jobs", "list", "--study", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
     ],

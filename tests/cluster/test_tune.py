@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 from bsearch.cluster.tune import TuneRunner
-from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import ClusterError, StudyFileError
@@ -105,7 +105,9 @@ def test_mixed_kinds_share_a_study_priced_on_one_of_them(
         )
         told: list[str] = []
         with TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log") as runner:
-            run_study(spec, runner, task_code_hash(spec.task), fresh=True, notify=lambda event: told.append(event.text))
+            run_study(
+                spec, nullcontext(runner), task_code_hash(spec.task), fresh=True, notify=lambda event: told.append(event.text)
+            )
         study = spec.study if len(optuna.get_all_study_names(str(spec.storage))) == 1 else f"{spec.study}-2"
         return told, optuna.load_study(study_name=study, storage=str(spec.storage)).trials
 

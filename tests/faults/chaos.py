@@ -51,7 +51,7 @@ def study(trials: int, seed: int = 0) -> dict[str, Any]:
         "devices": {"per_trial": [1, 2], "kind": "cpu"},
         "budget": {"trials": trials, "profile_s": 0},
         "cluster": {"checkpoint_every_s": 0},
-        "start": settings,
+        "baseline": settings,
         "stopping": "none",
         "sampler": "random",
     }

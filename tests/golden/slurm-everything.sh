@@ -26,22 +26,22 @@ source ~/venv/bin/activate
 
 set -u
 stopping=0 child= again= token= scratch= cluster=
-# USR1 comes to this script alone, 120 s before the time limit; TERM comes from Slurm to the study as well.
+# Slurm sends USR1 to this script only, 120 s before the time limit, and TERM to the study as well.
 trap 'stopping=$((stopping + 1)); again=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' USR1
 trap 'stopping=$((stopping + 1))' TERM INT
 
-# Runs a command so that signals reach it, and returns its exit code: bash's wait ends early when one comes.
+# Runs a command so that signals reach it, and returns its exit code: bash's wait returns early on a signal.
 step() {
   [ "$stopping" = 0 ] || return 130
   local woken=$stopping code next
   "$@" &
   child=$!
-  [ "$woken" = "$stopping" ] || kill -TERM "$child" # a signal that came just before this line
+  [ "$woken" = "$stopping" ] || kill -TERM "$child" # a signal that arrived just before this line
   wait "$child"; code=$?
   while [ "$woken" != "$stopping" ]; do
     woken=$stopping
     wait "$child"; next=$?
-    [ "$next" = 127 ] || code=$next # 127: it was gone already, and told
+    [ "$next" = 127 ] || code=$next # 127: it had already exited and been waited for
   done
   child=
   return "$code"
@@ -61,7 +61,7 @@ finish() {
 }
 trap finish EXIT
 
-# Ray of this job alone: an own port, an own folder, and a token that only this user can read.
+# This job's own Ray: a separate port and folder, and a token that only this user can read.
 address=$(hostname -I | cut -d ' ' -f 1)
 port=$((20000 + SLURM_JOB_ID % 1200 * 10))
 scratch=$(mktemp -d /tmp/bsearch-XXXXXX) || exit 1
@@ -70,7 +70,7 @@ head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$token"
 unset RAY_AUTH_TOKEN RAY_ADDRESS
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token"
 
-# The first node is the one this script runs on.
+# This script runs on the first node.
 "${on_every_node[@]}" --cpus-per-task=32 --gpus-per-node=4 bash -c '
   same="--num-cpus=32 --num-gpus=4 --min-worker-port=0 --max-worker-port=0"
   same="$same --dashboard-agent-listen-port=$(($2 + 2 + SLURM_NODEID % 8))"
@@ -89,7 +89,7 @@ code=$?
 
 if [ -n "$again" ] && [[ $code = 130 || $code = 143 ]] && [ "${SLURM_RESTART_COUNT:-0}" -lt 5 ]; then
   finish
-  echo "bsearch: the job's time is over and the study is not: queued again"
+  echo "bsearch: time limit reached before the study finished: requeued"
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -1,4 +1,4 @@
-"""Pushing trainers as generators: they take turns, end when closed, and raise where they are pulled."""
+"""Trainers with callbacks as generators: the threads alternate, end when closed, and raise in the consumer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from bsearch.objectives.adapters.as_generator import Stopped, Tell, as_generator
+from bsearch.objectives.adapters.as_generator import Report, Stopped, as_generator
 
 
 @pytest.fixture(autouse=True)
@@ -21,19 +21,19 @@ def no_thread_is_left() -> Iterator[None]:
     assert set(threading.enumerate()) == before
 
 
-def counting(tell: Tell[int]) -> None:
+def counting(report: Report[int]) -> None:
     for number in range(5):
-        tell(number)
+        report(number)
 
 
 def test_everything_told_arrives_in_order() -> None:
     assert list(as_generator(counting)) == [0, 1, 2, 3, 4]
-    assert list(as_generator(lambda tell: None)) == []
+    assert list(as_generator(lambda report: None)) == []
 
 
 def test_nothing_begins_before_it_is_asked_for_and_a_generator_never_asked_leaves_nothing() -> None:
     begun = []
-    made = as_generator(lambda tell: begun.append(1))  # type: ignore[var-annotated]
+    made = as_generator(lambda report: begun.append(1))  # type: ignore[var-annotated]
     del made
     gc.collect()
     assert begun == []
@@ -42,10 +42,10 @@ def test_nothing_begins_before_it_is_asked_for_and_a_generator_never_asked_leave
 def test_the_trainer_waits_while_a_measurement_is_looked_at() -> None:
     steps = []
 
-    def train(tell: Tell[int]) -> None:
+    def train(report: Report[int]) -> None:
         for number in range(3):
             steps.append(number)
-            tell(number)
+            report(number)
 
     for number in as_generator(train):
         time.sleep(0.05)  # a slow consumer
@@ -58,11 +58,11 @@ def test_closing_ends_the_training_there_and_frees_what_it_held() -> None:
 
     cleaned, held = [], []
 
-    def train(tell: Tell[int]) -> None:
+    def train(report: Report[int]) -> None:
         model = Model()
         held.append(weakref.ref(model))
         try:
-            counting(tell)
+            counting(report)
         except Exception:
             cleaned.append("an error of the trainer's")  # which a stop is not
         finally:
@@ -79,13 +79,13 @@ def test_closing_ends_the_training_there_and_frees_what_it_held() -> None:
 def test_a_trainer_that_swallows_the_stop_is_told_again_at_its_next_step() -> None:
     steps = []
 
-    def train(tell: Tell[int]) -> None:
+    def train(report: Report[int]) -> None:
         try:
-            tell(0)
+            report(0)
         except BaseException:
             steps.append("swallowed")
         for step in range(1000):
-            tell.go_on()
+            report.raise_if_stopped()
             steps.append(str(step))
 
     run = as_generator(train)
@@ -99,8 +99,8 @@ def test_what_a_trainer_raises_is_raised_as_itself_with_its_own_lines(error: Bas
     def users_own_line() -> None:
         raise error
 
-    def train(tell: Tell[int]) -> None:
-        tell(0)
+    def train(report: Report[int]) -> None:
+        report(0)
         users_own_line()
 
     run = as_generator(train)
@@ -114,8 +114,8 @@ def test_what_a_trainer_raises_is_raised_as_itself_with_its_own_lines(error: Bas
 def test_an_interrupted_consumer_ends_a_training_that_is_between_measurements() -> None:
     stopped = []
 
-    def train(tell: Tell[int]) -> None:
-        tell(0)
+    def train(report: Report[int]) -> None:
+        report(0)
         main = threading.main_thread().ident
         assert main is not None
         import signal
@@ -123,7 +123,7 @@ def test_an_interrupted_consumer_ends_a_training_that_is_between_measurements() 
         signal.pthread_kill(main, signal.SIGINT)  # Ctrl-C while the trainer trains
         try:
             while True:
-                tell.go_on()
+                report.raise_if_stopped()
                 time.sleep(0.001)
         except Stopped:
             stopped.append(True)
@@ -137,8 +137,8 @@ def test_an_interrupted_consumer_ends_a_training_that_is_between_measurements() 
 
 
 def test_torch_is_set_in_the_training_as_it_is_where_it_is_pulled() -> None:
-    def train(tell: Tell[tuple[bool, int]]) -> None:
-        tell((torch.is_grad_enabled(), torch.get_num_threads()))
+    def train(report: Report[tuple[bool, int]]) -> None:
+        report((torch.is_grad_enabled(), torch.get_num_threads()))
 
     assert list(as_generator(train)) == [(True, torch.get_num_threads())]
     with torch.no_grad():

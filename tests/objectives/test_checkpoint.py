@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.checkpoint import Checkpoint, experiment_of, forget
+from bsearch.objectives.checkpoint import Checkpoint, experiment_of
+from bsearch.objectives.checkpoint_files import delete_checkpoint
 from bsearch.objectives.data_parallel import RankProcesses
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
+from helpers import setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_jobs import cut_off
 from tasks_for_tests import Noisy, own_loop_with_checkpoints
-from test_training import setup
 
 
 def noisy(folder: Path | str, evaluations: int = 5, **changes: Any) -> TrialSetup:
@@ -145,7 +146,7 @@ def test_a_checkpoint_of_another_experiment_is_none(tmp_path: Path, change: dict
     trained_until(made, 2)
     other = noisy(tmp_path, **change)
     measurements = list(TrainingRun(Noisy(), replace(other, checkpoint=made.checkpoint)).measurements())
-    assert all("resumed_at" not in one.facts for one in measurements)
+    assert all(one.facts.resumed_at is None for one in measurements)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "words", "pickle"])
@@ -178,8 +179,8 @@ def test_a_checkpoint_is_replaced_whole_and_forgotten_with_its_folder(tmp_path: 
     trained_until(made, 4)
     folder = tmp_path / "deep" / "checkpoints"
     assert [file.suffix for file in folder.iterdir()] == [".pt"]
-    forget(str(made.checkpoint))
-    forget(str(made.checkpoint))
+    delete_checkpoint(str(made.checkpoint))
+    delete_checkpoint(str(made.checkpoint))
     assert not folder.exists()
 
 
@@ -188,7 +189,7 @@ def test_other_stores_are_reached_by_their_url() -> None:
     uninterrupted = whole(replace(made, checkpoint=None))
     trained_until(made, 3)
     assert whole(made)[0] == uninterrupted[0]
-    forget(str(made.checkpoint))
+    delete_checkpoint(str(made.checkpoint))
     assert Checkpoint.of(made).load() is None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from bsearch.objectives.data_parallel import RankDiedError, RankProcesses, close_ranks, rank_processes
-from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.trial import start_attempt
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
@@ -24,8 +24,8 @@ from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, Outcome
 from conftest import TASKS
+from helpers import setup
 from rank_jobs import evaluated, statistics, trained, who
-from test_training import setup
 
 WIDE = f"{TASKS}:WideNet"
 
@@ -113,7 +113,7 @@ def test_ranks_are_kept_between_trials_and_stopped_ones_too() -> None:
 def test_a_killed_rank_is_an_interruption_and_the_next_trial_gets_new_ones() -> None:
     begun = time.monotonic()
     _, outcome = ended(attempt("KillsARank", number=1))
-    assert (outcome.kind, outcome.message) == ("interrupted", "rank 1 of 2 died by SIGKILL")
+    assert (outcome.kind, outcome.message) == ("interrupted", "rank 1 of 2 was killed by SIGKILL")
     _, again = ended(attempt("KillsARank", number=1, attempt=1))
     assert again.kind == "complete"
     assert time.monotonic() - begun < 60
@@ -147,7 +147,7 @@ def test_a_rank_killed_between_trials_is_told() -> None:
     reports = own.run(who, 5)
     victim = next(reports)
     os.kill(victim, signal.SIGKILL)
-    with pytest.raises(RankDiedError, match="rank 0 of 2 died by SIGKILL"):
+    with pytest.raises(RankDiedError, match="rank 0 of 2 was killed by SIGKILL"):
         list(reports)
 
 
@@ -204,9 +204,9 @@ def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, R
 def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file: Callable[..., Path]) -> None:
     result, records = run(study_file, task=f"{TASKS}:KillsARank", budget={"trials": 4})
     assert [record.outcome for record in result.study.records] == ["complete"] * 4
-    assert [record.facts["attempts"] for record in result.study.records] == [1, 2, 1, 1]
+    assert [record.facts.attempts for record in result.study.records] == [1, 2, 1, 1]
     assert [row["outcome"] for row in records.attempts("small", 1)] == ["interrupted", "complete"]
-    assert all(record.facts["devices"] == 2 and record.facts["samples_budget"] == 800 for record in result.study.records)
+    assert all(record.facts.devices == 2 and record.facts.samples_budget == 800 for record in result.study.records)
 
 
 def test_the_number_of_devices_is_searched_and_many_are_not_free(study_file: Callable[..., Path]) -> None:
@@ -215,13 +215,13 @@ def test_the_number_of_devices_is_searched_and_many_are_not_free(study_file: Cal
         task=f"{TASKS}:Points",
         devices={"per_trial": [1, 2], "kind": "cpu"},
         objectives={"speed": "device_s"},
-        start=[{"effective_batch": 50, "reference_rate": 0.1, "devices": d} for d in (1, 2)],
+        baseline=[{"effective_batch": 50, "reference_rate": 0.1, "devices": d} for d in (1, 2)],
         budget={"trials": 4, "profile_s": 0.5},
     )
     one, two = result.study.records[:2]
-    assert (one.facts["devices"], two.facts["devices"]) == (1, 2)
+    assert (one.facts.devices, two.facts.devices) == (1, 2)
     assert one.parameters["devices"] == 1
     for record in result.study.records:
-        assert record.facts["device_s"] == pytest.approx(record.facts["train_s"] * record.facts["devices"])
-        assert record.facts["train_s_source"] == "known"
+        assert record.facts.device_s == pytest.approx(record.facts.train_s * record.facts.devices)
+        assert record.facts.train_s_source == "known"
     assert result.study.front.speed == "device_s"

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("transformers", reason="bsearch[huggingface] is not installed")
 
-from test_training import setup
+from helpers import setup
 from trainer_contract import LOG, TrainerContract, ends_with_a_front
 
 pytestmark = pytest.mark.frameworks
@@ -25,9 +25,9 @@ class TestHuggingFace(TrainerContract):
     def test_arguments_that_the_study_says_are_refused_all_at_once(self) -> None:
         message = self.ending("arguments", setup(50, budget=100)).message
         assert message.splitlines() == [
-            "arguments: learning_rate: the study says it; write space.reference_rate in study.yaml",
-            "arguments: num_train_epochs: the study says it; write space.epochs in study.yaml",
-            "arguments: output_dir: a trial has no use for it; leave it out",
+            "arguments: learning_rate: set by the study; write space.reference_rate in study.yaml",
+            "arguments: num_train_epochs: set by the study; write space.epochs in study.yaml",
+            "arguments: output_dir: not supported in a trial; remove it",
         ]
 
     def test_memory_that_runs_out_in_evaluation_shrinks_evaluation(self) -> None:

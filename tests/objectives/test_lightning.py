@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
 
-from test_training import setup
+from helpers import setup
 from trainer_contract import LOG, TrainerContract, ends_with_a_front
 
 pytestmark = pytest.mark.frameworks
@@ -31,18 +31,18 @@ class TestLightning(TrainerContract):
     def test_arguments_that_the_study_says_are_refused_all_at_once(self) -> None:
         made = setup(50, budget=100, training={"compile": True})
         assert self.ending("arguments", made).message.splitlines() == [
-            "train_with: max_epochs: the study says it; write space.epochs in study.yaml",
-            "train_with: accumulate_grad_batches: the study says it; write space.accumulation in study.yaml",
-            "training.compile: expected false, for lightning.Trainer does not do it; got true. Compile in the module.",
+            "train_with: max_epochs: set by the study; write space.epochs in study.yaml",
+            "train_with: accumulate_grad_batches: set by the study; write space.accumulation in study.yaml",
+            "training.compile: expected false, because lightning.Trainer does not compile; got true. Compile in the module.",
         ]
 
     @pytest.mark.parametrize(
         ("task", "message"),
         [
             ("own_schedule", "Module.configure_optimizers: expected one optimizer and no scheduler"),
-            ("own_clipping", "OwnClipping.configure_gradient_clipping: expected Lightning's own"),
+            ("own_clipping", "OwnClipping.configure_gradient_clipping: expected Lightning's default"),
             ("own_rate", "expected a group at setup.learning_rate = 0.1, got 0.125"),
-            ("unvalidated", "Module: expected a validation_step that logs 'accuracy', and data to validate with"),
+            ("unvalidated", "Module: expected a validation_step that logs 'accuracy', and validation data"),
         ],
     )
     def test_a_module_that_goes_its_own_way_is_told_what_to_change(self, task: str, message: str) -> None:

@@ -13,23 +13,24 @@ import pytest
 import torch
 import torchvision
 from bsearch.cli import main
-from bsearch.objectives import Data, Loss, Score, Task, TrialSetup
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.memory import MemoryProbe, calibrated, evaluation_batch, memory_law
 from bsearch.objectives.profiling.probe import confirmed, fastest_evaluation_batch, profile_task
+from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import train_task
 from bsearch.search.store.records import Records
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.errors import ProfilingError, StudyFileError
-from bsearch.spaces.memory import MemoryLaw, bytes_of, largest_fitting, readable_bytes
+from bsearch.spaces.memory import MemoryLaw, bytes_of, largest_fitting
+from bsearch.spaces.readable import readable_bytes
 from bsearch.spaces.study import Memory
 from bsearch.spaces.study_file import parse_study
+from bsearch.spaces.trial import TrialSetup
 from click.testing import CliRunner
 from conftest import TASKS
+from helpers import run, setup
 from hypothesis import given
 from hypothesis import strategies as st
-from test_records import run
-from test_training import setup
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
@@ -259,7 +260,7 @@ def test_evaluation_takes_more_at_once_than_training() -> None:
 def test_the_evaluation_batch_is_one_that_fits_and_is_tried() -> None:
     probe = MemoryProbe(Digits(), setup())
     assert 8 <= fastest_evaluation_batch(probe, 300, 8) <= 300
-    assert fastest_evaluation_batch(probe, 300, 8, patience_s=-1.0) == 8
+    assert fastest_evaluation_batch(probe, 300, 8, limit_s=-1.0) == 8
     assert fastest_evaluation_batch(probe, 64, 64) == 64
 
 
@@ -303,7 +304,7 @@ def test_the_profile_keeps_headroom_and_remembers_why() -> None:
 
 def test_a_model_that_does_not_fit_is_told_with_its_bytes() -> None:
     with pytest.raises(
-        StudyFileError, match=r"memory.limit: expected room for a pass of 1 sample, which peaks at 283 KiB \(param"
+        StudyFileError, match=r"memory.limit: expected room for a micro-batch of 1 sample, which peaks at 283 KiB \(param"
     ):
         profile(200_000)
 
@@ -408,4 +409,4 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
     for command in ("run", "check", "profile"):
         refused = CliRunner().invoke(main, [command, str(small), *(["--serial"] if command == "run" else [])])
         assert refused.exit_code == 2
-        assert "too-small.yaml:20: memory.limit: expected room for a pass of 1 sample, which peaks at" in refused.output
+        assert "too-small.yaml:20: memory.limit: expected room for a micro-batch of 1 sample, which peaks at" in refused.output

@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bsearch.objectives import Loss, TrialSetup
 from bsearch.objectives.data_parallel import RankProcesses
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.loading import task_code_hash
 from bsearch.objectives.noise_scale import NoiseScale
+from bsearch.objectives.task import Loss
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import TrainingRun, train_task
-from bsearch.search.report.terminal import noise_scale_sentence
+from bsearch.search.report.terminal.tables import noise_scale_sentence
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study
-from bsearch.spaces.trial import TrialRecord
+from bsearch.spaces.trial import TrialFacts, TrialRecord, TrialSetup
 from conftest import TASKS
+from helpers import Net, setup
 from rank_jobs import noise_pairs, trained
 from tasks_for_tests import NeedsTwo, WideNet
-from test_training import Net, setup
 
 WIDE = f"{TASKS}:WideNet"
 
@@ -197,7 +197,7 @@ def test_memory_is_traced_and_counted_as_before() -> None:
 
 
 def records(*facts: dict[str, float]) -> list[TrialRecord]:
-    return [TrialRecord(number, "complete", {}, each) for number, each in enumerate(facts)]
+    return [TrialRecord(number, "complete", {}, TrialFacts.of(each)) for number, each in enumerate(facts)]
 
 
 def test_the_words() -> None:
@@ -224,5 +224,5 @@ def test_a_study_keeps_it_and_says_it(tmp_path: Path) -> None:
     )
     spec = read_study(tmp_path / "study.yaml")
     result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
-    assert result.study.records[0].facts["noise_scale"] > 0
+    assert result.study.records[0].facts.noise_scale > 0
     assert "Gradient noise scale" in (noise_scale_sentence(result.study.records) or "")

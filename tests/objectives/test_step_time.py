@@ -12,27 +12,28 @@ from pathlib import Path
 import pytest
 import torch
 from bsearch.cli import main
-from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.profiling.fit import fit_step_time, with_trust
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.profiling.step_time import Round, measured_step_time, timed_rounds
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.records import Records
-from bsearch.search.suggest.suggester import stored_trials
+from bsearch.search.store.trials import stored_trials
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.errors import ProfilingError
 from bsearch.spaces.plan import BatchPlan, plan_batch, step_plans, step_sizes
-from bsearch.spaces.step_time import StepTime, TimedPlan, fastest_plan, fit_step_time, timing_plans, with_trust
+from bsearch.spaces.step_time import StepTime, TimedPlan, fastest_plan, timing_plans
 from bsearch.spaces.study import Memory
 from bsearch.spaces.study_file import read_study
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
+from helpers import setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_jobs import plans_run
 from tasks_for_tests import Points
-from test_training import setup
 
 slopes = st.lists(st.floats(0.0, 0.01), min_size=5, max_size=5)
 
@@ -235,11 +236,11 @@ def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Call
     result = run(path)
     spec = read_study(path)
     assert spec.storage is not None
-    prices = Records(spec.storage).prices("small") or {}
+    prices = Records(spec.storage).step_times("small") or {}
     laws = {json.loads(key)[0][1]: StepTime.from_dict(kept[0]) for key, kept in prices.items()}
     assert set(laws) == {16, 64}
     for record in result.study.records:
-        plan = BatchPlan(record.facts["effective_batch"], record.facts["accumulation"])
+        plan = BatchPlan(record.facts.effective_batch, record.facts.accumulation)
         assert record.train_s == pytest.approx(laws[record.parameters["width"]].train_s(plan, 1197))
 
 
@@ -253,15 +254,15 @@ KNOWN = {"trials": 3, "profile_s": 0.4}
 
 def test_one_study_has_one_kind_of_seconds(study_file: Callable[..., Path]) -> None:
     begun = run(study_file(task=f"{TASKS}:Points", budget=KNOWN))
-    assert {record.facts["train_s_source"] for record in begun.study.records} == {"known"}
+    assert {record.facts.train_s_source for record in begun.study.records} == {"known"}
     later = run(study_file(task=f"{TASKS}:Points", budget={"trials": 5, "profile_s": 0}))
-    assert {record.facts["train_s_source"] for record in later.study.records} == {"known"}
+    assert {record.facts.train_s_source for record in later.study.records} == {"known"}
     spec = read_study(study_file(task=f"{TASKS}:Points"))
     assert spec.storage is not None
-    (laws,) = (Records(spec.storage).prices("small") or {}).values()
+    (laws,) = (Records(spec.storage).step_times("small") or {}).values()
     law = StepTime.from_dict(laws[0])
     for record in later.study.records:
-        plan = BatchPlan(record.facts["effective_batch"], record.facts["accumulation"])
+        plan = BatchPlan(record.facts.effective_batch, record.facts.accumulation)
         assert record.train_s == pytest.approx(law.train_s(plan, 800))
 
 
@@ -271,8 +272,8 @@ def test_a_study_that_was_timed_by_the_clock_stays_so(study_file: Callable[..., 
     assert "the study was begun with the clock's times and stays with them" in told.output
     assert "timing its steps" not in told.output
     later = run(study_file(task=f"{TASKS}:Points", budget=KNOWN))
-    assert {record.facts["train_s_source"] for record in later.study.records} == {"measured"}
-    assert all(record.train_s == record.facts["measured_train_s"] for record in later.study.records)
+    assert {record.facts.train_s_source for record in later.study.records} == {"measured"}
+    assert all(record.train_s == record.facts.measured_train_s for record in later.study.records)
 
 
 def test_a_rough_law_is_timed_anew_where_there_is_more_time(study_file: Callable[..., Path]) -> None:
@@ -320,7 +321,7 @@ def test_mended_code_is_priced_anew_until_a_trial_counts(study_file: Callable[..
     assert mended.returncode == 0, mended.stdout + mended.stderr
     counted = [record for record in stored_trials(f"sqlite:///{path.parent}/small.db", "small") if record.counts]
     assert len(counted) == 3
-    assert all(record.train_s is not None and record.train_s < 0.02 * record.facts["steps"] for record in counted)
+    assert all(record.train_s is not None and record.train_s < 0.02 * record.facts.steps for record in counted)
 
 
 def test_out_of_memory_on_two_devices_is_planned_anew_and_priced_so(study_file: Callable[..., Path]) -> None:
@@ -332,7 +333,7 @@ def test_out_of_memory_on_two_devices_is_planned_anew_and_priced_so(study_file: 
     )
     result = run(path)
     assert [record.outcome for record in result.study.records] == ["complete"] * 2
-    assert all(record.facts["micro_batch"] <= 50 for record in result.study.records)
+    assert all(record.facts.micro_batch <= 50 for record in result.study.records)
 
 
 def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callable[..., Path]) -> None:
@@ -372,7 +373,7 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     assert len(retimed["was"]) == 6
     for trial in retimed["front"]:
         record = by_number[trial["trial"]]
-        assert trial["train_s"] == record.facts["steps"]
+        assert trial["train_s"] == record.facts.steps
         assert trial["accuracy"] == record.accuracy
     plain = CliRunner().invoke(main, ["reprice", str(path), "--profile", str(profile)])
     assert "on Steady" in plain.output

@@ -5,75 +5,26 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives import Data, Loss, Task, TrialSetup
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.live_bytes import LiveBytes
 from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.task import Loss, Task
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.learning_rate import OptimizerSettings
-from bsearch.spaces.plan import BatchPlan, plan_batch
-from bsearch.spaces.study import Memory, Training
-from bsearch.spaces.trial import Measurement
+from bsearch.spaces.plan import plan_batch
+from bsearch.spaces.study import Memory
+from bsearch.spaces.trial import Measurement, TrialSetup
 from conftest import TASKS
+from helpers import Net, setup
 from tasks_for_tests import CountsSamples, NeedsTwo, Points
 from torch import nn
-from torch.utils.data import TensorDataset
-
-
-def setup(batch: int = 32, accumulation: int = 1, budget: int = 400, rate: float = 0.1, **changes: Any) -> TrialSetup:
-    training = Training.model_validate({"evaluations": 2, **changes.pop("training", {})})
-    made = TrialSetup(
-        study="law",
-        number=0,
-        attempt=0,
-        plan=BatchPlan(batch, accumulation),
-        optimizer=OptimizerSettings(rate),
-        samples_budget=budget,
-        training=training,
-        epochs=1,
-    )
-    return replace(made, **changes)
-
-
-class Net(Task):
-    """A small net in double precision; its loss may weigh classes, ignore labels, or count tokens."""
-
-    kind = "samples"
-
-    def data(self, setup: TrialSetup) -> Data:
-        generator = torch.Generator().manual_seed(3)
-        inputs = torch.randn(600, 6, generator=generator, dtype=self.dtype)
-        labels = torch.randint(0, 5, (600, 4) if self.kind == "tokens" else (600,), generator=generator)
-        ignored = torch.rand(labels.shape, generator=generator) < 0.3
-        if self.kind in ("ignored", "tokens"):
-            labels[ignored] = -100
-        data = TensorDataset(inputs, labels)
-        return Data(data, data)
-
-    dtype = torch.float64
-
-    def model(self, setup: TrialSetup) -> nn.Module:
-        outputs = 20 if self.kind == "tokens" else 5
-        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, outputs)).to(self.dtype)
-
-    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
-        inputs, labels = batch
-        logits = model(inputs)
-        if self.kind == "tokens":
-            logits = logits.view(-1, 5, 4)
-        weights = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=self.dtype) if self.kind == "weights" else None
-        total = nn.functional.cross_entropy(logits, labels, weight=weights, reduction="sum")
-        if weights is not None:
-            return Loss(total, weights[labels].sum())
-        return Loss(total, (labels != -100).sum() if self.kind in ("ignored", "tokens") else len(labels))
 
 
 def mean_loss_gradient(task: Net, batch: int) -> list[torch.Tensor]:
@@ -290,7 +241,7 @@ def test_the_profile_finds_the_smallest_workable_micro_batch() -> None:
     assert profile.unused_parameters == ("unread",)
     assert (profile.training_set, profile.validation_set, profile.optimizer) == (400, 101, "SGD")
     assert not profile.adaptive
-    with pytest.raises(TaskError, match=r"expected a metric that Points.score gives \(accuracy, val_loss\), got 'f1'"):
+    with pytest.raises(TaskError, match=r"expected a metric that Points.score returns \(accuracy, val_loss\), got 'f1'"):
         profile_of("Points", setup(metric="f1"))
 
 
@@ -321,12 +272,12 @@ def test_living_bytes_are_counted_once_and_forgotten() -> None:
 
 def test_counted_steps_are_priced_as_the_others() -> None:
     slow = list(train_task(Digits(), setup(100, 1, 1197 * 4)))[-1]
-    assert slow.facts["peak_bytes"]
+    assert slow.facts.peak_bytes
     few = list(train_task(Digits(), setup(1000, 1, 2000)))[-1]
-    assert "peak_bytes" not in few.facts
+    assert few.facts.peak_bytes is None
     # Under a limit the first steps of each size are counted however few there are, and still have a time.
     limited = list(train_task(Digits(), setup(1000, 1, 2000, memory_limit_bytes=10**9)))[-1]
-    assert limited.facts["peak_bytes"]
+    assert limited.facts.peak_bytes
     assert limited.elapsed_s > 0
     assert math.isfinite(slow.elapsed_s)
     assert plan_batch(1000).accumulation == 1

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bsearch.objectives.loading import load_task, task_code_hash
+from bsearch.objectives.loading import load_task
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
-from test_training import setup
+from helpers import setup
 
 
 def ending(name: str, **changes: object) -> Outcome:

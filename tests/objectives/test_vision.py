@@ -11,8 +11,8 @@ from bsearch.objectives.batches import Fetcher, SampleStream
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.objectives.vision import Vision, augmented
 from bsearch.spaces.errors import TaskError
+from helpers import setup
 from PIL import Image
-from test_training import setup
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def vision_setup(folder: Path, **parameters: object):  # type: ignore[no-untyped
 def test_a_folder_of_images_trains(folder: Path) -> None:
     last = list(train_task(Vision(), vision_setup(folder)))[-1]
     assert last.accuracy == 1.0
-    assert last.facts["ghost_batch"] == 8
+    assert last.facts.ghost_batch == 8
 
 
 def test_images_are_decoded_once_and_resized(folder: Path) -> None:

@@ -32,8 +32,8 @@ training: {precision: bf16, schedule: cosine, warmup: 5%, clip_norm: null, evalu
 memory: {largest_micro_batch: 256}
 devices: {per_trial: 1, kind: cpu, cpus: 2}
 budget: {trials: 60, hours: 8}
-objectives: {speed: train_s, accuracy: {metric: val_loss, direction: minimize}}
-start:
+objectives: {speed: train_s, metric: {name: val_loss, direction: minimize}}
+baseline:
   - {effective_batch: 256, reference_rate: 0.1, rule: linear, exponent: 0.5, epochs: 10, accumulation: 1,
      weight_decay: 1e-4, width: 32}
 storage: sqlite:///cifar.db
@@ -223,8 +223,8 @@ def test_auto_searches_so_it_takes_neither_one_exponent_nor_other_rules() -> Non
 def test_settings_of_today_name_an_exponent_where_the_rule_is_auto() -> None:
     data = yaml.safe_load(small_text(rule="auto"))
     today = {"effective_batch": 64, "reference_rate": 0.1}
-    assert parse_study(yaml.safe_dump(data | {"start": [today | {"exponent": 0.5}]})).start[0]["exponent"] == 0.5
-    lines = messages(yaml.safe_dump(data | {"start": [today | {"rule": "sqrt"}]}))
+    assert parse_study(yaml.safe_dump(data | {"baseline": [today | {"exponent": 0.5}]})).baseline[0]["exponent"] == 0.5
+    lines = messages(yaml.safe_dump(data | {"baseline": [today | {"rule": "sqrt"}]}))
     assert any("expected power as in space.rule, got 'sqrt'. Write rule: power, exponent: 0.5." in line for line in lines)
     assert any("expected a value for every searched parameter, got none for exponent" in line for line in lines)
 

@@ -1,4 +1,4 @@
-"""A trial's settings in the words of the framework somebody trains with; the door is `FRAMEWORKS` and `chosen_settings`."""
+"""A trial's settings as configuration or code for other frameworks. Entry points: `FRAMEWORKS` and `chosen_settings`."""
 
 from .settings import ChosenSettings, EvenPlan, chosen_settings, nearest_even_plan, settings_of
 from .texts import FRAMEWORKS, Pasted

@@ -1,4 +1,4 @@
-"""What is known of one trial that somebody wants to train with, and the nearest plan whose passes are all alike."""
+"""The settings of one trial to be exported, and the nearest plan whose micro-batches are all equal."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ....spaces.study import StudySpec
 from ....spaces.trial import Parameter, TrialRecord, TrialSetup
 from ...store.stored import StoredStudy
 
-# Passes beyond this many times the trial's own would reach a batch more closely, but in a time that nobody promised:
-# 257 samples in passes of at most 96 are 258 = 3 x 86 then, and not 257 passes of one sample.
-MOST_PASSES = 2
+# Accumulation may exceed the trial's by this factor. More would match the batch more closely, but at an unknown training time:
+# 257 samples in micro-batches of at most 96 become 258 = 3 x 86, not 257 micro-batches of one sample.
+MOST_ACCUMULATION = 2
 
-# Samples of an evaluation pass, where the study did not look for the largest.
+# Samples of an evaluation batch, if the study did not search for the largest.
 EVALUATION_BATCH = 512
 
 
 @dataclass(frozen=True, slots=True)
 class EvenPlan:
-    """A step whose passes are all alike: devices x micro_batch x accumulation samples, as most frameworks know it."""
+    """A step of equal micro-batches, devices x micro_batch x accumulation samples, as most frameworks define it."""
 
     micro_batch: int
     accumulation: int = 1
@@ -39,42 +39,42 @@ class EvenPlan:
 
 
 def nearest_even_plan(plan: BatchPlan, largest_micro_batch: int | None = None, smallest_micro_batch: int = 1) -> EvenPlan:
-    """The even plan nearest to a plan's effective batch, on its devices, under a cap, in at most twice its passes.
+    """The even plan nearest to a plan's effective batch, on its devices, within a cap, with at most twice its accumulation.
 
-    Among plans equally near: one with as many passes as the plan, else fewer passes, else the smaller batch.
+    Among equally near plans: the one with the same accumulation, else with less accumulation, else with the smaller batch.
 
     >>> nearest_even_plan(BatchPlan(257)), nearest_even_plan(BatchPlan(257, accumulation=3), largest_micro_batch=96)
     (EvenPlan(micro_batch=257, accumulation=1, devices=1), EvenPlan(micro_batch=86, accumulation=3, devices=1))
     >>> nearest_even_plan(BatchPlan(500, accumulation=3), largest_micro_batch=200).accumulation
     4
     """
-    largest = largest_micro_batch or plan.effective_batch  # without a cap, fewer passes than the plan's may do as well
+    largest = largest_micro_batch or plan.effective_batch  # without a cap, less accumulation than the plan's is possible
     candidates = [
-        EvenPlan(min(max(micro_batch, smallest_micro_batch), largest), micro_batches, plan.devices)
-        for micro_batches in range(1, MOST_PASSES * plan.accumulation + 1)
-        for below in (plan.effective_batch // (plan.devices * micro_batches),)
+        EvenPlan(min(max(micro_batch, smallest_micro_batch), largest), accumulation, plan.devices)
+        for accumulation in range(1, MOST_ACCUMULATION * plan.accumulation + 1)
+        for below in (plan.effective_batch // (plan.devices * accumulation),)
         for micro_batch in (below, below + 1)
     ]
 
     def distance(even: EvenPlan) -> tuple[Any, ...]:
-        away = abs(even.effective_batch - plan.effective_batch)
-        return away, even.accumulation != plan.accumulation, even.accumulation, even.effective_batch
+        difference = abs(even.effective_batch - plan.effective_batch)
+        return difference, even.accumulation != plan.accumulation, even.accumulation, even.effective_batch
 
     return min(candidates, key=distance)
 
 
 @dataclass(frozen=True)
 class ChosenSettings:
-    """One trial's settings and what they promise.
+    """One trial's settings and its results.
 
     Args:
-        chosen: why this trial: `knee`, `best`, ... for people.
-        accuracy: of the metric that the study names; the mean of so many `runs`.
-        setup: what the trial's last attempt was told.
-        optimizer: class name of its optimizer; None where the study does not know it (a loop of one's own).
-        momentum, nesterov: of that optimizer; None where they were not recorded.
+        chosen: why this trial was chosen (`knee`, `best`, ...), to be displayed.
+        accuracy: value of the study's metric, averaged over `runs`.
+        setup: the setup of the trial's last attempt.
+        optimizer: class name of its optimizer; None if unknown (a custom training loop).
+        momentum, nesterov: of that optimizer; None if they were not recorded.
         batch_norm: the model has batch statistics.
-        even: the nearest plan of equal passes, and the optimizer's settings there.
+        even: the nearest plan of equal micro-batches, with the optimizer's settings at its batch.
     """
 
     study: str
@@ -99,7 +99,7 @@ class ChosenSettings:
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        """Of the study's task, beside those that every study has."""
+        """Of the study's task, besides those that every study has."""
         return self.setup.parameters
 
     @property
@@ -119,28 +119,28 @@ class ChosenSettings:
 
     @cached_property
     def steps(self) -> tuple[tuple[int, int, int], ...]:
-        """The trial's steps: (how many, samples, passes on each device) of steps that are alike, in order."""
+        """The trial's steps in order, as groups of equal steps: (count, samples, accumulation)."""
         full, last = step_plans(self.plan, self.setup.samples_budget, **self.setup.limits)
-        alike = [(full, self.plan.effective_batch, self.plan.accumulation)] if full else []
-        return (*alike, *((1, plan.effective_batch, plan.accumulation) for plan in last))
+        groups = [(full, self.plan.effective_batch, self.plan.accumulation)] if full else []
+        return (*groups, *((1, plan.effective_batch, plan.accumulation) for plan in last))
 
     @property
     def even_steps(self) -> int:
-        """Optimizer steps after which a loop that ends every epoch with what is left has seen the trial's samples."""
+        """Optimizer steps that see the trial's samples, in a loop that ends every epoch with a smaller step."""
         epochs, rest = divmod(self.setup.samples_budget, self.training_set)
         batch = self.even.effective_batch
         return epochs * math.ceil(self.training_set / batch) + math.ceil(rest / batch)
 
     @property
     def running_steps(self) -> int:
-        """The same of a loop whose steps run on over epochs, where only an epoch's last pass is short."""
+        """The same for a loop whose steps cross epoch boundaries, where only an epoch's last micro-batch is smaller."""
         epochs, rest = divmod(self.setup.samples_budget, self.training_set)
         together = self.even.devices * self.even.micro_batch
         micro_batches = epochs * math.ceil(self.training_set / together) + math.ceil(rest / together)
         return math.ceil(micro_batches / self.even.accumulation)
 
     def warmup_steps(self, steps: int) -> int:
-        """How many of so many steps the rate rises in."""
+        """How many of `steps` steps are warm-up."""
         return math.ceil(steps * self.setup.training.warmup)
 
 
@@ -148,13 +148,13 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
     """The settings of one trial of a study's front.
 
     Raises:
-        StudyFileError: the study does not hold what the trial was told.
+        StudyFileError: the study does not hold the trial's setup.
     """
     return settings_of(study, record, _setup(study, record), chosen)
 
 
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
-    """The same of a setup that is known already."""
+    """The same for a setup that is already known."""
     optimizer, momentum = record.facts.optimizer, record.facts.momentum
     even = nearest_even_plan(setup.plan, setup.largest_micro_batch, setup.smallest_micro_batch)
     even_settings, notes = _at_even_batch(study.spec, record, setup, even)
@@ -181,24 +181,24 @@ def _setup(study: StoredStudy, record: TrialRecord) -> TrialSetup:
     attempts = study.tables().attempts(study.name, record.number)
     if not attempts:
         raise StudyFileError(
-            f"study {study.name}: trial {record.number}: expected what it was told when it was trained, but it was trained "
-            "outside `bsearch run`. `bsearch export --format json` has its settings."
+            f"study {study.name}: trial {record.number}: expected the setup it was trained with, but it was trained outside "
+            "`bsearch run`. `bsearch export --format json` has its settings."
         )
     try:
         setup = TrialSetup.from_dict(attempts[-1]["setup"])
         _check_numbers(setup)
     except (KeyError, TypeError, ValueError, BsearchError) as error:
         raise StudyFileError(
-            f"study {study.name}: trial {record.number}: what it was told cannot be read from its database: {error}"
+            f"study {study.name}: trial {record.number}: its setup cannot be read from the database: {error}"
         ) from None
     return setup
 
 
 def _check_numbers(setup: TrialSetup) -> None:
-    """A database may have been written by others, and these go into programs.
+    """Validate the numbers that go into programs: others may have written the database.
 
     Raises:
-        ValueError: one of them is no finite number.
+        ValueError: one of them is not a finite number.
     """
     optimizer = setup.optimizer
     for name, value in {
@@ -221,25 +221,28 @@ def _check_numbers(setup: TrialSetup) -> None:
 def _at_even_batch(
     spec: StudySpec, record: TrialRecord, setup: TrialSetup, even: EvenPlan
 ) -> tuple[OptimizerSettings, tuple[str, ...]]:
-    """The rule's settings at the batch of an even plan, and what is to be said where it is not the trial's."""
+    """The optimizer's settings by the rule at the batch of an even plan, and notes on how it differs from the trial's plan."""
     plan, batch = setup.plan, even.effective_batch
-    other_time = (
-        f"the trial made each step in {plan.accumulation} passes of at most {plan.largest_micro_batch} samples, here it is "
-        f"{even.accumulation} of {even.micro_batch}, which takes another time"
+    other_accumulation = (
+        f"the trial accumulated {plan.accumulation} micro-batches of at most {plan.largest_micro_batch} samples per step, here "
+        f"it is {even.accumulation} of {even.micro_batch}, so the training time differs"
     )
-    notes = [] if even.accumulation == plan.accumulation else [other_time]
+    notes = [] if even.accumulation == plan.accumulation else [other_accumulation]
     if batch == plan.effective_batch:
         return setup.optimizer, tuple(notes)
-    cap = "" if setup.largest_micro_batch is None else f" within {setup.largest_micro_batch} samples a pass"
+    cap = "" if setup.largest_micro_batch is None else f" of at most {setup.largest_micro_batch} samples"
     note = (
-        f"effective batch {plan.effective_batch} is not devices x micro-batch x accumulation on {even.devices} "
-        f"device{'s' * (even.devices > 1)}{cap} in at most {MOST_PASSES * plan.accumulation} passes: {batch} = "
+        f"effective batch {plan.effective_batch} does not divide into equal micro-batches{cap} on {even.devices} "
+        f"device{'s' * (even.devices > 1)} with accumulation up to {MOST_ACCUMULATION * plan.accumulation}: {batch} = "
         f"{even.devices} x {even.micro_batch} x {even.accumulation} instead, {100 * (batch / plan.effective_batch - 1):+.2g} %"
     )
     values = {**spec.fixed(), **record.parameters, "rule": setup.rule, "reference_rate": setup.reference_rate}
     try:
         settings = optimizer_settings(spec, batch, setup.epochs, values)
     except InfeasiblePlanError as error:
-        return setup.optimizer, (f"{note}; the rate stays that of {plan.effective_batch}, since {error}", *notes)
-    rate = f"learning rate {setup.learning_rate:.6g} becomes {settings.learning_rate:.6g} by the rule {setup.rule}"
+        return setup.optimizer, (
+            f"{note}; the learning rate stays that of batch {plan.effective_batch}, because {error}",
+            *notes,
+        )
+    rate = f"learning rate {setup.learning_rate:.6g} becomes {settings.learning_rate:.6g} by rule {setup.rule}"
     return settings, (f"{note}; {rate}", *notes)

@@ -1,7 +1,7 @@
-"""One function per framework: a trial's settings as a text to paste, and notes on what the framework cannot express.
+"""One function per framework: a trial's settings as text to paste, and notes on what the framework cannot express.
 
-Names and values may come from a database that others wrote, so in programs every value is written by `repr` and every
-comment on lines of its own.
+Names and values may come from a database that others wrote, so in programs every value is written with `repr` and every
+comment on its own lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ....spaces.errors import cut, plain
 from ....spaces.learning_rate import OptimizerSettings
 from .settings import ChosenSettings
 
-# torch's optimizers whose settings the study knows, by what they take beside the rate and the decay.
+# torch's optimizers whose settings the study knows: the arguments they take besides learning rate and weight decay.
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "SGD": ("momentum", "nesterov"),
     "Adam": ("betas", "eps"),
@@ -30,26 +30,26 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "RAdam": ("betas", "eps"),
 }
 
-# SGD of `Task` and of the ready tasks, for studies that were run before its momentum was recorded.
+# SGD momentum of `Task` and the built-in tasks, for studies that did not record it.
 USUAL_MOMENTUM = 0.9
 
-# NumPy takes no larger seed, and most frameworks seed it.
+# NumPy's seeds are smaller than this, and most frameworks seed NumPy.
 _SEEDS = 2**32
 
 
 @dataclass(frozen=True, slots=True)
 class Pasted:
-    """A text to paste and what is to be said beside it."""
+    """A text to paste, and notes on it."""
 
     text: str
     notes: tuple[str, ...] = ()
 
 
 def huggingface(chosen: ChosenSettings) -> Pasted:
-    """`TrainingArguments`, and an optimizer for `Trainer` where they have no word for the trial's."""
+    """`TrainingArguments`, and an optimizer for `Trainer` if they do not support the trial's."""
     training, settings = chosen.setup.training, chosen.even_settings
     name, keywords = _optimizer(chosen, settings)
-    has_words = name == "AdamW" or (name == "Adam" and settings.weight_decay == 0)
+    supported = name == "AdamW" or (name == "Adam" and settings.weight_decay == 0)
     arguments: dict[str, Any] = {
         "output_dir": "output",
         "per_device_train_batch_size": chosen.even.micro_batch,
@@ -58,7 +58,7 @@ def huggingface(chosen: ChosenSettings) -> Pasted:
         "max_steps": chosen.even_steps,
         "learning_rate": settings.learning_rate,
         "lr_scheduler_type": "constant_with_warmup" if training.schedule == "constant" else training.schedule,
-        # Steps, for versions from 4.46 on know them; a share has had two names.
+        # In steps, which all versions from 4.46 support; the argument for a share was renamed.
         "warmup_steps": chosen.warmup_steps(chosen.even_steps),
         "weight_decay": settings.weight_decay,
         "max_grad_norm": training.clip_norm or 0.0,
@@ -70,7 +70,7 @@ def huggingface(chosen: ChosenSettings) -> Pasted:
         "dataloader_pin_memory": training.pin_memory and chosen.setup.device == "gpu",
         "seed": training.seed % _SEEDS,
     }
-    if has_words:
+    if supported:
         beta1, beta2 = settings.betas
         arguments |= {"optim": "adamw_torch", "adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": settings.eps}
     if chosen.setup.device == "cpu":
@@ -78,14 +78,16 @@ def huggingface(chosen: ChosenSettings) -> Pasted:
     notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen)]
     notes += _device_notes(chosen, "use_cpu=True")
     if training.schedule != "constant" or training.warmup:
-        notes.append("Trainer's schedule runs half a step behind the trial's, and its warm-up begins with a step at rate 0")
-    if has_words and settings.weight_decay:
-        notes.append("Trainer decays no biases and no norms' weights; the trial decayed all parameters alike")
-    return _program("huggingface", chosen, notes, arguments=arguments, optimizer=None if has_words else (name, keywords))
+        notes.append(
+            "Trainer's schedule lags the trial's by half a step, and its warm-up starts with a step at learning rate 0"
+        )
+    if supported and settings.weight_decay:
+        notes.append("Trainer applies no weight decay to biases and norm layers; the trial decayed all parameters")
+    return _program("huggingface", chosen, notes, arguments=arguments, optimizer=None if supported else (name, keywords))
 
 
 def lightning(chosen: ChosenSettings) -> Pasted:
-    """`Trainer`, a loader's batch size, and `configure_optimizers` with the trial's own schedule."""
+    """`Trainer`, data loaders, and `configure_optimizers` with the trial's schedule."""
     training = chosen.setup.training
     arguments: dict[str, Any] = {
         "accelerator": chosen.setup.device,
@@ -103,12 +105,12 @@ def lightning(chosen: ChosenSettings) -> Pasted:
     notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Lightning")]
     notes += _device_notes(chosen, "accelerator='cpu'")
     if training.compile:
-        notes.append("the trial's model was compiled: module = torch.compile(module) before Trainer.fit")
+        notes.append("the trial's model was compiled: call module = torch.compile(module) before Trainer.fit")
     return _program("lightning", chosen, notes, arguments=arguments, optimizer=_optimizer(chosen, chosen.even_settings))
 
 
 def accelerate(chosen: ChosenSettings) -> Pasted:
-    """A loop around `Accelerator`, which sets the trial's own schedule step by step."""
+    """A training loop with `Accelerator` that follows the trial's schedule step by step."""
     training = chosen.setup.training
     arguments: dict[str, Any] = {
         "gradient_accumulation_steps": chosen.even.accumulation,
@@ -119,18 +121,18 @@ def accelerate(chosen: ChosenSettings) -> Pasted:
     notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Accelerate")]
     notes += _device_notes(chosen, "cpu=True")
     if training.compile:
-        notes.append("the trial's model was compiled: model = torch.compile(model) before train(...)")
+        notes.append("the trial's model was compiled: call model = torch.compile(model) before train(...)")
     if training.sync_batch_norm:
-        notes.append("the trial's BatchNorm was synchronised: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) first")
+        notes.append("the trial used synchronised BatchNorm: call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) first")
     return _program("accelerate", chosen, notes, arguments=arguments, optimizer=_optimizer(chosen, chosen.even_settings))
 
 
 def deepspeed(chosen: ChosenSettings) -> Pasted:
-    """DeepSpeed's configuration as JSON, which knows no comments."""
+    """DeepSpeed's configuration as JSON, which has no comments."""
     training, settings, even = chosen.setup.training, chosen.even_settings, chosen.even
     name, keywords = _optimizer(chosen, settings)
     if name == "Adam":
-        keywords["adam_w_mode"] = False  # else DeepSpeed's "Adam" decays as AdamW does
+        keywords["adam_w_mode"] = False  # otherwise DeepSpeed's "Adam" applies weight decay as AdamW does
     scheduler, steps = None, chosen.running_steps
     warmup_steps = chosen.warmup_steps(steps)
     warmup = {"warmup_num_steps": max(warmup_steps, 1), "warmup_type": "linear"}
@@ -155,33 +157,35 @@ def deepspeed(chosen: ChosenSettings) -> Pasted:
         "fp16": {"enabled": True} if training.precision == "fp16" else None,
     }
     notes = [
-        f"launch: deepspeed --num_gpus {even.devices} train.py; on another number of GPUs train_batch_size has to follow",
-        f"DeepSpeed has no word for the length of training: {steps} steps; nor for the seed: {training.seed}",
+        f"launch: deepspeed --num_gpus {even.devices} train.py; for another number of GPUs, change train_batch_size",
+        f"DeepSpeed's configuration has no key for the length of training, {steps} steps, nor for the seed, {training.seed}",
         *_even_notes(chosen, flushes=False),
         *_optimizer_notes(chosen),
         *_mean_notes(chosen, "DeepSpeed"),
     ]
     if scheduler:
-        late = "DeepSpeed's schedules take the first two steps at rate 0 and run up to one and a half steps behind the trial's"
-        notes.append(f"{late}, and warm up for at least 2; the trial's warm-up is {warmup_steps}" if warmup_steps < 2 else late)
+        late = "DeepSpeed's schedules start with two steps at learning rate 0 and lag the trial's by up to one and a half steps"
+        notes.append(
+            f"{late}, and warm up for at least 2 steps; the trial's warm-up is {warmup_steps}" if warmup_steps < 2 else late
+        )
     if training.precision == "bf16":
-        notes.append("DeepSpeed's bf16 keeps the model's weights in bf16; the trial's were fp32 under autocast")
+        notes.append("DeepSpeed's bf16 stores the model's weights in bf16; the trial's were fp32 under autocast")
     return Pasted(
         json.dumps({key: value for key, value in document.items() if value is not None}, indent=2) + "\n", tuple(notes)
     )
 
 
 def pytorch(chosen: ChosenSettings) -> Pasted:
-    """A training script that needs torch alone, and trains as the trial did: any integer batch, exactly."""
-    notes = [*_optimizer_notes(chosen), "its model and data are an example, marked to be replaced by yours"]
+    """A training script that needs only torch and reproduces the trial: any integer batch, exactly."""
+    notes = [*_optimizer_notes(chosen), "the model and data are examples to replace with yours"]
     if chosen.batch_norm and chosen.plan.devices > 1:
-        notes.append("BatchNorm's running statistics are the first device's; the trial's were the mean over devices")
+        notes.append("BatchNorm's running statistics are those of the first device; the trial's were averaged over devices")
     optimizer = _optimizer(chosen, chosen.setup.optimizer)
     return _program("pytorch", chosen, notes, optimizer=optimizer, even=False)
 
 
 def settings_yaml(chosen: ChosenSettings) -> Pasted:
-    """The settings as a mapping, for programs; docs/export.md tells the keys."""
+    """The settings as a mapping, for programs; docs/export.md describes the keys."""
     setup, training, settings = chosen.setup, chosen.setup.training, chosen.setup.optimizer
     document = {
         "study": chosen.study,
@@ -230,7 +234,7 @@ FRAMEWORKS: dict[str, Callable[[ChosenSettings], Pasted]] = {
 
 
 def _optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tuple[str, dict[str, Any]]:
-    """A class of `torch.optim` and its keyword arguments; AdamW stands for what is not torch's."""
+    """A class of `torch.optim` and its keyword arguments; AdamW as a placeholder for other optimizers."""
     name = chosen.optimizer if chosen.optimizer in OPTIMIZERS else "AdamW"
     momentum = USUAL_MOMENTUM if chosen.momentum is None else chosen.momentum
     known: dict[str, Any] = {
@@ -245,18 +249,18 @@ def _optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tuple[str
 
 def _optimizer_notes(chosen: ChosenSettings) -> Iterator[str]:
     if chosen.optimizer is None:
-        yield "the study does not know the optimizer of a loop of your own: AdamW stands where yours belongs"
+        yield "the study does not know the optimizer of a custom training loop: AdamW is a placeholder for yours"
     elif chosen.optimizer not in OPTIMIZERS:
-        yield f"the trial's optimizer {chosen.optimizer!r} is its task's own: AdamW stands where it belongs"
+        yield f"the trial's optimizer {chosen.optimizer!r} is defined by its task: AdamW is a placeholder for it"
     elif chosen.optimizer == "SGD" and chosen.momentum is None:
-        yield f"the trial's momentum was not recorded: Nesterov {USUAL_MOMENTUM} is what bsearch's own tasks use"
+        yield f"the trial's momentum was not recorded: assuming Nesterov {USUAL_MOMENTUM}, as in bsearch's own tasks"
 
 
 def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
-    """What becomes of the batch where passes have to be alike.
+    """How the batch changes where micro-batches have to be equal.
 
     Args:
-        flushes: an epoch's last passes are a step of their own; else the next epoch's complete it.
+        flushes: an epoch ends with a smaller step; otherwise the next epoch's micro-batches complete it.
     """
     yield from chosen.even_notes
     even, samples = chosen.even, chosen.training_set
@@ -264,38 +268,38 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
     left, budget = samples % whole, chosen.setup.samples_budget
     ours = sum(count for count, _, _ in chosen.steps)
     if left and (budget > samples or even.effective_batch != chosen.plan.effective_batch or even.devices > 1):
-        what, count = ("step", chosen.even_steps) if flushes else ("pass", chosen.running_steps)
-        filled = ", filled up with samples of its beginning where devices' shares would differ" if even.devices > 1 else ""
+        what, count = ("step", chosen.even_steps) if flushes else ("micro-batch", chosen.running_steps)
+        padded = ", padded with the epoch's first samples if devices' shares would differ" if even.devices > 1 else ""
         yield (
-            f"each epoch of {samples} samples ends with a {what} of {left} instead of {whole}{filled}: {count} steps for the "
-            f"trial's {budget} samples, where the trial's steps ran on over epochs{f' and were {ours}' * (ours != count)}"
+            f"each epoch of {samples} samples ends with a {what} of {left} instead of {whole}{padded}: {count} steps for the "
+            f"trial's {budget} samples, whereas the trial's steps crossed epochs{f' and were {ours}' * (ours != count)}"
         )
     if chosen.batch_norm and chosen.even.accumulation > 1:
         yield (
-            f"BatchNorm's running statistics move {chosen.even.accumulation} times a step here; the trial's momentum was "
-            f"corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
+            f"BatchNorm's running statistics are updated {chosen.even.accumulation} times per step here; the trial's momentum "
+            f"was corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
         )
     if chosen.setup.training.channels_last:
-        yield "the trial's images lay channels last: model.to(memory_format=torch.channels_last), and its inputs alike"
+        yield "the trial used channels-last images: model.to(memory_format=torch.channels_last), and the same for its inputs"
 
 
 def _mean_notes(chosen: ChosenSettings, framework: str) -> Iterator[str]:
     if chosen.even.accumulation * chosen.even.devices > 1:
         yield (
-            f"{framework} averages the means of passes: right where each divides by as many samples (tokens, weights) as the "
-            "others, as a mean over samples does in every step but an epoch's last"
+            f"{framework} averages the micro-batches' means, which is exact only if all divide by the same number of samples "
+            "(tokens, weights); a mean over samples does in every step but an epoch's last"
         )
 
 
 def _device_notes(chosen: ChosenSettings, words: str) -> Iterator[str]:
     if chosen.setup.device == "cpu":
-        yield f"the trial ran on CPUs, hence {words}: without it, on a GPU, the accuracy is to be expected, the time is not"
+        yield f"the trial ran on CPUs, hence {words}; without it, on a GPU, expect the same accuracy but not the same time"
 
 
 def _seed_notes(chosen: ChosenSettings) -> Iterator[str]:
     seed = chosen.setup.training.seed
     if seed >= _SEEDS:
-        yield f"seed {seed} is {seed % _SEEDS} here: frameworks seed NumPy, which takes none above {_SEEDS - 1}"
+        yield f"seed {seed} becomes {seed % _SEEDS}: frameworks seed NumPy, whose seeds are at most {_SEEDS - 1}"
 
 
 def _program(template: str, chosen: ChosenSettings, notes: list[str], *, even: bool = True, **values: Any) -> Pasted:
@@ -315,7 +319,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701  # programs, not pages: values pass `py`, comments pass `comment`
+        autoescape=False,  # noqa: S701  # programs, not pages: values go through `py`, comments through `comment`
     )
     environment.filters |= {"py": repr, "keywords": _keywords, "comment": _comment}
     return environment
@@ -326,7 +330,7 @@ def _keywords(values: Mapping[str, Any]) -> str:
 
 
 def _comment(text: str, indent: str = "") -> str:
-    """Lines of a comment, whatever the text holds.
+    """Text as lines of a comment, whatever it contains.
 
     >>> print(_comment("two\\nlines"))
     # two\\nlines

@@ -184,7 +184,7 @@ _MOST_ROWS = 200
 
 
 def _words(study: StoredStudy) -> Iterator[str]:
-    yield from front_summary(study, fit_rates=True)
+    yield from front_summary(study)
     said = batch_norm_note(study.front)
     if said:
         yield said

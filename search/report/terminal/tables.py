@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from ....spaces.errors import StudyFileError
 from ....spaces.readable import number, seconds
 from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.confirm import CONFIDENCE, averaged
@@ -153,12 +152,8 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     return plot_text(plotext)
 
 
-def front_summary(study: StoredStudy, *, fit_rates: bool = False) -> Iterator[str]:
-    """The sentences under a study's front.
-
-    Args:
-        fit_rates: fit the best rates where no current fit is stored, which takes seconds.
-    """
+def front_summary(study: StoredStudy) -> Iterator[str]:
+    """The sentences under a study's front; one on the best rates only where a current fit is stored."""
     spec, front, records = study.spec, study.front, study.records
     # A setting that was repeated is compared by its mean.
     settings = {record.number: record for record in records}
@@ -168,7 +163,7 @@ def front_summary(study: StoredStudy, *, fit_rates: bool = False) -> Iterator[st
         knee_sentence(front),
         *comparison(front, settings.values()),
         contention_sentence(records),
-        rule_sentence(study, fit=fit_rates),
+        rule_sentence(study),
         noise_scale_sentence(records),
     )
     yield from filter(None, sentences)
@@ -318,14 +313,12 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def rule_sentence(study: StoredStudy, *, fit: bool) -> str | None:
-    """The same as a whole sentence; None where there are too few trials, nothing to compare, or no current fit."""
-    if not fit and study.current_rates() is None:
+def rule_sentence(study: StoredStudy) -> str | None:
+    """The same as a whole sentence; None where there is no current fit, or the trials do not determine one."""
+    stored = study.current_rates()
+    if stored is None or stored.rates is None:
         return None
-    try:
-        found = study.best_rates()
-    except StudyFileError:
-        return None
+    found = stored.rates
     return f"Best rate against batch: {rule_verdict(found)}"
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bsearch.search.analysis.best_rate import BestRates, Estimate, RateAt, best_rates
-from bsearch.search.report.terminal import rule_verdict
+from bsearch.search.analysis.best_rate import best_rates
+from bsearch.search.analysis.rates import BestRates, Estimate, RateAt
+from bsearch.search.report.terminal.tables import rule_verdict
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.trial import TrialRecord
+from bsearch.spaces.trial import TrialFacts, TrialRecord
 
 
 def power(exponent: float, rate: float = 0.1) -> Callable[[float], float]:
@@ -22,17 +23,17 @@ def trials(
     best: Callable[[float], float], count: int = 60, seed: int = 0, *, noise: float = 0.01, curvature: float = 0.02
 ) -> list[TrialRecord]:
     """Random trials of a task whose accuracy falls with the distance from the best rate, and steeper above it."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     records = []
     for number in range(count):
-        batch = round(math.exp(chance.uniform(math.log(8), math.log(2048))))
-        rate = math.exp(chance.uniform(math.log(1e-3), 0)) * math.sqrt(batch / 256)
-        epochs, optimizer = int(chance.integers(1, 20)), str(chance.choice(["sgd", "adam"]))
+        batch = round(math.exp(rng.uniform(math.log(8), math.log(2048))))
+        rate = math.exp(rng.uniform(math.log(1e-3), 0)) * math.sqrt(batch / 256)
+        epochs, optimizer = int(rng.integers(1, 20)), str(rng.choice(["sgd", "adam"]))
         away = math.log(rate / best(batch))
         accuracy = 0.9 - 0.3 / math.sqrt(epochs) - 0.03 * math.log(batch / 8) - curvature * away**2 * (1.5 if away > 0 else 1)
-        accuracy += 0.02 * (optimizer == "adam") + noise * chance.standard_normal()
+        accuracy += 0.02 * (optimizer == "adam") + noise * rng.standard_normal()
         parameters = {"effective_batch": batch, "reference_rate": rate, "epochs": epochs, "optimizer": optimizer}
-        facts = {"effective_batch": batch, "learning_rate": rate, "rule": "sqrt"}
+        facts = TrialFacts(effective_batch=batch, learning_rate=rate, rule="sqrt")
         records.append(TrialRecord(number, "complete", parameters, facts, 1.0, accuracy))
     return records
 
@@ -62,7 +63,7 @@ def test_units_and_reference_batches_change_nothing() -> None:
         replace(
             record,
             parameters={**record.parameters, "reference_rate": 0.5 * record.parameters["reference_rate"]},
-            facts={**record.facts, "learning_rate": 10 * record.facts["learning_rate"]},
+            facts=replace(record.facts, learning_rate=10 * record.facts.learning_rate),
         )
         for record in records
     ]
@@ -87,10 +88,10 @@ def test_failed_trials_are_left_out_and_counted() -> None:
     assert after.left_out == before.left_out + 8
 
 
-def test_noise_alone_tells_no_rules_apart() -> None:
+def test_noise_alone_discriminates_no_rules() -> None:
     found = best_rates("made", trials(power(0.5), 40, curvature=0.0, noise=0.05))
     assert all(found.holds.values())
-    assert rule_verdict(found).startswith("the data do not tell rules apart: exponent ")
+    assert rule_verdict(found).startswith("the data do not discriminate the rules: exponent ")
 
 
 def test_a_rate_that_saturates_is_said_to_and_its_rates_follow_both_slopes() -> None:
@@ -108,7 +109,7 @@ def test_a_rate_that_saturates_is_said_to_and_its_rates_follow_both_slopes() -> 
 def test_a_best_rate_beyond_those_tried_is_not_trusted() -> None:
     found = best_rates("made", trials(power(0.5, rate=20.0), 40), [64, 256])
     assert not found.trusted
-    assert "lies at the edge of those tried, so no rule is told apart. Search a wider space.reference_rate" in rule_verdict(
+    assert "lies at the edge of those tried, so no rule can be ruled out. Search a wider space.reference_rate" in rule_verdict(
         found
     )
 
@@ -122,7 +123,7 @@ def test_a_best_rate_beyond_those_tried_is_not_trusted() -> None:
         (
             -0.2,
             1.40,
-            "the data do not tell rules apart: exponent 0.55 [-0.20, 1.40]. "
+            "the data do not discriminate the rules: exponent 0.55 [-0.20, 1.40]. "
             "More trials near batches 8 and 64, at many rates, would.",
         ),
     ],
@@ -134,13 +135,13 @@ def test_the_verdict_in_words(low: float, high: float, words: str) -> None:
 
 def test_what_cannot_be_compared_is_told() -> None:
     records = trials(power(0.5), 40)
-    with pytest.raises(StudyFileError, match="study made: expected at least 20 complete trials to tell rules apart, got 19"):
+    with pytest.raises(StudyFileError, match="study made: expected at least 20 complete trials to discriminate rules, got 19"):
         best_rates("made", records[:19])
-    one_batch = [replace(record, facts={**record.facts, "effective_batch": 64}) for record in records]
+    one_batch = [replace(record, facts=replace(record.facts, effective_batch=64)) for record in records]
     with pytest.raises(
         StudyFileError, match=r"space.effective_batch: expected batches that differ by half at least, got 64 to 64"
     ):
         best_rates("made", one_batch)
-    one_rate = [replace(record, facts={**record.facts, "learning_rate": 0.1}) for record in records]
+    one_rate = [replace(record, facts=replace(record.facts, learning_rate=0.1)) for record in records]
     with pytest.raises(StudyFileError, match=r"space.reference_rate: expected rates that differ at the same batch, got none"):
         best_rates("made", one_rate)

@@ -4,7 +4,7 @@ import pytest
 from bsearch.search.analysis.choice import chosen_trial, fastest_within
 from bsearch.search.analysis.pareto import front_of
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.trial import ParetoFront, TrialRecord
+from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ points = st.lists(st.tuples(st.floats(0.1, 100), st.floats(0, 1)), min_size=1, m
 
 
 def front(pairs: list[tuple[float, float]], direction: str = "maximize") -> ParetoFront:
-    records = [TrialRecord(number, "complete", {}, {}, *pair) for number, pair in enumerate(pairs)]
+    records = [TrialRecord(number, "complete", {}, TrialFacts(), *pair) for number, pair in enumerate(pairs)]
     return front_of(records, direction=direction)
 
 
@@ -42,7 +42,7 @@ def test_not_asked_the_knee_is_chosen_or_the_best_where_there_is_none():
     [
         ({"number": 7}, "trial 7 is not on its front; expected one of 0, 1"),
         ({"at_knee": True}, "no knee yet"),
-        ({"number": 0, "within": 0.1}, "one of --trial, --knee and --within"),
+        ({"number": 0, "within": 0.1}, "one of trial, knee and within"),
     ],
 )
 def test_a_choice_that_cannot_be_made_says_why(asked, words):

@@ -1,4 +1,4 @@
-"""Fronts of means: intervals, chances and ties are what a slow twin finds, and what is most in doubt is trained again first."""
+"""Fronts of means: intervals, probabilities and ties equal a slow twin's, and the least certain setting is repeated first."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from bsearch.search.analysis.confirm import averaged, front_chances, next_repeat, next_seed, run_deviations
+from bsearch.search.analysis.confirm import averaged, front_probabilities, next_repeat, next_seed, run_stds
 from bsearch.search.analysis.pareto import study_front
 from bsearch.spaces.study import Metric, Objectives
-from bsearch.spaces.trial import TrialRecord
+from bsearch.spaces.trial import TrialFacts, TrialRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,20 +17,20 @@ OBJECTIVES = Objectives()
 
 
 def run(number: int, seconds: float, accuracy: float, repeats: int | None = None, outcome: str = "complete") -> TrialRecord:
-    facts = {} if repeats is None else {"repeats": repeats}
+    facts = TrialFacts(repeats=repeats)
     return TrialRecord(number, outcome, {"effective_batch": 10}, facts, seconds, accuracy)  # type: ignore[arg-type]
 
 
 def test_a_setting_counts_once_with_its_mean() -> None:
     records = [run(0, 1.0, 0.8), run(1, 2.0, 0.9), run(2, 1.0, 0.7, 0), run(3, 1.0, 0.9, 0), run(4, 1.0, 0.1, 0, "diverged")]
     means = averaged(records, OBJECTIVES)
-    assert [(one.number, one.facts["runs"], one.facts.get("failed_runs")) for one in means] == [(0, 3, 1), (1, 1, None)]
+    assert [(one.number, one.facts.runs, one.facts.failed_runs) for one in means] == [(0, 3, 1), (1, 1, None)]
     assert means[0].accuracy == pytest.approx(0.8)
-    deviations, freedom = run_deviations([[0.8, 0.7, 0.9], [0.9]])
-    assert (deviations, freedom) == (pytest.approx([0.1, 0.1]), 2)
+    stds, freedom = run_stds([[0.8, 0.7, 0.9], [0.9]])
+    assert (stds, freedom) == (pytest.approx([0.1, 0.1]), 2)
     # Student's t, 90 %, two degrees of freedom: 2.92.
-    assert means[0].facts["mean_high"] - 0.8 == pytest.approx(2.92 * 0.1 / math.sqrt(3), rel=1e-3)
-    assert means[1].facts["mean_high"] - 0.9 == pytest.approx(2.92 * 0.1, rel=1e-3)
+    assert means[0].facts.mean_high - 0.8 == pytest.approx(2.92 * 0.1 / math.sqrt(3), rel=1e-3)
+    assert means[1].facts.mean_high - 0.9 == pytest.approx(2.92 * 0.1, rel=1e-3)
 
 
 def test_without_repeats_nothing_changes() -> None:
@@ -49,40 +49,40 @@ def test_neighbours_within_the_noise_are_ties() -> None:
     records = [run(0, 1.0, 0.80), run(1, 1.1, 0.805), run(2, 2.0, 0.99)]
     records += [run(3, 1.0, 0.82, 0), run(4, 1.0, 0.78, 0), run(5, 1.1, 0.825, 1), run(6, 1.1, 0.785, 1)]
     means = {one.number: one for one in averaged(records, OBJECTIVES)}
-    assert means[1].facts["ties"] == [0]
-    assert means[2].facts["ties"] == []
-    assert means[2].facts["front_chance"] > 0.99
+    assert means[1].facts.ties == (0,)
+    assert means[2].facts.ties == ()
+    assert means[2].facts.front_probability > 0.99
 
 
 def test_a_loss_is_better_when_lower() -> None:
-    objectives = Objectives(accuracy=Metric(metric="val_loss", direction="minimize"))
+    objectives = Objectives(metric=Metric(name="val_loss", direction="minimize"))
     records = [run(0, 1.0, 0.5), run(1, 1.0, 0.52, 0), run(2, 2.0, 0.1), run(3, 3.0, 0.9)]
-    chances = {one.number: one.facts["front_chance"] for one in averaged(records, objectives)}
-    assert chances[0] == 1.0
-    assert chances[2] > 0.95
-    assert chances[3] < 0.05
+    probabilities = {one.number: one.facts.front_probability for one in averaged(records, objectives)}
+    assert probabilities[0] == 1.0
+    assert probabilities[2] > 0.95
+    assert probabilities[3] < 0.05
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1)), min_size=1, max_size=7), st.floats(0.01, 0.5))
-def test_chances_are_those_of_dice(points: list[tuple[int, float]], error: float) -> None:
+def test_probabilities_equal_monte_carlo(points: list[tuple[int, float]], error: float) -> None:
     seconds, accuracy = np.array([one for one, _ in points], float), np.array([one for _, one in points])
-    found = front_chances(seconds, accuracy, np.full(len(points), error), 1000)
-    chance = np.random.default_rng(1)
+    found = front_probabilities(seconds, accuracy, np.full(len(points), error), 1000)
+    rng = np.random.default_rng(1)
     hits = np.zeros(len(points))
     for _ in range(1000):
-        drawn = accuracy + error * chance.standard_normal(len(points))
+        drawn = accuracy + error * rng.standard_normal(len(points))
         for one in range(len(points)):
             rivals = [other for other in range(len(points)) if other != one and seconds[other] <= seconds[one]]
             hits[one] += all(drawn[one] > drawn[other] for other in rivals)
     assert found == pytest.approx(hits / 1000, abs=0.08)
 
 
-def test_what_is_most_in_doubt_is_trained_again_first() -> None:
+def test_the_least_certain_setting_is_repeated_first() -> None:
     records = [run(0, 1.0, 0.2), run(1, 2.0, 0.8), run(2, 3.0, 0.81), run(3, 2.5, 0.3)]
     records += [run(4, 1.0, 0.21, 0), run(5, 1.0, 0.18, 0)]
     front = [one.number for one in study_front(records, OBJECTIVES).trials]
     assert front == [0, 1, 2]
-    # 0.81 after 0.8 with noise of 0.015: both in doubt; the hopeless trial 3 never, trial 0 has its runs.
+    # 0.81 after 0.8 with noise of 0.015: both uncertain; the far worse trial 3 never, trial 0 has its runs.
     assert next_repeat(records, OBJECTIVES, 2, {}, front) in (1, 2)
     assert next_repeat(records, OBJECTIVES, 2, {2: 1}, front) == 1
     assert next_repeat(records, OBJECTIVES, 2, {1: 1}, front) == 2
@@ -94,14 +94,14 @@ def test_runs_that_failed_count_and_half_of_them_take_a_setting_off_the_front() 
     assert [one.number for one in study_front(records, OBJECTIVES).trials] == [0]
     records.append(run(3, 2.0, 0.91, 1))
     front = study_front(records, OBJECTIVES).trials
-    assert [(one.number, one.facts.get("failed_runs")) for one in front] == [(0, None), (1, 1)]
+    assert [(one.number, one.facts.failed_runs) for one in front] == [(0, None), (1, 1)]
     assert next_repeat(records, OBJECTIVES, 2, {}, [0, 1]) == 0
     assert next_repeat(records, OBJECTIVES, 2, {0: 2}, [0, 1]) is None
 
 
 def test_a_setting_that_hardly_learns_lends_its_precision_to_no_other() -> None:
-    deviations, _ = run_deviations([[0.1, 0.1001], [0.5, 0.6], [0.5, 0.58]])
-    assert deviations[0] < deviations[1] / 1.2
+    stds, _ = run_stds([[0.1, 0.1001], [0.5, 0.6], [0.5, 0.58]])
+    assert stds[0] < stds[1] / 1.2
 
 
 def test_seeds_are_never_used_twice() -> None:

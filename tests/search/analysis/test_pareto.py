@@ -11,10 +11,11 @@ from bsearch.search.analysis.pareto import front_members, front_of, knee, no_slo
 from bsearch.search.report.export import csv_text, json_text, study_document, trial_document
 from bsearch.search.report.page.draw import picture
 from bsearch.search.report.page.figures import StudyFigures
-from bsearch.search.report.terminal import comparison, front_plot, knee_sentence, seconds
+from bsearch.search.report.terminal.tables import comparison, front_plot, knee_sentence
 from bsearch.search.store.stored import StoredStudy
+from bsearch.spaces.readable import seconds
 from bsearch.spaces.study_file import study_from_dict
-from bsearch.spaces.trial import ParetoFront, TrialRecord
+from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from conftest import small_study
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ def beats(a: tuple[float, float], b: tuple[float, float]) -> bool:
 
 
 def record(number: int, train_s: float, accuracy: float, outcome: str = "complete", **facts: object) -> TrialRecord:
-    return TrialRecord(number, outcome, {"effective_batch": 10 + number}, facts, train_s, accuracy)  # type: ignore[arg-type]
+    return TrialRecord(number, outcome, {"effective_batch": 10 + number}, TrialFacts.of(facts), train_s, accuracy)  # type: ignore[arg-type]
 
 
 def front_picture(records: list[TrialRecord], front: ParetoFront) -> bytes:
@@ -78,7 +79,7 @@ def test_the_knee_is_inside_the_front_and_below_its_chord(points: list[tuple[flo
 
 def front_and_records() -> tuple[ParetoFront, list[TrialRecord]]:
     records = [
-        record(0, 10.0, 0.90, start=0),
+        record(0, 10.0, 0.90, baseline=0),
         record(1, 1.0, 0.50),
         record(2, 4.0, 0.90),
         record(3, 9.0, 0.95),
@@ -88,7 +89,7 @@ def front_and_records() -> tuple[ParetoFront, list[TrialRecord]]:
     return front_of(records), records
 
 
-def test_the_end_says_how_the_front_compares_with_todays_setting() -> None:
+def test_the_end_compares_the_front_with_the_baseline() -> None:
     front, records = front_and_records()
     assert [trial.number for trial in front.trials] == [1, 2, 3, 4]
     faster, better = no_worse(front, records[0]), no_slower(front, records[0])
@@ -96,12 +97,12 @@ def test_the_end_says_how_the_front_compares_with_todays_setting() -> None:
     assert better is not None
     assert (faster.number, better.number) == (2, 3)
     assert list(comparison(front, records)) == [
-        "Your setting today (trial 0: accuracy 0.9 in 10 s) -> trial 2 has at least its accuracy (0.9) in 4 s (-60% time); "
+        "Baseline (trial 0: accuracy 0.9 in 10 s) -> trial 2 has at least its accuracy (0.9) in 4 s (-60% time); "
         "trial 3 has accuracy 0.95 (+0.05) in its time or less."
     ]
-    best = [record(0, 1.0, 0.99, start=0), record(1, 2.0, 0.5)]
+    best = [record(0, 1.0, 0.99, baseline=0), record(1, 2.0, 0.5)]
     assert "is on the front" in next(iter(comparison(front_of(best), best)))
-    lost = [record(0, 1.0, 0.1, "diverged", start=0)]
+    lost = [record(0, 1.0, 0.1, "diverged", baseline=0)]
     assert "diverged" in next(iter(comparison(front_of(lost), lost)))
 
 

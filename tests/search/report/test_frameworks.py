@@ -20,17 +20,18 @@ import pytest
 import torch
 import yaml
 from bsearch.cli import main
-from bsearch.objectives import Data, Loss, Task, TrialSetup
 from bsearch.objectives.batches import epoch_order
+from bsearch.objectives.task import Data, Loss, Task
 from bsearch.objectives.training import TrainingRun
-from bsearch.search.report.frameworks import FRAMEWORKS, ChosenSettings, nearest_even_plan, settings_of
+from bsearch.search.report.frameworks.settings import ChosenSettings, nearest_even_plan, settings_of
+from bsearch.search.report.frameworks.texts import FRAMEWORKS
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan, plan_batch, step_sizes
 from bsearch.spaces.schedule import rate_factor
 from bsearch.spaces.study import Training
 from bsearch.spaces.study_file import study_from_dict
-from bsearch.spaces.trial import ParetoFront, TrialRecord
+from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord, TrialSetup
 from click.testing import CliRunner, Result
 from conftest import small_study
 from torch import nn
@@ -76,7 +77,7 @@ def chosen(
     )
     known = {"optimizer": "SGD", "momentum": 0.9, "nesterov": True, **(facts or {})}
     values = {"effective_batch": plan.effective_batch, "reference_rate": 0.1, "rule": "linear"}
-    record = TrialRecord(3, "complete", values, known, 12.5, 0.875)
+    record = TrialRecord(3, "complete", values, TrialFacts.of(known), 12.5, 0.875)
     stored = StoredStudy("sqlite://", spec.study, spec, {}, 0.0, (record,), ParetoFront((record,)))
     return settings_of(stored, record, setup, "the knee")
 
@@ -136,7 +137,7 @@ def test_another_batch_gets_another_rate_by_the_rule_and_is_told() -> None:
     assert even.effective_batch == 504
     assert settings.even_settings.learning_rate == pytest.approx(0.1 * 504 / 64)
     note = settings.even_notes[0]
-    for word in ("effective batch 501", "4 devices", "within 96 samples", "504 = 4 x 63 x 2", "+0.6 %", "the rule linear"):
+    for word in ("effective batch 501", "4 devices", "at most 96 samples", "504 = 4 x 63 x 2", "+0.6 %", "by rule linear"):
         assert word in note
     assert all(note in FRAMEWORKS[framework](settings).notes for framework in EVEN)
     assert note not in FRAMEWORKS["pytorch"](settings).notes
@@ -148,7 +149,7 @@ def test_a_rule_that_ends_between_the_batches_keeps_the_rate_and_says_so() -> No
     settings = chosen(BatchPlan(33, 2, 2), study=study)
     settings = replace(settings, setup=replace(settings.setup, rule="adam_sde"))
     stored_spec = study_from_dict(small_study(**study))
-    record = TrialRecord(3, "complete", {"effective_batch": 33}, {}, 1.0, 0.5)
+    record = TrialRecord(3, "complete", {"effective_batch": 33}, TrialFacts(), 1.0, 0.5)
     stored = StoredStudy("sqlite://", "small", stored_spec, {}, 0.0, (record,), ParetoFront((record,)))
     again = settings_of(stored, record, settings.setup, "the knee")
     assert again.even.effective_batch != 33
@@ -156,7 +157,7 @@ def test_a_rule_that_ends_between_the_batches_keeps_the_rate_and_says_so() -> No
     assert again.even_settings.betas[0] == pytest.approx(0.5)
     large = settings_of(stored, record, replace(settings.setup, plan=BatchPlan(129, 1, 2)), "the knee")
     assert large.even_settings == large.setup.optimizer
-    assert "the rate stays that of 129" in large.even_notes[0]
+    assert "the learning rate stays that of batch 129" in large.even_notes[0]
 
 
 # ---------------------------------------------------------------- texts
@@ -201,7 +202,7 @@ def test_every_program_is_python_under_every_setting(framework: str, precision: 
         pasted = FRAMEWORKS[framework](settings)
         ast.parse(pasted.text)
         assert all(len(line) <= 160 for line in pasted.text.splitlines())
-        assert ("AdamW stands" in " ".join(pasted.notes)) == (optimizer in ("Lion", None))
+        assert ("AdamW is a placeholder" in " ".join(pasted.notes)) == (optimizer in ("Lion", None))
 
 
 HOSTILE = "x\n\"\"\"'''\r\nimport shutil\u2028import this\x0cimport os; {{ 7 * 7 }} {% raw %} \\"
@@ -405,7 +406,7 @@ def test_the_command_prints_one_trials_settings_and_says_which(study_file: Calla
     ("change", "words"),
     [
         ("DELETE FROM bsearch_attempt", "trained outside `bsearch run`"),
-        ("UPDATE bsearch_attempt SET setup = '{}'", "cannot be read from its database"),
+        ("UPDATE bsearch_attempt SET setup = '{}'", "cannot be read from the database"),
         (
             "UPDATE bsearch_attempt SET setup = json_set(setup, '$.optimizer.learning_rate', 'print(1)')",
             "learning_rate: expected a finite number >= 0, got 'print(1)'",
@@ -596,7 +597,7 @@ def test_on_two_devices_each_sees_half_of_the_batch(framework: str, tmp_path: Pa
     settings = chosen(BatchPlan(32, 2, 2), budget=260)
     watched = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+sys.path[:0] = [{str(Path(__file__).parents[2])!r}, {str(Path(__file__).parent)!r}]
 from test_frameworks import Counts, Rows, register_optimizer_step_post_hook
 found, model = [], Counts()
 {TWO_DEVICES[framework]}
@@ -612,7 +613,7 @@ torch.distributed.destroy_process_group()  # gloo's threads may abort a process 
     for rank in range(2):
         assert ast.literal_eval((tmp_path / f"{rank}.txt").read_text()) == [16, 16, 16, 16, 8] * 2
     assert settings.even_steps == 10
-    assert "filled up" in " ".join(FRAMEWORKS[framework](settings).notes)
+    assert "padded with" in " ".join(FRAMEWORKS[framework](settings).notes)
 
 
 @pytest.mark.frameworks

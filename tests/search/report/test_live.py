@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyte
 import pytest
-from bsearch.search.report.live import Picture
+from bsearch.search.report.terminal.live import Picture
 from bsearch.search.run.view import RunningTrial, StudyView
 from bsearch.spaces.trial import ParetoFront, TrialRecord
 from conftest import BSEARCH, TASKS

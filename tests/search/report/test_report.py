@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from bsearch.cli import main
 from bsearch.search.analysis.pareto import front_of
-from bsearch.search.analysis.powers_of_two import powers_of_two
 from bsearch.search.report.export import csv_text
 from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
 from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.report.page.page import faster_words, picks, report_page
+from bsearch.search.report.page.powers_of_two import powers_of_two
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.trial import TrialRecord
 from click.testing import CliRunner
@@ -56,7 +56,7 @@ def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stopping="none",
         confirm=1,
         budget={"trials": 24, "profile_s": 2},
-        start=[{"effective_batch": 64, "reference_rate": 0.01, "rule": "sqrt", "epochs": 2}],
+        baseline=[{"effective_batch": 64, "reference_rate": 0.01, "rule": "sqrt", "epochs": 2}],
     )
 
 

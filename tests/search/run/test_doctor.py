@@ -30,7 +30,7 @@ def the(findings: Iterator[Finding], name: str) -> Finding:
 def test_a_sound_machine_is_told_in_lines_and_in_a_document(study_file: Callable[..., Path]) -> None:
     path = study_file()
     told = doctor(path, "--no-ray")
-    assert "is not there yet; `bsearch run` makes it" in told.output
+    assert "does not exist yet; `bsearch run` creates it" in told.output
     assert not path.with_name("small.db").exists()  # nothing was made
     document = json.loads(doctor(path, "--no-ray", "--json").output)
     names = {finding["name"] for finding in document["findings"]}
@@ -65,7 +65,7 @@ def test_a_container_limit_is_the_least_of_all_groups_above(tmp_path: Path) -> N
 def test_a_database_is_looked_at_and_never_changed(tmp_path: Path) -> None:
     file = tmp_path / "study.db"
     url = f"sqlite:///{file}"
-    assert "not there yet" in the(storage_findings(url), "storage").found
+    assert "does not exist yet" in the(storage_findings(url), "storage").found
     Records(url).close()
     before = file.read_bytes()
     assert the(storage_findings(url), "storage").state == "ok"
@@ -73,7 +73,7 @@ def test_a_database_is_looked_at_and_never_changed(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("UPDATE bsearch_alembic_version SET version_num = '9999'")
         connection.commit()
-    assert "a newer bsearch has written it" in the(storage_findings(url), "storage").found
+    assert "was written by a newer bsearch" in the(storage_findings(url), "storage").found
     file.write_bytes(b"no database at all" * 100)
     assert the(storage_findings(url), "storage").state == "problem"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,25 +13,9 @@ from pathlib import Path
 import optuna
 import pytest
 from conftest import BSEARCH, TASKS
+from helpers import SPACE, finished
 
 pytestmark = [pytest.mark.ray]
-SPACE = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
-
-
-def finished(path: Path) -> dict[int, tuple[float, ...]]:
-    """Complete trials and their values, read by plain SQL beside the running driver."""
-    try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
-            rows = connection.execute(
-                "SELECT t.number, v.value FROM trials t JOIN trial_values v USING (trial_id) "
-                "WHERE t.state = 'COMPLETE' ORDER BY t.number, v.objective"
-            ).fetchall()
-    except sqlite3.OperationalError:
-        return {}
-    values: dict[int, tuple[float, ...]] = {}
-    for number, value in rows:
-        values[number] = (*values.get(number, ()), value)
-    return values
 
 
 def rays_of(group: int) -> list[int]:

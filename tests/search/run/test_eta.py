@@ -7,7 +7,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from bsearch.search.run.eta import Pace, Span, at_once, eta_s
+from bsearch.search.run.eta import ClockFactors, Span, at_once, eta_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +68,7 @@ def test_what_is_left_is_never_negative_and_right_once_the_last_trial_runs(
     assert told(moment * end_s, planned) >= 0
     last_begun_s = max(begun_s for begun_s, _ in planned)
     now_s = last_begun_s + moment * (end_s - last_begun_s)
-    left = [Pace().left_s(span, now_s) for span in spans_at(now_s, planned) if span.ended_s is None]
+    left = [ClockFactors().left_s(span, now_s) for span in spans_at(now_s, planned) if span.ended_s is None]
     assert max(left, default=0.0) == pytest.approx(end_s - now_s, abs=1e-6)
 
 

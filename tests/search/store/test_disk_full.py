@@ -11,10 +11,10 @@ from pathlib import Path
 import optuna
 import pytest
 from bsearch.search.report.export import write_file
-from bsearch.search.suggest.suggester import open_storage
+from bsearch.search.store.optuna_storage import open_storage
 from bsearch.spaces.errors import OutputError
 from conftest import BSEARCH, TASKS
-from test_driver_killed import SPACE, finished
+from helpers import SPACE, finished
 
 pytestmark = [pytest.mark.faults]
 

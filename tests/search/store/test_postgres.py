@@ -16,13 +16,14 @@ from typing import Any
 import psycopg
 import pytest
 from bsearch.cli import main
-from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
+from bsearch.search.run.runner import Event
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.run.study_run import Event
 from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy
 from bsearch.search.store.records import Records
-from bsearch.search.suggest.suggester import Suggester, stored_trials
+from bsearch.search.store.trials import stored_trials
+from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.domain import Range
 from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study
@@ -166,8 +167,8 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
     losing = False
     assert lost[0] > 3
     assert postgres.states(url) == {"COMPLETE": 8}
-    assert Counter(record.facts.get("start") for record in result.study.records) == {0: 1, 1: 1, None: 6}
-    repeats = [(record.facts["repeats"], record.facts["seed"]) for record in result.study.records if "repeats" in record.facts]
+    assert Counter(record.facts.start for record in result.study.records) == {0: 1, 1: 1, None: 6}
+    repeats = [(record.facts.repeats, record.facts.seed) for record in result.study.records if record.facts.repeats is not None]
     assert len(repeats) == len(set(repeats)) > 0
     records = Records(url)
     assert [row["outcome"] for row in records.attempts("small")] == ["complete"] * 8
@@ -180,7 +181,7 @@ def test_an_ask_whose_trial_was_made_without_an_answer_finds_it_again(postgres: 
     suggester = Suggester(
         url, "law", {"x": Range(low=0.0, high=1.0)}, Objectives(), sampler="random", retry_policy=retry_policy
     )
-    suggester.enqueue({"x": 0.25}, {"start": 0})
+    suggester.enqueue({"x": 0.25}, {"baseline": 0})
     real, tries = suggester.study.ask, []
 
     def breaks(space: Any) -> Any:

@@ -18,20 +18,19 @@ from pathlib import Path
 import optuna
 import pytest
 import sqlalchemy as sa
-from bsearch.objectives.loading import task_code_hash
-from bsearch.search.run.driver import differences, run_study
-from bsearch.search.run.serial import SerialRunner
-from bsearch.search.run.study_run import Event, StudyRun
+from bsearch.search.run.driver import differences
+from bsearch.search.run.runner import Event
+from bsearch.search.run.study_run import StudyRun
 from bsearch.search.store.database import RetryPolicy
-from bsearch.search.store.records import LOCK_EXPIRES_S, Records
-from bsearch.search.suggest.suggester import open_storage
+from bsearch.search.store.lock import LOCK_EXPIRES_S
+from bsearch.search.store.optuna_storage import open_storage
+from bsearch.search.store.records import Records
 from bsearch.spaces.errors import StorageError, StudyFileError
 from bsearch.spaces.storage import masked
-from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
+from helpers import run, setup
 from open_database import open_database
-from test_training import setup
 
 
 @pytest.fixture
@@ -48,9 +47,11 @@ def sql(records: Records, statement: str, **values: object) -> None:
 
 def test_what_was_written_is_read_back(records: Records) -> None:
     made = setup(37, 2)
-    records.begin(made)
-    records.measured(made, Measurement(100, 0.5, 0.25, {"accuracy": 0.25, "val_loss": float("nan")}, train_loss=float("inf")))
-    records.end(made, Outcome("complete", "fine"), {"values": [1.0, 2.0]})
+    records.start_attempt(made)
+    records.add_measurement(
+        made, Measurement(100, 0.5, 0.25, {"accuracy": 0.25, "val_loss": float("nan")}, train_loss=float("inf"))
+    )
+    records.end_attempt(made, Outcome("complete", "fine"), {"values": [1.0, 2.0]})
     (row,) = records.attempts("law")
     assert (row["outcome"], row["message"], row["result"]) == ("complete", "fine", {"values": [1.0, 2.0]})
     assert TrialSetup.from_dict(row["setup"]) == made
@@ -69,7 +70,7 @@ def test_one_driver_holds_a_study(records: Records, url: str) -> None:
     records.lock.acquire("law")  # it is ours already
     other = Records(url)
     with pytest.raises(
-        StorageError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} is running it since 20.* UTC "
+        StorageError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} has been running it since 20.* UTC "
     ):
         other.lock.acquire("law")
     assert records.lock.heartbeat("law", 2.5)
@@ -97,7 +98,7 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
     with pytest.raises(StorageError, match=f"process {os.getpid()} on"):
         other.lock.acquire("law")
     held_by("elsewhere:1:noon x", 1.0)
-    with pytest.raises(StorageError, match="process 1 on elsewhere is running it since noon"):
+    with pytest.raises(StorageError, match="process 1 on elsewhere has been running it since noon"):
         other.lock.acquire("law")
     held_by("elsewhere:1:noon x", LOCK_EXPIRES_S + 1)
     other.lock.acquire("law")
@@ -113,7 +114,7 @@ def test_a_drivers_own_clock_neither_steals_a_lock_nor_keeps_it(
     elsewhere.lock.acquire("law")
     assert elsewhere.lock.heartbeat("law", 1.0)
     monkeypatch.setattr(time, "time", real)
-    with pytest.raises(StorageError, match="last sign of life 0 s ago"):
+    with pytest.raises(StorageError, match="last heartbeat 0 s ago"):
         records.lock.acquire("law")
     sql(records, "UPDATE bsearch_study SET heartbeat_at = heartbeat_at - :past", past=LOCK_EXPIRES_S + 1)
     monkeypatch.setattr(time, "time", lambda: real() - hours * 3600)
@@ -131,7 +132,7 @@ def test_of_many_drivers_at_once_exactly_one_wins(url: str, before: str | None) 
         try:
             driver.lock.acquire("law")
         except StorageError as error:
-            assert re.search("is running it since|took it a moment ago", str(error))
+            assert re.search("has been running it since|took it a moment ago", str(error))
             return False
         return True
 
@@ -150,10 +151,10 @@ def test_a_holder_that_comes_to_life_keeps_its_study(records: Records, url: str,
 
     def meanwhile(holder: str, silent_s: float) -> bool:
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(elsewhere.beat, "law", 1.0).result()
+            thread.submit(elsewhere.lock.heartbeat, "law", 1.0).result()
         return True
 
-    monkeypatch.setattr("bsearch.search.store.records._is_gone", meanwhile)
+    monkeypatch.setattr("bsearch.search.store.lock._is_gone", meanwhile)
     with pytest.raises(StorageError, match="another driver took it a moment ago"):
         records.lock.acquire("law")
     assert elsewhere.lock.held("law")
@@ -183,13 +184,13 @@ def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: py
     threading.Timer(3.0, other.rollback).start()
     records.save_study("law", "law", {}, {})
     assert [study.name for study in records.studies()] == ["law"]
-    assert told[0] == "the database does not answer (database is locked); trying for up to 1 min"
+    assert told[0] == "the database does not answer (database is locked); retrying for up to 1 min"
     assert told[1].startswith("the database answers again, after ")
     assert len(told) == 2
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StorageError, match=r"small.db: the database has not answered for \d s: database is locked\. "):
         Records(url, retry_policy=_answered(RetryPolicy(url, told.append, 0.5))).save_study("law", "law", {}, {})
-    with pytest.raises(StorageError, match=r"small.db: the database does not answer: database is locked\. Look whether"):
+    with pytest.raises(StorageError, match=r"small.db: the database does not answer: database is locked\. Check that"):
         RetryPolicy(url, told.append, 60.0)(lambda: open_and_write(url))
     other.close()
 
@@ -210,9 +211,9 @@ def test_what_is_written_twice_is_as_written_once(records: Records) -> None:
     for _ in range(2):
         records.save_study("law", "law", {"a": 1}, {"b": 3})
         records.save_profile("about", {"bytes": 1})
-        records.begin(made)
-        records.measured(made, measured)
-        records.end(made, Outcome("complete"), {"values": [1.0, 2.0]})
+        records.start_attempt(made)
+        records.add_measurement(made, measured)
+        records.end_attempt(made, Outcome("complete"), {"values": [1.0, 2.0]})
     assert [study.spec for study in records.studies()] == [{"b": 3}]
     assert (len(records.attempts("law")), len(records.curve("law", 0))) == (1, 1)
     assert records.profile("about") == {"bytes": 1}
@@ -243,7 +244,7 @@ def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url
         ("nonsense", "expected an SQLAlchemy URL such as sqlite:///study.db or postgresql.*; got 'nonsense'"),
         ("oracel://u:secret@h/d", r"no such kind of database.*got 'oracel://u:\*\*\*@h/d'"),
         ("mysql+pymysql://u:secret@h/d", r"driver 'pymysql' is not installed. Install it: pip install pymysql; got .*\*\*\*"),
-        ("sqlite:////sys/study/study.db", "expected a folder that can be written, but /sys/study: "),
+        ("sqlite:////sys/study/study.db", "expected a writable folder, but /sys/study: "),
     ],
 )
 def test_a_storage_that_cannot_be_is_told(named: str, message: str) -> None:
@@ -264,11 +265,6 @@ def test_passwords_are_masked() -> None:
     assert masked("postgresql+psycopg://u:secret@h/d") == "postgresql+psycopg://u:***@h/d"
 
 
-def run(path: Path, **options: object):  # type: ignore[no-untyped-def]
-    spec = read_study(path)
-    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), **options)  # type: ignore[arg-type]
-
-
 def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., Path]) -> None:
     run(study_file(task=f"{TASKS}:Points", budget={"trials": 1}))
     changed = study_file(task=f"{TASKS}:NeedsTwo", budget={"trials": 1}, training={"evaluations": 3})
@@ -277,7 +273,7 @@ def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., 
     told = str(error.value).splitlines()
     assert "task.name: was Points, now NeedsTwo" in told
     assert "training.evaluations: was 2, now 3" in told
-    assert "begin afresh with --new" in told[-1]
+    assert "create a new study with --new" in told[-1]
     assert run(changed, fresh=True).study.name == "small-2"
     # Each file goes on with its own study.
     assert run(changed).study.name == "small-2"
@@ -289,7 +285,7 @@ def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[...
     path = study_file(task="tasks.py:Mine", start=start, budget={"trials": 2})
     good = f"import sys; sys.path.insert(0, {str(TASKS.parent)!r})\nfrom tasks_for_tests import Points, Raises\n"
     (tmp_path / "tasks.py").write_text(good + "class Mine(Raises): pass\n")
-    assert "failed alike" in run(path).failure
+    assert "failed with the same error" in run(path).failure
     # A new process would import the file anew.
     for name in [name for name in sys.modules if name.startswith("bsearch_task_") and name.endswith("_tasks")]:
         del sys.modules[name]
@@ -297,7 +293,7 @@ def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[...
     result = run(path)
     assert (result.study.name, result.failure) == ("small", "")
     complete = [record for record in result.study.records if record.outcome == "complete"]
-    assert [record.facts.get("start") for record in complete] == [0, None]
+    assert [record.facts.start for record in complete] == [0, None]
     (tmp_path / "tasks.py").write_text(good + "class Mine(Points): depth = 2\n")
     with pytest.raises(StudyFileError, match=r"task\.code: was "):
         run(path)
@@ -343,7 +339,7 @@ def test_a_driver_that_died_in_a_trial_has_it_tried_again_once(
         raise Died
 
     with monkeypatch.context() as patch, pytest.raises(Died):
-        patch.setattr(StudyRun, "measured", die)
+        patch.setattr(StudyRun, "report", die)
         patch.setattr(StudyRun, "sweep", lambda self: None)
         run(path)
     # A second driver dies as well, between queueing the trial again and closing the old one.

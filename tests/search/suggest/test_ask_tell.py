@@ -8,7 +8,7 @@ from typing import Any
 
 import bsearch.search.suggest.ask_tell as room
 import pytest
-from bsearch.search import Search
+from bsearch.search.suggest.ask_tell import Search
 from bsearch.spaces.errors import StudyFileError, TaskError
 
 SPACE: dict[str, Any] = {
@@ -59,7 +59,7 @@ def test_suggestions_side_by_side_differ_and_a_database_remembers(tmp_path: Path
     assert again.ended == 4
     assert again.ask().number == 4
     assert [trial.number for trial in again.front().trials] == [trial.number for trial in search.front().trials]
-    assert len(again._stopping.finished()) == 4
+    assert len(again._early_stopping.finished()) == 4
 
 
 def test_every_outcome_ends_as_it_should() -> None:
@@ -75,8 +75,8 @@ def test_every_outcome_ends_as_it_should() -> None:
         search.tell(number, *values, outcome)  # type: ignore[arg-type]
     assert [record.outcome for record in search.records()] == ["complete", "diverged", "error", "stopped"]
     assert search.ended == 3
-    assert search.records()[3].facts["stopped_fraction"] == 0.3
-    assert search.records()[3].facts["stopped_accuracy"] == 0.7
+    assert search.records()[3].facts.stopped_fraction == 0.3
+    assert search.records()[3].facts.stopped_accuracy == 0.7
     assert [trial.number for trial in search.front().trials] == [0]
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.gaussian_process import conditioned, fitted
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.suggest.sampler import FrontModel, FrontSampler, Observations, SpaceTransform
+from bsearch.search.suggest.front_model import FrontModel, Observations
+from bsearch.search.suggest.sampler import FrontSampler
+from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study_file import read_study
 from conftest import TASKS
@@ -56,19 +58,19 @@ def test_every_point_of_the_cube_is_a_legal_setting(point: list[float]) -> None:
         assert distribution._contains(distribution.to_internal_repr(values[name]))
 
 
-def test_settled_points_are_those_of_their_parameters() -> None:
+def test_rounded_points_decode_to_themselves() -> None:
     """The slow twin: decoded and encoded again, one by one."""
     transform = SpaceTransform(SPACE)
     points = np.random.default_rng(0).random((200, transform.width))
-    assert transform.resolve_study(points) == pytest.approx(
+    assert transform.round_to_legal(points) == pytest.approx(
         np.array([transform.encode(transform.decode(point)) for point in points]), abs=1e-12
     )
 
 
 def test_the_process_is_the_textbooks() -> None:
     """The slow twin: the conditional of a joint normal, by plain inverses."""
-    chance = np.random.default_rng(0)
-    points, values, others = chance.random((12, 3)), chance.standard_normal(12), chance.random((5, 3))
+    rng = np.random.default_rng(0)
+    points, values, others = rng.random((12, 3)), rng.standard_normal(12), rng.random((5, 3))
     log_scales, log_noise = np.log([0.3, 0.8, 2.0]), math.log(0.05)
     process = conditioned(points, values, log_scales, log_noise, float(values.mean()), float(values.std()))
 
@@ -82,22 +84,22 @@ def test_the_process_is_the_textbooks() -> None:
     inverse = np.linalg.inv(covariance(points, points) + (math.exp(log_noise) + 1e-8) * np.eye(12))
     cross = covariance(others, points)
     mean = values.mean() + values.std() * cross @ inverse @ ((values - values.mean()) / values.std())
-    deviation = values.std() * np.sqrt(np.diag(covariance(others, others) - cross @ inverse @ cross.T))
-    got_mean, got_deviation = process.predict(others)
+    std = values.std() * np.sqrt(np.diag(covariance(others, others) - cross @ inverse @ cross.T))
+    got_mean, got_std = process.predict(others)
     assert got_mean == pytest.approx(mean, rel=1e-6)
-    assert got_deviation == pytest.approx(deviation, rel=1e-5)
+    assert got_std == pytest.approx(std, rel=1e-5)
 
 
 def test_a_fit_finds_what_matters_and_the_noise() -> None:
-    chance = np.random.default_rng(1)
-    points = chance.random((120, 3))
-    values = np.sin(6 * points[:, 0]) + 0.1 * chance.standard_normal(120)
+    rng = np.random.default_rng(1)
+    points = rng.random((120, 3))
+    values = np.sin(6 * points[:, 0]) + 0.1 * rng.standard_normal(120)
     process = fitted(points, values)
     assert process.log_scales[0] < min(process.log_scales[1:]) - 1
-    assert math.exp(process.log_noise / 2) * process.deviation == pytest.approx(0.1, rel=0.35)
-    fresh = chance.random((200, 3))
-    mean, deviation = process.predict(fresh)
-    away = (mean - np.sin(6 * fresh[:, 0])) / deviation
+    assert math.exp(process.log_noise / 2) * process.std == pytest.approx(0.1, rel=0.35)
+    fresh = rng.random((200, 3))
+    mean, std = process.predict(fresh)
+    away = (mean - np.sin(6 * fresh[:, 0])) / std
     assert np.abs(away).mean() < 2
 
 
@@ -112,25 +114,25 @@ def area(points: list[tuple[float, float]], end: float, worst: float) -> float:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_the_gain_is_the_expected_hypervolume(known: bool) -> None:
-    """Against dice: the mean gain of the area under twenty thousand draws of seconds and accuracy."""
-    chance = np.random.default_rng(2)
-    points = chance.random((8, 2))
-    seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * chance.standard_normal(8)), points.sum(1)
+def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool) -> None:
+    """Against the mean improvement of the area over twenty thousand draws of seconds and accuracy."""
+    rng = np.random.default_rng(2)
+    points = rng.random((8, 2))
+    seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * rng.standard_normal(8)), points.sum(1)
     nothing = np.empty((0, 2))
     model = FrontModel(Observations(points, seconds, accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing), {})
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([0.3, 1.1, 1.7]) if known else None
-    gains = model.gain(candidates, times)
+    gains = model.expected_hypervolume_improvement(candidates, times)
     cuts, levels = model._front_strips()
     front = list(zip(cuts[:-1], levels[1:], strict=True))
-    mean, deviation = model.models["accuracy"].predict(candidates)
-    time, time_deviation = model.models["seconds"].predict(candidates) if times is None else (times, np.zeros(3))
+    mean, std = model.models["accuracy"].predict(candidates)
+    time, time_std = model.models["seconds"].predict(candidates) if times is None else (times, np.zeros(3))
     before = area(front, cuts[-1], levels[0])
     for index in range(3):
         drawn = zip(
-            time[index] + time_deviation[index] * chance.standard_normal(20000),
-            model.scale.back(mean[index] + deviation[index] * chance.standard_normal(20000)),
+            time[index] + time_std[index] * rng.standard_normal(20000),
+            model.scale.back(mean[index] + std[index] * rng.standard_normal(20000)),
             strict=True,
         )
         more = np.array([area([*front, one], cuts[-1], levels[0]) - before for one in drawn])
@@ -156,15 +158,15 @@ def studied(sampler: optuna.samplers.BaseSampler, trials: int) -> list[tuple[flo
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_it_finds_more_front_than_chance(known: bool) -> None:
+def test_it_finds_more_front_than_rng(known: bool) -> None:
     def of(sampler: optuna.samplers.BaseSampler) -> float:
         return area(studied(sampler, 20), math.log(34), 0.0)
 
     law = (lambda parameters: trade(parameters)[0]) if known else None
     ours = [of(FrontSampler(space=TRADE, known_seconds=law, seed=seed)) for seed in range(4)]
-    chance = [of(optuna.samplers.RandomSampler(seed=seed)) for seed in range(4)]
-    assert np.median(ours) > max(chance)
-    assert min(ours) > np.median(chance)
+    rng = [of(optuna.samplers.RandomSampler(seed=seed)) for seed in range(4)]
+    assert np.median(ours) > max(rng)
+    assert min(ours) > np.median(rng)
 
 
 def test_the_same_seed_proposes_the_same_and_needs_no_space() -> None:

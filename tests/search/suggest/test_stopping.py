@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bsearch.search.suggest.stopping import (
+    EARLY_STOPPING,
     LEAST_CURVES,
-    STOPPING,
     Curve,
     EarlyStopping,
     FrontStopping,
@@ -26,7 +26,7 @@ TABLE = Path(__file__).parents[3] / "benchmarks" / "data" / "digits.csv.gz"
 
 
 def measured_curves(seed: int) -> list[tuple[float, list[float]]]:
-    """(seconds, accuracies at tenths) of trainings of digits, in an order of chance."""
+    """(seconds, accuracies at tenths) of trainings of digits, in an order of rng."""
     with gzip.open(TABLE, "rt") as file:
         rows = [(float(row["train_s"]), [float(value) for value in row["curve"].split()]) for row in csv.DictReader(file)]
     whole = [row for row in rows if len(row[1]) == 10]
@@ -55,7 +55,7 @@ def played(stopping: EarlyStopping, curves: list[tuple[float, list[float]]]) -> 
                 break
         else:
             ended.append((seconds, values[-1]))
-            stopping.ended(number, seconds, values[-1])
+            stopping.end(number, seconds, values[-1])
     return stopped, wrong, risers
 
 
@@ -70,7 +70,7 @@ def test_promises_hold_about_as_often_as_they_say(fraction: float) -> None:
             seen = round(10 * fraction)
             promised = expectation(Curve(seconds, [(tenth + 1) / 10 for tenth in range(seen)], values[:seen]), known)
             assert promised is not None
-            above.append(promised.chance_above(values[-1]))
+            above.append(promised.probability_above(values[-1]))
     assert np.mean(np.array(above) > 0.95) < 0.15
     assert np.mean(np.array(above) < 0.05) < 0.15
 
@@ -92,7 +92,7 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
     for number, (seconds, values) in enumerate(curves[:40]):
         for tenth, value in enumerate(values, start=1):
             assert not stopping.report(number, tenth / 10, seconds, value) or number >= LEAST_CURVES
-        stopping.ended(number, seconds, values[-1])
+        stopping.end(number, seconds, values[-1])
     fastest = min(seconds for seconds, _ in curves) / 2
     assert not any(stopping.report(99, (tenth + 1) / 10, fastest, 0.05) for tenth in range(9))
     slowest = max(seconds for seconds, _ in curves) * 2
@@ -102,7 +102,7 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
 @pytest.mark.parametrize("kind", ["front", "halving", "none"])
 def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> None:
     curves = measured_curves(2)[:60]
-    saw, reads = STOPPING[kind](0.05), STOPPING[kind](0.05)
+    saw, reads = EARLY_STOPPING[kind](0.05), EARLY_STOPPING[kind](0.05)
     stopped = set(played(saw, curves)[0])
     for number, (seconds, _) in enumerate(curves):
         # As the database keeps them: what was reported, and whether it trained to its end.
@@ -116,7 +116,7 @@ def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> 
         for one in (saw, reads):
             one.curves.pop(1000)
             if isinstance(one, RankHalving):
-                for came in one._came.values():
+                for came in one._reached.values():
                     came.pop(1000, None)
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.objectives.loading import task_code_hash
+from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import StudyResult, run_study
+from bsearch.search.run.runner import Event
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.run.study_run import Event
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study_file import read_study
 
@@ -40,7 +40,7 @@ def earlier(study_file: Callable[..., Path], tmp_path: Path) -> Callable[..., Pa
 
 def test_an_earlier_study_spares_the_first_points(earlier: Callable[..., Path]) -> None:
     result, said = ran(earlier(budget={"trials": 3, "profile_s": 0.3}))
-    assert "warm start: 10 trials of first lie in this space" in said
+    assert "warm start: 10 trials of first are in this space" in said
     # Its own front is drawn from its own trials alone.
     assert len(result.study.records) == 3
     assert {trial.number for trial in result.study.front.trials} <= {0, 1, 2}

@@ -1,7 +1,7 @@
-"""What a trial asks of somebody else's training loop, step by step: which samples, at which rate, and when to measure.
+"""Drive a third-party training loop step by step: which samples, at which learning rate, and when to evaluate.
 
-The loop keeps its forward and backward passes, its hooks and its optimizer; `Pace` keeps the laws: every step holds exactly
-its batch, the budget is met to the sample, schedule and evaluations are fractions of it, seconds leave evaluation out.
+The loop keeps its forward and backward passes, its hooks and its optimizer. `DrivenLoop` keeps the invariants: every step has
+exactly its batch, the budget is exact to the sample, schedule and evaluations are fractions of it, times exclude evaluation.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..batches import Fetcher, SampleStream, batches
 from ..checkpoint import Checkpoint, random_state, set_random_state
 from ..step_clock import StepClock
-from ..training import batch_norms, check_optimizer, correct_batch_norm, keep_heap, seed_everything
+from ..training import batch_norms, check_optimizer, correct_batch_norm, disable_heap_trimming, seed_everything
 
 
-def study_faults(where: str, given: Container[str], says: Mapping[str, str]) -> list[str]:
-    """A fault for each of a trainer's arguments that the study says itself, with the key of study.yaml that says it."""
-    return [f"{where}: {name}: the study says it; write {key} in study.yaml" for name, key in says.items() if name in given]
+def study_faults(where: str, given: Container[str], study_keys: Mapping[str, str]) -> list[str]:
+    """A fault for each trainer argument that the study sets itself, with its key in study.yaml."""
+    return [
+        f"{where}: {name}: set by the study; write {key} in study.yaml" for name, key in study_keys.items() if name in given
+    ]
 
 
-class Pace:
-    """One attempt's budget, walked by a loop that is not ours.
+class DrivenLoop:
+    """One attempt's budget, trained by a third-party loop.
 
-    `plans[number]` is the step that comes next, `seen` the samples trained on. Where an earlier attempt left a checkpoint,
-    both begin there, and `told` holds what it measured.
+    `plans[number]` is the next step, `seen` the samples trained on. Where an earlier attempt left a checkpoint, both resume
+    from it, and `reported` holds its measurements.
 
     Args:
         where: the adapter's name, for messages.
 
     Raises:
-        TaskError: the study asks for what such a loop cannot be given.
+        TaskError: the study uses an option that such a loop does not support.
     """
 
-    # Made in `begin`, when the loop has them.
+    # Set in `start`, once the loop has created them.
     device: torch.device
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -52,9 +54,9 @@ class Pace:
 
     def __init__(self, setup: TrialSetup, where: str) -> None:
         self.setup, self.where = setup, where
-        self._refuse()
+        self._check_supported()
         if setup.device == "cpu":
-            keep_heap()
+            disable_heap_trimming()
         if torch.get_num_threads() != setup.cpus:
             torch.set_num_threads(setup.cpus)
         torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
@@ -62,25 +64,26 @@ class Pace:
         self.plans = (setup.plan,) * full + tuple(last)
         ends = tuple(accumulate(plan.effective_batch for plan in self.plans))
         points = evaluation_points(setup.samples_budget, setup.training.evaluations)
-        # The first step that ends at a point or past it; a long step may pass several.
+        # Each point maps to the first step that ends at or after it; one step may cover several points.
         self._measured_after = {bisect_left(ends, point) + 1 for point in points}
         self.checkpoint = Checkpoint.of(setup)
         self._state = self.checkpoint.load()
         self.number = 0 if self._state is None else int(self._state["steps"])
         self.seen = ends[self.number - 1] if self.number else 0
-        told = self.checkpoint.measurements
-        if not told or told[-1].samples_seen != self.seen:  # smaller passes may end a budget in other steps
+        reported = self.checkpoint.measurements
+        # With another micro-batch cap the last steps may differ.
+        if not reported or reported[-1].samples_seen != self.seen:
             self._state, self.number, self.seen = None, 0, 0
-            told.clear()
-        self.told = tuple(told)
-        self.lost = False  # the loss is not finite any more: measure and end
+            reported.clear()
+        self.reported = tuple(reported)
+        self.diverged = False  # the loss is no longer finite: measure and end
         self._facts: dict[str, Parameter] = {"steps": len(self.plans), **({"resumed_at": self.seen} if self.seen else {})}
         self._fetched = self.number
         self._micro_batches: Generator[Any] | None = None
-        self._timed: AbstractContextManager[None] | None = None
-        self.measuring = False  # between the step that says so and `go_on`
+        self._step_context: AbstractContextManager[None] | None = None
+        self.measuring = False  # from the step after which to measure until `resume_clock`
 
-    def _refuse(self) -> None:
+    def _check_supported(self) -> None:
         training = self.setup.training
         if self.setup.plan.devices > 1:
             raise TaskError(
@@ -88,32 +91,34 @@ class Pace:
                 "Write devices: {per_trial: 1}, or train on several with a Task."
             )
         if training.precision == "fp16" and self.setup.device == "cpu":
-            raise TaskError(f"training.precision: expected fp32 or bf16, for {self.where} knows fp16 on GPUs alone; got fp16")
+            raise TaskError(
+                f"training.precision: expected fp32 or bf16, because {self.where} supports fp16 on GPUs only; got fp16"
+            )
         for key in ("channels_last", "sync_batch_norm"):
             if getattr(training, key):
-                raise TaskError(f"training.{key}: expected false, for {self.where} does not do it; got true")
+                raise TaskError(f"training.{key}: expected false, because {self.where} does not support it; got true")
 
     @property
     def plan(self) -> BatchPlan:
-        """The step that is taken, or comes next."""
+        """The plan of the current step, or of the next one."""
         return self.plans[self.number]
 
     @property
-    def stretches(self) -> int:
-        """Measurements that are still to come."""
+    def measurements_left(self) -> int:
+        """Number of measurements still to come."""
         return sum(after > self.number for after in self._measured_after)
 
     def micro_batches(self, loader: Any) -> Iterator[Any]:
-        """The passes from the next step on up to the next measurement, as batches that `loader` would make of those samples.
+        """The micro-batches up to the next measurement, collated as `loader` does.
 
-        Ask again after each measurement; asked again without a step in between, it begins with the same samples.
+        Call again after each measurement. Called again without a step in between, it starts with the same samples.
 
         Raises:
-            TaskError: data that has no places, or more or less of it than the study says.
+            TaskError: data without length or indexing, or of another length than the study says.
         """
         if self._micro_batches is None or self._fetched != self.number:
             self._micro_batches, self._fetched = self._batches(loader), self.number
-        while self._fetched < len(self.plans) and not self.lost:
+        while self._fetched < len(self.plans) and not self.diverged:
             plan = self.plans[self._fetched]
             self._fetched += 1
             for _ in plan.micro_batches():
@@ -126,8 +131,8 @@ class Pace:
         dataset: Any = getattr(loader, "dataset", None)
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TaskError(
-                f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, so that any sample may "
-                f"be asked for), got {type(loader if dataset is None else dataset).__name__}"
+                f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, for access by "
+                f"index), got {type(loader if dataset is None else dataset).__name__}"
             )
         size = len(dataset)
         if setup.training.samples not in (None, size):
@@ -144,14 +149,14 @@ class Pace:
         pinned = setup.training.pin_memory and setup.device == "gpu"
         yield from batches(Fetcher(dataset, loader.collate_fn), keys(self.seen), workers, pinned)
 
-    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-        """Before the first step, when model and optimizer lie on their device.
+    def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        """Call before the first step, once model and optimizer are on their device.
 
         Args:
-            scaler: of fp16's gradients, where there is one.
+            scaler: the fp16 gradient scaler, if there is one.
 
         Raises:
-            TaskError: the rule's settings did not reach the optimizer.
+            TaskError: the optimizer does not use the scaling rule's settings.
         """
         setup = self.setup
         check_optimizer(f"{self.where}: the optimizer", optimizer, setup)
@@ -165,7 +170,7 @@ class Pace:
             self._facts["ghost_batch"] = setup.plan.largest_micro_batch
         self.clock = StepClock(self, counts_memory=len(self.plans) >= 8 and not setup.training.compile)
         if self._state is None:
-            # Dropout hangs on the seed alone, not on what making the model and reading the data drew.
+            # Dropout depends on the seed alone, not on random numbers drawn while creating the model and reading the data.
             seed_everything(setup.seed)
         else:
             model.load_state_dict(self._state["model"])
@@ -175,63 +180,63 @@ class Pace:
             self.clock.set_state(self._state["clock"])
             set_random_state(self._state["dice"], self.device)
             self._state = None
-        self.go_on()
+        self.resume_clock()
 
-    def go_on(self) -> None:
-        """Begin, or go on after a measurement: seconds count from here."""
-        self._summed, self._since = torch.zeros((), device=self.device, dtype=torch.float64), 0
+    def resume_clock(self) -> None:
+        """Start the clock, or restart it after a measurement."""
+        self._loss_sum, self._loss_steps = torch.zeros((), device=self.device, dtype=torch.float64), 0
         self.measuring = False
         self.clock.restart()
 
     def before_step(self) -> None:
-        """Put the schedule's rate at the step's middle into the optimizer, and begin to time."""
+        """Set the learning rate to the schedule's at the middle of the step, and start timing."""
         setup, size = self.setup, self.plan.effective_batch
         factor = rate_factor(setup.training.schedule, setup.training.warmup, (self.seen + size / 2) / setup.samples_budget)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
-        self._timed = self.clock.step(size)
-        self._timed.__enter__()
+        self._step_context = self.clock.step(size)
+        self._step_context.__enter__()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around the whole of the loop: a step that raises is left as it was entered, and loaders end."""
+        """Context of the whole loop: closes a step that raised, and ends loader processes."""
         try:
             yield
         except BaseException as error:
-            if self._timed is not None:
-                self._timed.__exit__(type(error), error, error.__traceback__)
+            if self._step_context is not None:
+                self._step_context.__exit__(type(error), error, error.__traceback__)
             raise
         finally:
             if self._micro_batches is not None:
-                self._micro_batches.close()  # loader processes end with the training, not with a collection
+                self._micro_batches.close()  # ends loader processes now rather than at garbage collection
 
     def after_step(self, loss: Tensor) -> bool:
-        """Count a step whose mean loss this was.
+        """Count a step, given its mean loss.
 
         Returns:
-            Whether to measure now. The clock stands still from here until `go_on`.
+            Whether to measure now. If so, the clock is paused until `resume_clock`.
         """
-        assert self._timed is not None
-        timed, self._timed = self._timed, None
-        timed.__exit__(None, None, None)
-        self._summed += loss
-        self._since += 1
+        assert self._step_context is not None
+        context, self._step_context = self._step_context, None
+        context.__exit__(None, None, None)
+        self._loss_sum += loss
+        self._loss_steps += 1
         self.seen += self.plan.effective_batch
         self.number += 1
         number = self.number
-        # Reading the loss waits for a GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
-        self.lost = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(self._summed))
-        self.measuring = number in self._measured_after or self.lost
+        # Reading the loss synchronises with the GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
+        self.diverged = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(self._loss_sum))
+        self.measuring = number in self._measured_after or self.diverged
         if self.measuring:
             self._elapsed_s = self.clock.elapsed_s()
         return self.measuring
 
     def measurement(self, scores: Mapping[str, float]) -> Measurement:
-        """What was measured after the step that said so, kept in the checkpoint where it is time to."""
-        train_loss = float(self._summed) / max(self._since, 1)
+        """The measurement with these scores; writes a checkpoint if one is due."""
+        train_loss = float(self._loss_sum) / max(self._loss_steps, 1)
         if self.clock.peak_bytes:
             self._facts["peak_bytes"] = self.clock.peak_bytes
-        made = Measurement(
+        measurement = Measurement(
             samples_seen=self.seen,
             elapsed_s=self._elapsed_s,
             accuracy=scores.get("accuracy"),
@@ -239,7 +244,7 @@ class Pace:
             train_loss=train_loss,
             facts=dict(self._facts),
         )
-        self.checkpoint.add(made)
+        self.checkpoint.add(measurement)
         if math.isfinite(train_loss) and self.number < len(self.plans) and self.checkpoint.due():
             self.checkpoint.save(
                 {
@@ -253,4 +258,4 @@ class Pace:
             )
             if self.checkpoint.trouble:
                 self._facts["checkpoint"] = self.checkpoint.trouble
-        return made
+        return measurement
