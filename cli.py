@@ -41,7 +41,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 class _Commands(click.Group):
-    """Our errors become messages and exit codes; a traceback is shown with --debug only."""
+    """Turns our errors into messages and exit codes; shows a traceback only with --debug."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -57,7 +57,7 @@ class _Commands(click.Group):
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, is done
             ctx.exit(0)
         except Exception as error:
             if ctx.params.get("debug"):
@@ -76,7 +76,7 @@ class _Commands(click.Group):
 def main(debug: bool) -> None:
     """Find the best batch size, learning rate and accumulation: the front of training speed against accuracy.
 
-    Begin with `bsearch init`, then `bsearch check study.yaml` and `bsearch run study.yaml`.
+    Start with `bsearch init`, then `bsearch check study.yaml` and `bsearch run study.yaml`.
     """
 
 
@@ -108,22 +108,22 @@ class _Share(click.ParamType[float]):
 
 _SHARE = _Share()
 name_option = click.option(
-    "--name", metavar="NAME", shell_complete=study_names, help="Which study, where the storage holds several."
+    "--name", metavar="NAME", shell_complete=study_names, help="Which study, if the storage holds several."
 )
 
 
 class _Terminal(Console):
-    """Shows every text as it is: names and messages come from files, tasks and databases that others may have written."""
+    """Prints text literally: names and messages come from files, tasks and databases that others may have written."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(plain(text), **options)
 
 
 def _terminal(as_json: bool = False) -> Console:
-    """Where people read: stdout, or stderr where stdout is a document."""
+    """The console for people: stdout, or stderr where stdout is a document."""
     console = _Terminal(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = max(console.width, 1000)  # a file or a pipe has no right edge that a table must keep
+        console.width = max(console.width, 1000)  # a file or a pipe has no width to fit
     return console
 
 
@@ -132,12 +132,12 @@ def _terminal(as_json: bool = False) -> Console:
 
 @main.command(epilog=_epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batch 16:4096 --rate 1e-3:1 --trials 20"))
 @click.argument("study", shell_complete=study_files)
-@click.option("--batch", metavar="LOW:HIGH", help="Effective batch, where STUDY names a task.")
-@click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, where STUDY names a task.")
-@click.option("--epochs", metavar="N|LOW:HIGH", help="Epochs, where STUDY names a task; default: 5.")
-@click.option("--rule", metavar="RULE[,RULE]", help="Learning-rate rules, where STUDY names a task; default: sqrt.")
-@click.option("--name", metavar="NAME", help="Name of the study, where STUDY names a task.")
-@click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of the study's own number.")
+@click.option("--batch", metavar="LOW:HIGH", help="Effective batch, if STUDY is a task.")
+@click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, if STUDY is a task.")
+@click.option("--epochs", metavar="N|LOW:HIGH", help="Epochs, if STUDY is a task; default: 5.")
+@click.option("--rule", metavar="RULE[,RULE]", help="Learning-rate rules, if STUDY is a task; default: sqrt.")
+@click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
+@click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option("--new", "fresh", is_flag=True, help="Create a new study beside the existing one.")
 @click.option("--serial", is_flag=True, help="Run trials one after the other in this process, without Ray.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for front.csv, front.json and front.png.")
@@ -226,18 +226,18 @@ def _results(spec: StudySpec, name: str) -> Path:
 
 
 def _results_beside(study: str) -> Path:
-    """Where the results of a study file lie, or, of a database's studies, those of this folder."""
+    """The results folder of a study file; for a database URL, the one in this folder."""
     return (Path() if "://" in study else Path(study).parent) / "results"
 
 
 def _documents_only(as_json: bool) -> AbstractContextManager[Any]:
-    """With --json, what a task prints goes to stderr: stdout is for the document."""
+    """With --json, output of the task goes to stderr: stdout is for the document."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 @contextmanager
 def _located(file: Path | None) -> Any:
-    """Faults found after the file was read get their lines as well."""
+    """Add file and line to faults found after the file was read."""
     try:
         yield
     except StudyFileError as error:
@@ -253,7 +253,7 @@ def _run(spec: StudySpec, out: Path, console: Console, *, fresh: bool, serial: b
 
 
 def _from_here(path: Path) -> str:
-    """A path as people would type it from here."""
+    """A path relative to the working directory, if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -261,7 +261,7 @@ def _from_here(path: Path) -> str:
 
 
 def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
-    """The end of a run: the front, its files, and what comes next."""
+    """The end of a run: the front, its files, and what to do next."""
     from .search.report.export import json_text, study_document, write_front
     from .search.report.page.draw import picture
     from .search.report.page.figures import StudyFigures
@@ -295,7 +295,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
         console.print(f"{counted} of {spec.budget.trials} trials are done. To resume: {again}")
     shown = _shown(study, spec)
     following = {
-        f"bsearch report {shown}": "a page to look at and choose from",
+        f"bsearch report {shown}": "an HTML page to explore and choose from",
         f"bsearch show {shown} --all": "every trial",
         f"bsearch export {shown} --to hf": "the knee's settings for a trainer",
         f"bsearch dashboard {shown}": "in the browser",
@@ -308,7 +308,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
 
 
 def _shown(study: Path, spec: StudySpec) -> str:
-    """The study as other commands take it."""
+    """The study as an argument for other commands."""
     return str(study) if study.suffix in (".yaml", ".yml") else masked(spec.storage or "")
 
 
@@ -322,8 +322,8 @@ def _shown(study: Path, spec: StudySpec) -> str:
 def check(study: Path, storage: str | None, as_json: bool) -> None:
     """Validate the study in STUDY and forecast it: a few timed steps, no training.
 
-    Prints how a few batch sizes would be trained, the fastest and slowest trial, the length of the study,
-    how far the front will span in time, and advice.
+    Prints how a few batch sizes would be trained, the fastest and slowest trial, the duration of the study,
+    the range of training times on the front, and advice.
     """
     spec = read_study(study, storage=storage)
     from .search.report.terminal.forecast import check_document, forecast_parts
@@ -344,19 +344,19 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
 
 @main.command(epilog=_epilog("bsearch profile study.yaml --png profile.png --out profile.json"))
 @click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
-@click.option("--png", type=click.Path(path_type=Path), help="Draw memory and speed into this file.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write the document here, for `reprice` and `plan`.")
+@click.option("--png", type=click.Path(path_type=Path), help="Plot memory and speed into this file.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the profile here, for `retime` and `plan`.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), help="Time for real steps: for memory 5, for speed as budget.profile_s says."
+    "--seconds", type=click.FloatRange(min=0), help="Seconds of real steps; default: 5 for memory, budget.profile_s for speed."
 )
 @storage_option
 @json_option
 def profile(study: Path, png: Path | None, out: Path | None, seconds: float | None, storage: str | None, as_json: bool) -> None:
-    """Predict memory and step time of the study in STUDY, and measure what the time allows.
+    """Predict memory and step time of the study in STUDY, and measure as much as time allows.
 
-    Prints peak bytes against the micro-batch (a trace of the very size, nothing extrapolated), where the bytes go, the
-    largest micro-batch under memory.limit; and seconds of a step, fitted to whole steps that are timed here, with the
-    fastest accumulation for each effective batch.
+    Prints peak memory by micro-batch (each size is traced, none extrapolated) and where it goes, the largest micro-batch
+    under memory.limit, and the step time fitted to whole steps timed here, with the fastest accumulation for each
+    effective batch.
     """
     spec = read_study(study, storage=storage)
     from .search.report.export import json_text, write_file
@@ -386,15 +386,15 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
     "profile_file",
     type=click.Path(path_type=Path),
     required=True,
-    help="Of the other device: `bsearch profile STUDY --out FILE`.",
+    help="The other device's profile, from `bsearch profile STUDY --out FILE` there.",
 )
 @name_option
 @storage_option
 @json_option
 def retime(study: str, profile_file: Path, name: str | None, storage: str | None, as_json: bool) -> None:
-    """Redraw a study's front for another device's step times, without training anything.
+    """Recompute a study's front with another device's step times, without training.
 
-    Accuracies stay; a device with less memory plans more passes for the same effective batch.
+    Accuracies stay; on a device with less memory the same effective batch accumulates more.
     """
     from .search.analysis.retime import read_profile, retimed, retimed_summary
     from .search.report.export import json_text, study_document
@@ -430,16 +430,14 @@ def retime(study: str, profile_file: Path, name: str | None, storage: str | None
 )
 @click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
 @click.option("--sizes", default="around:128", show_default=True, help="Effective batches: 100,127,128 or around:128.")
-@click.option("--repeats", type=click.IntRange(min=2), default=8, show_default=True, help="Rounds of timing every size.")
+@click.option("--repeats", type=click.IntRange(min=2), default=8, show_default=True, help="Rounds; each times every size.")
 @click.option("--devices", type=click.IntRange(min=1), help="Devices that share each batch.")
 @click.option("--memory", metavar="LIMIT", help="Memory of one device: 10GiB, 90% or device.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]))
-@click.option("--channels-last", is_flag=True, help="Images lie channels last in memory.")
-@click.option("--cudnn-benchmark", is_flag=True, help="cuDNN tries its kernels out for every size.")
+@click.option("--channels-last", is_flag=True, help="Use the channels-last memory format.")
+@click.option("--cudnn-benchmark", is_flag=True, help="Let cuDNN benchmark its kernels for every size.")
 @click.option("--compile", "compiled", is_flag=True, help="torch.compile the model.")
-@click.option(
-    "--set", "parameters", multiple=True, metavar="NAME=VALUE", help="A parameter of the task, where STUDY names one."
-)
+@click.option("--set", "parameters", multiple=True, metavar="NAME=VALUE", help="A parameter of the task, if STUDY is a task.")
 @json_option
 def bench(
     study: str,
@@ -454,10 +452,10 @@ def bench(
     parameters: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Time training and inference at many batch sizes: do they have to be powers of two, on your model and device?
+    """Time training and inference at many batch sizes: do powers of two pay off on your model and device?
 
-    Sizes are timed in interleaved rounds; a difference is called one only where it is larger than the noise. Also finds
-    the largest micro-batch that fits, and tries the sizes that a rule for convolutional nets suggests.
+    Sizes are timed in interleaved rounds, and only differences larger than the noise are reported. Also finds the
+    largest micro-batch that fits, and tries the sizes that a rule of thumb for convolutional nets suggests.
     """
     from .search.report.export import json_text
     from .search.report.terminal.bench import bench_tables
@@ -487,12 +485,12 @@ def bench(
 
 
 def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> StudySpec:
-    """The study file, or a study of the task's that has just the sizes."""
+    """The study file, or a study of the task with just these sizes."""
     if study.endswith(".py"):
         raise click.UsageError(f"a task is named with its file: write {study}:NAME")
     if ":" not in study or os.path.lexists(study):
         if parameters:
-            raise click.UsageError(f"--set goes with a task; a study file says it itself. Change {study}.")
+            raise click.UsageError(f"--set is for a task; a study file has its own setting. Edit {study}.")
         return read_study(Path(study))
     given: dict[str, Any] = {}
     for text in parameters:
@@ -532,9 +530,15 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
     "--profile",
     "profile_file",
     type=click.Path(path_type=Path),
-    help="What `bsearch profile STUDY --out FILE` wrote: its limits hold, and the training time is known.",
+    help="A profile from `bsearch profile STUDY --out FILE`: its limits apply, and the training time is known.",
 )
-@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="Of that time.")
+@click.option(
+    "--epochs",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Epochs of that training time.",
+)
 @json_option
 def plan(
     effective_batch: int,
@@ -607,16 +611,16 @@ def plan(
 @storage_option
 @json_option
 def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
-    """Print the learning-rate rules: what they do, their formula and where they come from.
+    """Print the learning-rate rules: what they do, their formulas and sources.
 
-    kappa is effective_batch / reference batch. With STUDY: which of them its trials support, with a 90 % interval of the
+    kappa is effective_batch / reference batch. With STUDY: which rules its trials support, with a 90 % interval of the
     exponent, and the best rate at a few batches.
     """
     if study is not None:
         _study_rules(study, batches, name, storage, as_json)
         return
     if name is not None or batches:
-        raise click.UsageError(f"--{'batch' if batches else 'name'} goes with a STUDY")
+        raise click.UsageError(f"--{'batch' if batches else 'name'} needs a STUDY")
     rows = [
         {"rule": name, **{fact.lower(): rule_fact(name, fact) for fact in ("Summary", "Formula", "Source")}}
         for name in RATE_RULES
@@ -670,7 +674,7 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
     type=click.FloatRange(min=0.1),
     default=2.0,
     show_default=True,
-    help="Seconds between looks, for --watch.",
+    help="Seconds between updates, for --watch.",
 )
 @storage_option
 @json_option
@@ -689,11 +693,11 @@ def show(
 ) -> None:
     """Print what a study has found so far: its front, its trials, or one trial.
 
-    With --watch it only reads the database, and ends with 0 where the study came to its budget, with 1 where nobody runs it.
+    With --watch, exits with 0 when the study has met its budget, and with 1 if nobody runs it.
     """
     if watch:
         if as_json or every or outcome or trial is not None:
-            raise click.UsageError("--watch shows the study as `run` does; for programs, ask for `show --json` again and again")
+            raise click.UsageError("--watch is for people; programs can poll `show --json`")
         ctx.exit(_watch(study, name, storage, every_s))
     from .search.report.export import json_text, study_document, trial_document
     from .search.report.terminal.tables import trials_table
@@ -801,12 +805,15 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     "--to",
     "framework",
     type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "yaml"]),
-    help="The settings of one trial of the front, to paste into code for this framework.",
+    help="Settings of one trial of the front, to paste into code for this framework.",
 )
 @click.option("--trial", "number", type=int, metavar="N", help="With --to: this trial; default: the knee.")
-@click.option("--knee", "at_knee", is_flag=True, help="With --to: the trial where the front bends.")
+@click.option("--knee", "at_knee", is_flag=True, help="With --to: the knee of the front.")
 @click.option(
-    "--within", type=_SHARE, metavar="SHARE", help="With --to: the fastest trial that is at most so much worse, 1% or 0.01."
+    "--within",
+    type=_SHARE,
+    metavar="SHARE",
+    help="With --to: the fastest trial at most this share worse than the best, 1% or 0.01.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")
 @storage_option
@@ -826,7 +833,7 @@ def export(
 ) -> None:
     """Print a study's front, or all its trials, as CSV or JSON; or one trial's settings for a framework.
 
-    docs/export.md tells the columns, and what each framework can express.
+    docs/export.md lists the columns, and what each framework can express.
     """
     from .search.report.export import csv_text, json_text, study_document, trial_document, write_file
     from .search.store.stored import StoredStudy
@@ -852,15 +859,15 @@ def export(
 def _check_export(ctx: click.Context, framework: str | None) -> None:
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if framework is not None and given & {"kind", "what"}:
-        raise click.UsageError("--to prints one trial's settings; --format and --what are of the front's table")
+        raise click.UsageError("--to prints one trial's settings; --format and --what are for tables")
     if framework is None and given & {"number", "at_knee", "within"}:
-        raise click.UsageError("--trial, --knee and --within choose a trial for --to; name a framework with it")
+        raise click.UsageError("--trial, --knee and --within choose a trial for --to; add --to FRAMEWORK")
 
 
 def _pasted(
     stored: StoredStudy, framework: str, number: int | None, at_knee: bool, within: float | None, *, to_terminal: bool
 ) -> str:
-    """One trial's settings for a framework; which trial, what it promises, and notes that are not seen anyway, go to stderr."""
+    """One trial's settings for a framework; which trial, its result, and notes that the text lacks go to stderr."""
     from .cluster.study import choice_words
     from .search.analysis.choice import chosen_trial
     from .search.report.frameworks.settings import chosen_settings
@@ -880,15 +887,17 @@ def _pasted(
 @main.command(epilog=_epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
-@click.option("--figures", type=click.Path(path_type=Path), help="Write every figure here too, as PNG, SVG and CSV.")
-@click.option("--open", "opened", is_flag=True, help="Show the page in the browser.")
+@click.option(
+    "--figures", type=click.Path(path_type=Path), help="Also write every figure into this folder, as PNG, SVG and CSV."
+)
+@click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 @name_option
 @storage_option
 def report(study: str, out: Path | None, figures: Path | None, opened: bool, name: str | None, storage: str | None) -> None:
-    """Write what a study found as one HTML page that opens without a network.
+    """Write a study's results as one self-contained HTML page.
 
-    The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and what it
-    would cost to be faster.
+    The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and the cost of
+    training faster.
     """
     from .search.report.export import write_file
     from .search.report.page.figures import StudyFigures
@@ -908,13 +917,13 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
 @main.command(epilog=_epilog("bsearch dashboard study.yaml\n  bsearch dashboard sqlite:///study.db --port 0 --no-open"))
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @name_option
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes any that is free.")
-@click.option("--open/--no-open", "opens", default=None, help="Open the browser; default: where there is a screen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for any free port.")
+@click.option("--open/--no-open", "opens", default=None, help="Open the browser; default: if there is a display.")
 @storage_option
 def dashboard(study: str, name: str | None, port: int, opens: bool | None, storage: str | None) -> None:
     """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
 
-    For this machine only (it has no login). Ctrl-C ends it. docs/dashboard.md tells what is where, and how to look on
+    For this machine only, since it has no login. Ctrl-C stops it. docs/dashboard.md explains its pages, and how to view it
     from another machine.
     """
     from .search.report.dashboard import dashboard_server
@@ -922,21 +931,19 @@ def dashboard(study: str, name: str | None, port: int, opens: bool | None, stora
 
     stored = StoredStudy.open(study, name, storage)
     with dashboard_server(stored, masked(study), _results_beside(study), port) as (address, serve), suppress(KeyboardInterrupt):
-        click.echo(f"study {plain(stored.name)}: {address} (Ctrl-C ends it)")
-        click.echo(f"what was found, in words: {address}/note")
+        click.echo(f"study {plain(stored.name)}: {address} (Ctrl-C stops it)")
+        click.echo(f"summary: {address}/note")
         if "SSH_CONNECTION" in os.environ:
             own = address.split(":")[2].split("/")[0]
-            click.echo(
-                f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address there"
-            )
+            click.echo(f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address")
         if _has_screen() if opens is None else opens:
-            # Some browsers run in the terminal until they are left.
+            # Some browsers run in the terminal until they are closed.
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         serve()
 
 
 def _has_screen() -> bool:
-    """Whether somebody sits here who would see a browser open."""
+    """Whether a browser opened here would be seen."""
     display = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     return sys.stdout.isatty() and display and "SSH_CONNECTION" not in os.environ
 
@@ -950,11 +957,11 @@ def _has_screen() -> bool:
     "--launcher",
     metavar="NAME",
     shell_complete=launchers,
-    help="ray, slurm, kuberay or a plug-in's; instead of submit.launcher.",
+    help="ray, slurm, kuberay or a plug-in, instead of submit.launcher.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), help="Machines; instead of submit.nodes.")
-@click.option("--gpus-per-node", type=click.IntRange(min=0), help="GPUs of each machine.")
-@click.option("--cpus-per-node", type=click.IntRange(min=1), help="CPU cores of each machine.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Machines, instead of submit.nodes.")
+@click.option("--gpus-per-node", type=click.IntRange(min=0), help="GPUs per machine.")
+@click.option("--cpus-per-node", type=click.IntRange(min=1), help="CPU cores per machine.")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Time limit of the job.")
 @click.option("--address", metavar="URL", help="Ray's dashboard, such as http://host:8265; for ray.")
 @click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay.")
@@ -963,7 +970,7 @@ def _has_screen() -> bool:
 def submit(study: Path, address: str | None, namespace: str | None, dry_run: bool, storage: str | None, **common: Any) -> None:
     """Send the study in STUDY to a cluster as a batch job: `bsearch run` there, with Ray over all its machines.
 
-    Whatever ends the job, submitting again goes on where the study stood. docs/clusters.md tells what each launcher needs.
+    Submitting again resumes the study, however the job ended. docs/clusters.md lists what each launcher needs.
     """
     from .cluster.submit.submitter import Submission, open_submitter
 
@@ -989,9 +996,9 @@ def submit(study: Path, address: str | None, namespace: str | None, dry_run: boo
     )
 )
 def jobs() -> None:
-    """Look after the jobs that `submit` sent: list, status, logs, stop.
+    """Manage the jobs that `submit` sent: list, status, logs, stop.
 
-    The cluster is the one that --launcher names, or the submit section of the study file that --study names.
+    The cluster is given by --launcher, or by the submit section of the study file in --study.
     """
 
 
@@ -1004,9 +1011,9 @@ def _launcher_options(command: Any) -> Any:
             "study_file",
             type=click.Path(path_type=Path),
             shell_complete=study_files,
-            help="Study file that says all this.",
+            help="Study file whose submit section gives all this.",
         ),
-        click.option("--launcher", metavar="NAME", shell_complete=launchers, help="ray, slurm, kuberay or a plug-in's."),
+        click.option("--launcher", metavar="NAME", shell_complete=launchers, help="ray, slurm, kuberay or a plug-in."),
     ):
         command = option(command)
     return command
@@ -1023,13 +1030,13 @@ def _submitter(launcher: str | None, study_file: Path | None, address: str | Non
 @_launcher_options
 @json_option
 def list_jobs(as_json: bool, **where: Any) -> None:
-    """List the jobs of bsearch that the cluster remembers, newest first."""
+    """List bsearch's jobs that the cluster knows, newest first."""
     found = _submitter(**where).jobs()
     if as_json:
         click.echo(json.dumps([job.to_dict() for job in found], indent=2))
         return
     if not found:
-        click.echo("no jobs of bsearch there")
+        click.echo("no bsearch jobs there")
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("job", "study", "state", "submitted", "started"):
@@ -1048,7 +1055,7 @@ def _at(time: datetime | None) -> str:
 @_launcher_options
 @json_option
 def job_status(id: str, as_json: bool, **where: Any) -> None:
-    """Tell the state of job ID: pending, running, succeeded, failed, stopped or unknown."""
+    """Print the state of job ID: pending, running, succeeded, failed, stopped or unknown."""
     job = _submitter(**where).job(id)
     if as_json:
         click.echo(json.dumps(job.to_dict(), indent=2))
@@ -1059,10 +1066,10 @@ def job_status(id: str, as_json: bool, **where: Any) -> None:
 
 @jobs.command("logs", epilog=_epilog("bsearch jobs logs 4711 --launcher slurm --follow"))
 @click.argument("id")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the job ends.")
 @_launcher_options
 def job_logs(id: str, follow: bool, **where: Any) -> None:
-    """Print what job ID has printed so far."""
+    """Print the output of job ID so far."""
     from .cluster.submit.submitter import followed
 
     submitter = _submitter(**where)
@@ -1074,7 +1081,7 @@ def job_logs(id: str, follow: bool, **where: Any) -> None:
 @click.argument("id")
 @_launcher_options
 def stop_job(id: str, **where: Any) -> None:
-    """End job ID. Its study keeps every finished trial; submitting it again goes on."""
+    """Stop job ID. Its study keeps every finished trial; submitting it again resumes it."""
     _submitter(**where).stop(id)
     click.echo(f"stopping job {id}")
 
@@ -1084,15 +1091,15 @@ def stop_job(id: str, **where: Any) -> None:
 
 @main.command(epilog=_epilog("bsearch doctor study.yaml\n  bsearch doctor --no-ray"))
 @click.argument("study", metavar="[STUDY]", required=False, type=click.Path(path_type=Path), shell_complete=study_files)
-@click.option("--no-ray", is_flag=True, help="Do not start or reach Ray, which takes seconds.")
+@click.option("--no-ray", is_flag=True, help="Skip starting or reaching Ray, which takes seconds.")
 @storage_option
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | None, as_json: bool) -> None:
-    """Look for what keeps studies from running on this machine, and say what to do.
+    """Check this machine for problems that keep studies from running, and say how to fix them.
 
-    Looks at versions, cores, memory, GPUs, limits, disks, the storage, and whether Ray starts (or, with STUDY, is reached where
-    the study says). Nothing is changed, and nothing is left running. Exit code 1 where there is a problem.
+    Checks versions, cores, memory, GPUs, limits, disks, the storage, and whether Ray starts (with STUDY: whether it is
+    reached at cluster.address). Changes nothing and leaves nothing running. Exit code 1 if there is a problem.
     """
     spec = None if study is None else read_study(study, storage=storage)
     from .search.run.doctor import doctor_document, examined, finding_line, machine_checks
@@ -1115,7 +1122,9 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
         click.echo(json.dumps(document, indent=2))
     else:
         counts = [f"{count} {state}s" for state, count in document["counts"].items() if count and state != "ok"]
-        console.print(", ".join(counts).replace("1 problems", "1 problem").replace("1 warnings", "1 warning") or "All is well.")
+        console.print(
+            ", ".join(counts).replace("1 problems", "1 problem").replace("1 warnings", "1 warning") or "No problems found."
+        )
     ctx.exit(FAILED if document["counts"]["problem"] else 0)
 
 
@@ -1128,7 +1137,7 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script with which SHELL completes commands, options, study files, studies and launchers."""
+    """Print the script that lets SHELL complete commands, options, study files, studies and launchers."""
     made = get_completion_class(shell)
     assert made is not None
     click.echo(made(main, {}, "bsearch", "_BSEARCH_COMPLETE").source())
@@ -1147,13 +1156,13 @@ def schema() -> None:
 @main.command(epilog=_epilog("bsearch init my-study && cd my-study && bsearch run study.yaml"))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
 def init(folder: Path) -> None:
-    """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to change."""
+    """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit."""
     from .search.report.export import write_file
 
     names = ("study.yaml", "tasks.py")
     there = [name for name in names if os.path.lexists(folder / name)]
     if there:
-        raise StudyFileError(f"{folder}: has {' and '.join(there)} already; nothing was written. Name another folder.")
+        raise StudyFileError(f"{folder}: has {' and '.join(there)} already; nothing was written. Choose another folder.")
     for name in names:
         content = resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
         click.echo(f"wrote {write_file(folder / name, content)}")

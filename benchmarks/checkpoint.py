@@ -1,6 +1,6 @@
-"""What a checkpoint costs: seconds to write and to read it, and its bytes, for models of different size.
+"""The cost of a checkpoint: seconds to write and to read it, and its size, for several models.
 
-Prints a table; figures with date and machine go to docs/log.md.
+Prints a table; record figures with date and machine in docs/log.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bsearch.spaces.trial import Measurement
 
 
 def cost(name: str, optimizer: str, folder: Path, repeats: int) -> tuple[float, float, float]:
-    """Seconds to write, seconds to read, and MiB of a checkpoint, medians."""
+    """Median seconds to write and to read a checkpoint, and its MiB."""
     model = torchvision.models.get_model(name)
     steps = torch.optim.AdamW(model.parameters()) if optimizer == "adamw" else torch.optim.SGD(model.parameters(), momentum=0.9)
     for parameter in model.parameters():
@@ -29,14 +29,14 @@ def cost(name: str, optimizer: str, folder: Path, repeats: int) -> tuple[float, 
     for _ in range(repeats):
         checkpoint = Checkpoint(url, 0.0, "benchmark")
         checkpoint.add(Measurement(samples_seen=1, elapsed_s=1.0, accuracy=0.5))
-        begun = time.perf_counter()
-        dice = [random_state(torch.device("cpu"))]
-        checkpoint.save({"model": model.state_dict(), "optimizer": steps.state_dict(), "dice": dice})
-        writes.append(time.perf_counter() - begun)
-        assert not checkpoint.trouble, checkpoint.trouble
-        begun = time.perf_counter()
+        started = time.perf_counter()
+        rng_state = [random_state(torch.device("cpu"))]
+        checkpoint.save({"model": model.state_dict(), "optimizer": steps.state_dict(), "rng_state": rng_state})
+        writes.append(time.perf_counter() - started)
+        assert not checkpoint.write_error, checkpoint.write_error
+        started = time.perf_counter()
         assert Checkpoint(url, 0.0, "benchmark").load() is not None
-        reads.append(time.perf_counter() - begun)
+        reads.append(time.perf_counter() - started)
     return statistics.median(writes), statistics.median(reads), Path(url).stat().st_size / 2**20
 
 

@@ -1,10 +1,10 @@
-"""How well memory is predicted without running anything, and what a limit costs a study.
+"""How well memory is predicted without running anything, and how a memory limit affects a study.
 
     .venv/bin/python benchmarks/memory.py [--trials 40]
 
-The first table traces each model and then runs the same steps on real tensors; the second runs the same study three ways under
-the same virtual device: ours, plain Optuna whose objective fails when memory runs out, and plain Optuna with an objective that
-halves the batch until it fits, as today's tools do.
+The first table traces each model, then runs the same steps on real tensors. The second runs one study three ways on
+the same virtual device: bsearch, plain Optuna with an objective that fails on out-of-memory errors, and plain Optuna with an
+objective that halves the batch until it fits, as many tools do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import optuna
 import torch
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the models that the tests' laws hold for
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # for the models of the tests
 
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.memory import MemoryProbe, memory_law
@@ -59,16 +59,16 @@ def predictions() -> None:
             real = [probe.counted("train", size).total for size in sizes]
             error = max(abs(p / r - 1) for p, r in zip(predicted, real, strict=True))
             errors.append(error)
-            # The habit: a line through the two smallest sizes that anyone would measure.
+            # The usual approach: a line through the two smallest sizes that anyone would measure.
             slope = probe.train_peak(4).total - probe.train_peak(3).total
             line = (probe.train_peak(3).total + slope * (sizes[-1] - 3)) / real[-1] - 1
             fresh = MemoryProbe(task, setup(rate=0.01, training={"precision": precision}, smallest_micro_batch=2))
-            begun = time.perf_counter()
+            started = time.perf_counter()
             law = memory_law(fresh, real[-1], 2, 4096)
-            took = time.perf_counter() - begun
+            law_s = time.perf_counter() - started
             print(
                 f"{name:<28}{precision:<10}{law.largest_micro_batch(real[-1]):>8}{readable_bytes(real[-1]):>11}{error:>8.2%}"
-                f"{line:>12.1%}{len(law.points):>8}{took:>7.1f}"
+                f"{line:>12.1%}{len(law.points):>8}{law_s:>7.1f}"
             )
     print(f"mean {statistics.mean(errors):.2%}, worst {max(errors):.2%}")
     print("published: DNNMem 14-16 % mean, LLMem <= 3 %, xMem about 4 % median (on GPUs, against the allocator)\n")
@@ -98,18 +98,18 @@ def ours(folder: Path, trials: int) -> tuple[int, int, int]:
 
 
 def plain(trials: int, halves: bool) -> tuple[int, int, int]:
-    """Out-of-memory errors, trials lost to them, and trials whose batch became another than was asked for."""
+    """Out-of-memory errors, trials lost to them, and trials whose batch was changed."""
     failures, changed = 0, 0
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         nonlocal failures, changed
-        asked = batch = trial.suggest_int("effective_batch", 16, 1000, log=True)
+        requested = batch = trial.suggest_int("effective_batch", 16, 1000, log=True)
         rate = trial.suggest_float("reference_rate", 0.02, 0.5, log=True) * (batch / 64) ** 0.5
         while True:
-            made = replace(setup(batch, 1, 1197, rate), memory_limit_bytes=LIMIT, plan=BatchPlan(batch))
+            limited = replace(setup(batch, 1, 1197, rate), memory_limit_bytes=LIMIT, plan=BatchPlan(batch))
             try:
-                last = list(train_task(Digits(), made))[-1]
-                changed += batch != asked
+                last = list(train_task(Digits(), limited))[-1]
+                changed += batch != requested
                 return last.elapsed_s, last.accuracy or 0.0
             except torch.OutOfMemoryError:
                 failures += 1
@@ -134,11 +134,11 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     predictions()
     print(f"{trials} trials of digits, 16 to 1000 samples, on a virtual device of {readable_bytes(LIMIT)}")
-    print(f"{'':<44}{'OOM errors':>11}{'lost trials':>13}{'other batch than asked':>24}")
+    print(f"{'':<44}{'OOM errors':>11}{'lost trials':>13}{'batch changed':>24}")
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             ("bsearch", ours(Path(folder), trials)),
-            ("plain Optuna, fails when memory runs out", plain(trials, halves=False)),
+            ("plain Optuna, fails on out-of-memory", plain(trials, halves=False)),
             ("plain Optuna, halves the batch until it fits", plain(trials, halves=True)),
         ]
     for name, (failures, lost, changed) in rows:

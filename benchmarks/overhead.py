@@ -1,9 +1,9 @@
-"""Seconds per trial that are not training: ours over Ray Tune, ours in this process, and plain Optuna beside them.
+"""Overhead per trial: bsearch over Ray Tune, bsearch in this process, and plain Optuna for comparison.
 
     .venv/bin/python benchmarks/overhead.py [--trials 60]
 
-The objective does nothing, so the time between two trials' ends is overhead: suggestion, scheduling, the worker's
-reports, and writing everything down. One trial at a time, so that nothing hides behind another trial.
+The task does nothing, so the time between the ends of two trials is overhead: suggestion, scheduling, the worker's
+reports, and database writes. Trials run one at a time, so that no overhead overlaps with another trial.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     trials = parser.parse_args().trials
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    print(f"{'seconds per trial that are not training':<42} median     p90   over plain")
+    print(f"{'overhead in seconds per trial':<42} median     p90   over plain")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plain = plain_optuna(folder, trials)

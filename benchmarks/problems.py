@@ -1,14 +1,14 @@
-"""Problems that cost nothing to try: what trials of a search would have measured.
+"""Problems that cost nothing to run: what the trials of a search would have measured.
 
-- digits, cifar: trainings that were measured (benchmarks/tables.py, kept in benchmarks/data/): a setting is looked up at its
-  nearest neighbour; seconds are the median over rates and seeds, a trial's curve is that of one of three seeds, and what it
-  truly is their mean.
-- laws: made-up tasks: steps to learn S = S_min (1 + B_crit / B), a best rate that moves with the batch, step times with tiles,
-  width and epochs that cost time; accuracy with noise of 1 %.
-- zeus: six workloads measured for Zeus (NSDI 2023, https://github.com/ml-energy/zeus), each on every GPU that at least four
-  of its batch sizes were measured on, at that GPU's highest power limit. Batch size alone is searched, the rate follows a
-  rule: seconds of one epoch against epochs to the paper's target, as a share of the fewest. A trial sees one run by chance.
-  Looked for in the folder `zeus` of $BSEARCH_DATA.
+- digits, cifar: measured trainings (benchmarks/tables.py, stored in benchmarks/data/): a setting is looked up at its
+  nearest neighbour; seconds are the median over rates and seeds, a trial's curve is that of one of three seeds, and its
+  true accuracy is their mean.
+- laws: synthetic tasks: steps to learn S = S_min (1 + B_crit / B), a best rate that depends on the batch, step times with
+  tiles, width and epochs that cost time; accuracy with noise of 1 %.
+- zeus: six workloads measured for Zeus (NSDI 2023, https://github.com/ml-energy/zeus), each on every GPU with at least four
+  measured batch sizes, at that GPU's highest power limit. Only the batch size is searched, the rate follows a
+  rule: seconds of one epoch against epochs to the paper's target, relative to the fewest. A trial gets a random run.
+  Read from the folder `zeus` of $BSEARCH_DATA.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 
 DATA = Path(__file__).parent / "data"
 FRACTIONS = 10
-WORKERS = 4  # that work side by side, where time is simulated
-# What a run of each dataset has to reach in Zeus' paper; losses of 40 % of words for librispeech, else the higher the better.
+WORKERS = 4  # in parallel, in simulated time
+# Target metric of each dataset in the Zeus paper; word error rate in % for librispeech, otherwise higher is better.
 ZEUS_TARGETS = {
     "cifar100": 0.6,
     "imagenet": 0.65,
@@ -42,42 +42,42 @@ ZEUS_GPUS = ("v100", "a40", "p100", "rtx6000")
 
 
 class Problem(ABC):
-    """What may be tried, and what a trial of it would measure; every setting that counts for the true front."""
+    """A search space, what a trial in it would measure, and all settings behind the true front."""
 
     space: dict[str, BaseDistribution]
-    lowest: float  # accuracy from which a front counts
+    lowest: float  # accuracy of the reference point
 
     @abstractmethod
     def seconds(self, parameters: Mapping[str, Any]) -> float: ...
 
     @abstractmethod
     def accuracy(self, parameters: Mapping[str, Any]) -> float:
-        """What a setting comes to on average."""
+        """Mean accuracy of a setting."""
 
     @abstractmethod
-    def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
-        """One training's accuracies at each tenth of its budget."""
+    def curve(self, parameters: Mapping[str, Any], rng: np.random.Generator) -> list[float]:
+        """Accuracies of one training at each tenth of its budget."""
 
     def everything(self) -> list[tuple[float, float]]:
-        """(seconds, accuracy) of every setting, or of so many that hardly a better front exists."""
-        chance = np.random.default_rng(1)
-        settings = [{name: drawn(one, chance) for name, one in self.space.items()} for _ in range(40_000)]
+        """(seconds, accuracy) of every setting, or of enough settings to approximate the true front."""
+        rng = np.random.default_rng(1)
+        settings = [{name: random_value(one, rng) for name, one in self.space.items()} for _ in range(40_000)]
         return [(self.seconds(one), self.accuracy(one)) for one in settings]
 
     def mean_seconds(self) -> float:
-        """Of a setting drawn at random: the unit of equal time."""
-        chance = np.random.default_rng(2)
-        settings = [{name: drawn(one, chance) for name, one in self.space.items()} for _ in range(2000)]
+        """Mean seconds of a random setting: the unit of equal time."""
+        rng = np.random.default_rng(2)
+        settings = [{name: random_value(one, rng) for name, one in self.space.items()} for _ in range(2000)]
         return statistics.fmean(self.seconds(one) for one in settings)
 
 
-def drawn(distribution: Any, chance: np.random.Generator) -> float:
-    value = math.exp(chance.uniform(math.log(distribution.low), math.log(distribution.high)))
+def random_value(distribution: Any, rng: np.random.Generator) -> float:
+    value = math.exp(rng.uniform(math.log(distribution.low), math.log(distribution.high)))
     return round(value) if isinstance(distribution, IntDistribution) else value
 
 
 class Table(Problem):
-    """Trainings that were measured, looked up at their nearest neighbour."""
+    """Measured trainings, looked up at their nearest neighbour."""
 
     def __init__(self, name: str, lowest: float) -> None:
         self.lowest = lowest
@@ -116,9 +116,9 @@ class Table(Problem):
     def accuracy(self, parameters: Mapping[str, Any]) -> float:
         return statistics.fmean(curve[-1] for curve in self.curves[self._nearest(parameters)])
 
-    def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
+    def curve(self, parameters: Mapping[str, Any], rng: np.random.Generator) -> list[float]:
         curves = self.curves[self._nearest(parameters)]
-        return curves[int(chance.integers(len(curves)))]
+        return curves[int(rng.integers(len(curves)))]
 
     def everything(self) -> list[tuple[float, float]]:
         return [
@@ -128,7 +128,7 @@ class Table(Problem):
 
 
 class Laws(Problem):
-    """A task made up from the laws; its seed draws the laws' numbers."""
+    """A synthetic task; its seed draws the constants of the laws."""
 
     lowest = 0.1
     samples = 20_000
@@ -140,17 +140,17 @@ class Laws(Problem):
     }
 
     def __init__(self, seed: int) -> None:
-        chance = np.random.default_rng(seed)
-        self.critical = math.exp(chance.uniform(math.log(50), math.log(2000)))
-        self.exponent, self.rate = chance.uniform(0.4, 1.0), math.exp(chance.uniform(math.log(0.02), math.log(0.3)))
-        self.curvature, self.best, self.steps = chance.uniform(0.05, 0.25), chance.uniform(0.7, 0.98), chance.uniform(30, 300)
-        self.pass_ms, self.sample_ms = chance.uniform(0.2, 2), math.exp(chance.uniform(-5, -3))
-        self.tile = int(chance.choice([1, 16, 64]))
+        rng = np.random.default_rng(seed)
+        self.critical = math.exp(rng.uniform(math.log(50), math.log(2000)))
+        self.exponent, self.rate = rng.uniform(0.4, 1.0), math.exp(rng.uniform(math.log(0.02), math.log(0.3)))
+        self.curvature, self.best, self.steps = rng.uniform(0.05, 0.25), rng.uniform(0.7, 0.98), rng.uniform(30, 300)
+        self.fixed_ms, self.sample_ms = rng.uniform(0.2, 2), math.exp(rng.uniform(-5, -3))
+        self.tile = int(rng.choice([1, 16, 64]))
 
     def seconds(self, parameters: Mapping[str, Any]) -> float:
         batch = parameters["effective_batch"]
         computed = math.ceil(batch / self.tile) * self.tile
-        step_ms = self.pass_ms + self.sample_ms * computed * (parameters["width"] / 48) ** 1.3
+        step_ms = self.fixed_ms + self.sample_ms * computed * (parameters["width"] / 48) ** 1.3
         return parameters["epochs"] * self.samples / batch * step_ms * 1e-3
 
     def _away(self, parameters: Mapping[str, Any]) -> float:
@@ -171,13 +171,13 @@ class Laws(Problem):
         most = self.best * (1 - 0.075 * math.sqrt(48 / parameters["width"]))
         return max(0.1, most * self._learned(parameters) - lost)
 
-    def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
+    def curve(self, parameters: Mapping[str, Any], rng: np.random.Generator) -> list[float]:
         final, away = self.accuracy(parameters), self._away(parameters)
-        # A schedule's end brings the more, the higher the rate was before it.
+        # The end of a schedule gains more after a higher rate.
         late = 0.15 / (1 + math.exp(-away))
         part = [self._learned(parameters, (tenth + 1) / FRACTIONS) / self._learned(parameters) for tenth in range(FRACTIONS)]
         held = [1 - late * (1 - (tenth + 1) / FRACTIONS) ** 0.7 for tenth in range(FRACTIONS)]
-        noise = 0.01 * chance.standard_normal(FRACTIONS)
+        noise = 0.01 * rng.standard_normal(FRACTIONS)
         return [0.1 + (final - 0.1) * one * other + more for one, other, more in zip(part, held, noise, strict=True)]
 
 
@@ -185,15 +185,15 @@ class Zeus(Problem):
     """One workload of Zeus on one GPU: which batch size.
 
     Accuracy is 1 for a run that needs as few epochs as any run at any of the batch sizes, 1/2 for twice as many, 0 for one
-    that never gets to the target; seconds are of one epoch, so that seconds / accuracy is proportional to the time to the
-    target. Nothing is known on the way: a curve is 0 until its end, early stopping has nothing to learn from it, and what
-    stops trials all the same (`+halving`) hardly ends one.
+    that never reaches the target; seconds are those of one epoch, so seconds / accuracy is proportional to the time to the
+    target. Curves carry no information: they are 0 until the end, so early stopping has nothing to learn from them, and even
+    `+halving` hardly stops any trial.
     """
 
     lowest = 0.0
 
     def __init__(self, epoch_s: Mapping[int, float], epochs: Mapping[int, list[float]]) -> None:
-        """Seconds of an epoch, and epochs to the target of every run (NaN: never), by batch size."""
+        """Take the seconds of an epoch, and the epochs to the target of every run (NaN: never), by batch size."""
         fewest = min(one for batch in epoch_s for one in epochs[batch] if not math.isnan(one))
         self.taken = {batch: epoch_s[batch] for batch in sorted(epoch_s)}
         self.runs = {batch: [0.0 if math.isnan(one) else fewest / one for one in epochs[batch]] for batch in self.taken}
@@ -208,16 +208,16 @@ class Zeus(Problem):
     def accuracy(self, parameters: Mapping[str, Any]) -> float:
         return statistics.fmean(self.runs[self._nearest(parameters)])
 
-    def curve(self, parameters: Mapping[str, Any], chance: np.random.Generator) -> list[float]:
+    def curve(self, parameters: Mapping[str, Any], rng: np.random.Generator) -> list[float]:
         runs = self.runs[self._nearest(parameters)]
-        return [0.0] * (FRACTIONS - 1) + [runs[int(chance.integers(len(runs)))]]
+        return [0.0] * (FRACTIONS - 1) + [runs[int(rng.integers(len(runs)))]]
 
     def everything(self) -> list[tuple[float, float]]:
         return [(seconds, statistics.fmean(self.runs[batch])) for batch, seconds in self.taken.items()]
 
 
 def zeus_problems(folder: Path) -> list[Problem]:
-    """Every workload and GPU with enough batch sizes whose epochs and seconds were both measured."""
+    """Every workload and GPU with enough batch sizes for which both epochs and seconds were measured."""
 
     def rows(name: str) -> list[dict[str, str]]:
         with (folder / f"{name}.csv").open() as file:
@@ -245,7 +245,7 @@ def zeus_problems(folder: Path) -> list[Problem]:
 
 
 def problems(family: str) -> list[Problem]:
-    """A family's problems; none where its data are not at hand."""
+    """A family's problems; empty if its data are missing."""
     match family:
         case "digits":
             return [Table("digits", 0.5)]
@@ -260,7 +260,7 @@ def problems(family: str) -> list[Problem]:
 
 
 def hypervolume(points: list[tuple[float, float]], fastest: float, slowest: float, lowest: float) -> float:
-    """Area over log seconds and accuracy that the points beat."""
+    """Area in log seconds and accuracy that the points dominate."""
     area, best = 0.0, lowest
     for seconds, accuracy in sorted(points):
         if accuracy > best:
@@ -270,7 +270,7 @@ def hypervolume(points: list[tuple[float, float]], fastest: float, slowest: floa
 
 
 class Share:
-    """What share of a problem's true front some points hold."""
+    """The share of a problem's true hypervolume that some points reach."""
 
     def __init__(self, problem: Problem) -> None:
         every = problem.everything()
@@ -282,12 +282,12 @@ class Share:
 
 
 def head(title: str, after: Sequence[int]) -> str:
-    """The line above rows: shares after so many trials, or their time."""
+    """The header: shares after these numbers of trials, or after their time."""
     return f"{title:<34}" + "".join(f"{count:>16}" for count in after) + "   ask ms"
 
 
 def row(name: str, shares: list[list[float]], asks: list[float], more: str = "") -> str:
-    """Mean and standard error of shares: (searches, columns); and the median of the seconds that asking took."""
+    """Mean and standard error of shares: (searches, columns); and the median seconds of an ask."""
     figures = np.array(shares)
     errors = figures.std(axis=0, ddof=1) / math.sqrt(len(figures)) if len(figures) > 1 else np.zeros(figures.shape[1])
     words = "".join(f"   {mean:.3f} ± {error:.3f}" for mean, error in zip(figures.mean(axis=0), errors, strict=True))

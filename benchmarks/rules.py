@@ -1,18 +1,18 @@
-"""Are learning-rate rules told apart? The fitted exponent of the best rate against the true one, on made-up tasks.
+"""Can trials discriminate learning-rate rules? The fitted exponent of the best rate against the true one.
 
     .venv/bin/python benchmarks/rules.py [--problems 32] [--samplers random tpe front]
 
-The tasks are the laws of benchmarks/search.py: best rate = rate x (batch / 256) ** exponent, at most 0.5, exponent from 0.4
-to 1; accuracy has noise of 1 %. Of one study each: `covered` is the share of 90 % intervals that hold the truth, `width`
-their median width, `error` the median of |fitted - true|. The truth is the slope of the best rate over all batches
-searched, the cap in it.
+The tasks are the synthetic laws of benchmarks/problems.py: best rate = rate x (batch / 256) ** exponent, at most 0.5, exponent
+from 0.4 to 1; accuracy has noise of 1 %. With one study per task, `covered` is the share of 90 % intervals that contain the
+truth, `width` their median width, `error` the median of |fitted - true|. The truth is the slope of the best rate over all
+batches searched, including the cap.
 `rates` are the same for the best rate at batches 16, 128 and 1024: share covered, median error as a factor. `rules` is the
-share of studies that rule out `constant`, which never holds. `bends` the share that say the slope falls, with the cap in the
-batches searched and without it.
+share of studies that reject `constant`, which never holds. `bends` is the share that report a falling slope, where the cap is
+within the batches searched and where it is not.
 
 Digits: draws from the 720 trainings of benchmarks/data. Their best rate (mean of the best three of 12) has slopes of 0.67,
-0.53, 0.37 and 0.32 after 2, 4, 8 and 16 epochs. Printed are the fitted exponent's median and quartiles over draws, the median
-width of its interval, and the share of intervals that hold 0.35, 0.5 and 0.65.
+0.53, 0.37 and 0.32 after 2, 4, 8 and 16 epochs. Printed are the median and quartiles of the fitted exponent over draws, the
+median width of its interval, and the share of intervals that contain 0.35, 0.5 and 0.65.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def true_exponent(problem: Laws) -> float:
 
 def trials(problem: Laws, kind: str, count: int, seed: int) -> list[TrialRecord]:
     search = search_of(kind, problem, seed)
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     records = []
     for number in range(count):
         parameters = search.ask().parameters
-        seconds, accuracy = problem.seconds(parameters), problem.accuracy(parameters) + 0.01 * chance.standard_normal()
+        seconds, accuracy = problem.seconds(parameters), problem.accuracy(parameters) + 0.01 * rng.standard_normal()
         search.tell(number, seconds, accuracy)
         batch = parameters["effective_batch"]
         rate = parameters["reference_rate"] * math.sqrt(batch / 256)
@@ -73,10 +73,10 @@ def main() -> None:
         problems = [Laws(seed) for seed in range(options.problems)]
         every = [trials(problem, kind, max(AFTER), seed) for seed, problem in enumerate(problems)]
         for count in AFTER:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             found = [best_rates("laws", records[:count], BATCHES) for records in every]
-            took = (time.perf_counter() - begun) / len(found)
-            print(f"{kind:>7}, {count:>3}    {told(problems, found)}   {took:5.2f}", flush=True)
+            fit_s = (time.perf_counter() - started) / len(found)
+            print(f"{kind:>7}, {count:>3}    {figures(problems, found)}   {fit_s:5.2f}", flush=True)
     if "digits" in options.samplers:
         for count in (40, 80, 150):
             print(f" digits, {count:>3}    {digits(count)}", flush=True)
@@ -99,7 +99,7 @@ def digits(count: int, draws: int = 12) -> str:
     return f"exponent {middle:.2f} ({low:.2f} to {high:.2f}), width {width:.2f}, holds 0.35, 0.5, 0.65: {held}"
 
 
-def told(problems: list[Laws], found: list[BestRates]) -> str:
+def figures(problems: list[Laws], found: list[BestRates]) -> str:
     true = np.array([true_exponent(problem) for problem in problems])
     covered = np.mean([one.exponent.holds(value) for one, value in zip(found, true, strict=True)])
     width = np.median([one.exponent.high - one.exponent.low for one in found])

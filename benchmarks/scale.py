@@ -1,18 +1,18 @@
-"""How far one driver reaches: what an ask costs after thousands of trials, and how busy it keeps a simulated cluster.
+"""How far one driver scales: the cost of an ask after thousands of trials, and the utilisation of a simulated cluster.
 
     .venv/bin/python benchmarks/scale.py --part ask [--finished 100 1000 10000] [--running 8] [--samplers front tpe]
     .venv/bin/python benchmarks/scale.py --part cluster [--devices 8 64 256] [--factor 6] [--rounds 6] [--postgres]
 
-ask: milliseconds, median and p95, of what a driver does in a study with so many finished and running trials (ask, note and
-tell; all trials; the front), on SQLite and, where its server is installed, on a PostgreSQL of its own; `--postgres URL` takes
-another.
+ask: median and p95 milliseconds of a driver's operations in a study with the given numbers of finished and running trials (ask,
+annotate and tell; all trials; the front), on SQLite and, if a PostgreSQL server is installed, on a private instance of it;
+`--postgres URL` uses another.
 
-cluster: the real driver (sampler, database, Ray Tune) over a Ray whose GPUs are numbers alone. A trial sleeps for its known
-time divided by the factor, measures five times on its way, and says itself when it began and ended: then its device was busy.
-Counted from when as many trials had begun as there are devices until the last one begins. `idle s` is what of the devices' time
-went between two trials, `gap` that of a process that went on with the next trial; `busy at 60` is 60 s / (60 s + idle). A real
-worker is a process of some 300 MB: where there are more devices than `--processes`, so many processes serve them all in
-threads, through Ray's own placement groups and calls; only the processes are fewer.
+cluster: the real driver (sampler, database, Ray Tune) on a Ray cluster whose GPUs are just numbers. A trial sleeps for its
+known time divided by the factor, reports five measurements, and records its own start and end; between them its device is busy.
+The window is from when as many trials have started as there are devices until the last one starts. `idle s` is device time
+between two trials, `gap` the same for a process that takes the next trial; `busy at 60` is 60 s / (60 s + idle). A real
+worker is a process of about 300 MB: with more devices than `--processes`, that many processes serve all devices in
+threads, through Ray's own placement groups and calls; only the number of processes differs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from bsearch.spaces.planning import known_seconds
 from bsearch.spaces.step_time import StepTime
 from bsearch.spaces.study import StudySpec
 from bsearch.spaces.study_file import read_study
-from bsearch.spaces.trial import Measurement, TrialSetup
+from bsearch.spaces.trial import Measurement, TrialFacts, TrialResult, TrialSetup
 from ray.tune.execution import tune_controller
 
 SAMPLES = 50_000
@@ -69,26 +69,26 @@ FACTOR = "BSEARCH_SCALE_FACTOR"
 
 
 def score(batch: int, rate: float, epochs: float, fraction: float = 1.0) -> float:
-    """A made-up accuracy: more steps learn more, and the best rate rises with the batch."""
+    """A synthetic accuracy: more steps learn more, and the best rate rises with the batch."""
     steps = fraction * epochs * SAMPLES / (batch + 300)
     away = math.log(rate) - math.log(0.02 * math.sqrt(batch / 256))
     return 0.9 * (1 - math.exp(-math.sqrt(steps / 100))) / (1 + 0.02 * away**2)
 
 
 def train(setup: TrialSetup) -> Iterator[Measurement]:
-    """Sleeps as long as the law says, and tells when and on which device."""
+    """Sleep for the time of the law, and report when and on which device."""
     seconds = LAW.train_s(setup.plan, setup.samples_budget, **setup.limits)
-    thread, began = threading.current_thread().name, time.time()
+    thread, started = threading.current_thread().name, time.time()
     device = thread if thread.startswith("device") else str(os.getpid())
     parts = setup.training.evaluations
     for part in range(1, parts + 1):
-        time.sleep(max(0.0, began + seconds / float(os.environ[FACTOR]) * part / parts - time.time()))
+        time.sleep(max(0.0, started + seconds / float(os.environ[FACTOR]) * part / parts - time.time()))
         accuracy = score(setup.effective_batch, setup.learning_rate, float(setup.epochs), part / parts)
         yield Measurement(
             samples_seen=setup.samples_budget * part // parts,
             elapsed_s=seconds * part / parts,
             accuracy=accuracy,
-            facts={"began": began, "now": time.time(), "device": device},
+            facts={"started": started, "now": time.time(), "device": device},
         )
 
 
@@ -111,12 +111,12 @@ def study(folder: Path, **changes: Any) -> StudySpec:
     return read_study(path)
 
 
-# What an ask costs
+# The cost of an ask
 
 
 def facts(parameters: dict[str, Any], *, ended: bool) -> dict[str, Any]:
-    """As many as a driver writes, of the same kinds."""
-    begun = {
+    """As many facts as a driver writes, of the same kinds."""
+    start = {
         "effective_batch": parameters["effective_batch"],
         "micro_batch": 64,
         "accumulation": 2,
@@ -130,13 +130,13 @@ def facts(parameters: dict[str, Any], *, ended: bool) -> dict[str, Any]:
         "train_s": 60.0,
         "train_s_source": "known",
     }
-    came = {"outcome": "complete", "attempts": 1, "device_s": 60.0, "measured_train_s": 61.0, "samples_per_s": 820.0}
-    return begun | came if ended else begun
+    end = {"outcome": "complete", "attempts": 1, "device_s": 60.0, "measured_train_s": 61.0, "samples_per_s": 820.0}
+    return start | end if ended else start
 
 
 def fill(storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callable[[Any], float], finished: int) -> None:
-    """Write finished trials straight into Optuna's tables: one by one would take ten minutes."""
-    engine, chance = storage.engine, random.Random(finished)
+    """Write finished trials straight into Optuna's tables; one by one would take ten minutes."""
+    engine, rng = storage.engine, random.Random(finished)
     tables = sa.MetaData()
     tables.reflect(engine)
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -146,9 +146,9 @@ def fill(storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callabl
         first = (connection.execute(sa.select(sa.func.max(tables.tables["trials"].c.trial_id))).scalar() or 0) + 1
     for number in range(finished):
         parameters = {
-            name: chance.choice(one.choices)
+            name: rng.choice(one.choices)
             if isinstance(one, optuna.distributions.CategoricalDistribution)
-            else type(one.low)(one.low * (one.high / one.low) ** chance.random())
+            else type(one.low)(one.low * (one.high / one.low) ** rng.random())
             for name, one in suggester.searched.items()
         }
         trial, failed = first + number, number % 50 == 49
@@ -168,7 +168,7 @@ def fill(storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callabl
             row = {"trial_id": trial, "param_name": name, "param_value": value, "distribution_json": kind}
             rows["trial_params"].append(row)
         accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
-        for objective, value in enumerate(() if failed else (law(parameters), accuracy + 0.01 * chance.gauss(0, 1))):
+        for objective, value in enumerate(() if failed else (law(parameters), accuracy + 0.01 * rng.gauss(0, 1))):
             rows["trial_values"].append({"trial_id": trial, "objective": objective, "value": value, "value_type": "FINITE"})
         rows["trial_system_attributes"].append({"trial_id": trial, "key": "constraints", "value_json": "[0.0]"})
         for key, fact in facts(parameters, ended=True).items():
@@ -176,13 +176,13 @@ def fill(storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callabl
     with engine.begin() as connection:
         for name, of_table in rows.items():
             connection.execute(sa.insert(tables.tables[name]), of_table)
-        if engine.dialect.name == "postgresql":  # ids were given, so the sequence knows nothing of them
+        if engine.dialect.name == "postgresql":  # explicit ids do not advance the sequence
             connection.exec_driver_sql("SELECT setval('trials_trial_id_seq', (SELECT max(trial_id) FROM trials))")
 
 
 @contextlib.contextmanager
 def postgres(folder: Path) -> Iterator[str | None]:
-    """A PostgreSQL of our own, durable as it is by default; None where no server is installed."""
+    """A private PostgreSQL with its default durability; None if no server is installed."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not found:
         yield None
@@ -190,7 +190,7 @@ def postgres(folder: Path) -> Iterator[str | None]:
     data, binaries = folder / "pg", found[-1]
     data.mkdir()
     user: dict[str, Any] = {}
-    if os.geteuid() == 0:  # it refuses to run as root
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
         user = {"user": "nobody", "group": "nogroup"}
         shutil.chown(data, "nobody", "nogroup")
         folder.chmod(0o755)
@@ -208,12 +208,12 @@ def postgres(folder: Path) -> Iterator[str | None]:
 
 
 def timed(times: int, call: Callable[[], Any]) -> tuple[str, Any]:
-    """Median and p95 in milliseconds, and what the last call gave."""
+    """Median and p95 in milliseconds, and the result of the last call."""
     taken, answer = [], None
     for _ in range(times):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         answer = call()
-        taken.append(1e3 * (time.perf_counter() - begun))
+        taken.append(1e3 * (time.perf_counter() - started))
     return spread(taken), answer
 
 
@@ -230,7 +230,7 @@ def ask_part(options: argparse.Namespace, folder: Path) -> None:
             print("PostgreSQL: skipped, no server is installed under /usr/lib/postgresql")
         else:
             databases["postgres"] = url
-        columns = ("ask", "ask's CPU", "note", "tell", "trials", "record", "front")
+        columns = ("ask", "ask's CPU", "annotate", "tell", "trials", "record", "front")
         print(f"{'ms, median and p95, after trials':<42}" + "".join(f"{name:>16}" for name in columns))
         for finished in options.finished:
             for kind, database in databases.items():
@@ -242,7 +242,7 @@ def ask_part(options: argparse.Namespace, folder: Path) -> None:
 
 
 def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int) -> str:
-    """The rest of a line: what a driver's calls cost in a study of its own."""
+    """The rest of a row: the cost of a driver's calls in a study of its own."""
     law = known_seconds(spec, {(): PROFILE})
     assert law is not None and spec.storage is not None
 
@@ -251,36 +251,38 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
     storage = open_storage(spec.storage)
     assert isinstance(storage, optuna.storages.RDBStorage)
     fill(storage, empty, law, finished)
-    suggester = Suggester(spec.storage, name, spec.domains(), spec.objectives, sampler=sampler, known_seconds=law, alone=True)
-    thoughtful, suggester.study.sampler = suggester.study.sampler, optuna.samplers.RandomSampler(seed=0)
+    suggester = Suggester(
+        spec.storage, name, spec.domains(), spec.objectives, sampler=sampler, known_seconds=law, single_writer=True
+    )
+    sampler_under_test, suggester.study.sampler = suggester.study.sampler, optuna.samplers.RandomSampler(seed=0)
     waiting = []
     for _ in range(running):
         waiting.append(suggester.ask())
-        suggester.note(waiting[-1].number, facts(dict(waiting[-1].parameters), ended=False))
-    suggester.study.sampler = thoughtful
+        suggester.annotate(waiting[-1].number, facts(dict(waiting[-1].parameters), ended=False))
+    suggester.study.sampler = sampler_under_test
     suggester.ask()  # the first reads everything
     taken: dict[str, list[float]] = defaultdict(list)
 
     def clocked(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        begun, worked = time.perf_counter(), time.thread_time()
+        started, cpu_started = time.perf_counter(), time.thread_time()
         answer = call(*arguments)
-        taken[what].append(1e3 * (time.perf_counter() - begun))
+        taken[what].append(1e3 * (time.perf_counter() - started))
         if what == "ask":
-            taken["ask's CPU"].append(1e3 * (time.thread_time() - worked))
+            taken["ask's CPU"].append(1e3 * (time.thread_time() - cpu_started))
         return answer
 
     for _ in range(times):
         asked = clocked("ask", suggester.ask)
         parameters = dict(asked.parameters)
-        clocked("note", suggester.note, asked.number, facts(parameters, ended=False))
+        clocked("annotate", suggester.annotate, asked.number, facts(parameters, ended=False))
         waiting.append(asked)
         oldest = waiting.pop(0)
         parameters = dict(oldest.parameters)
         accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
-        came = {
+        end = {
             name: value for name, value in facts(parameters, ended=True).items() if name not in facts(parameters, ended=False)
         }
-        result = {"state": "COMPLETE", "values": [law(parameters), accuracy], "constraint": 0.0, "facts": came}
+        result = TrialResult("COMPLETE", "complete", TrialFacts.of(end), (law(parameters), accuracy), constraint=0.0)
         clocked("tell", suggester.tell, oldest.number, result)
         trials = clocked("trials", suggester.trials)
         clocked("record", frozen_record, trials[oldest.number])
@@ -290,19 +292,19 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
     return "".join(f" {spread(of_one)}" for of_one in taken.values())
 
 
-# How busy a cluster is
+# The utilisation of a cluster
 
 
 class Host:
-    """A process that serves several devices: what Tune asks of a worker's process, it asks of one of the threads here."""
+    """A process that serves several devices: Tune's calls to a worker process go to one of its threads."""
 
     def __init__(self, task: str) -> None:
         self._workers: dict[int, Any] = {}
-        load_task(task)  # before threads do so side by side
+        load_task(task)  # before threads do so concurrently
         gc.collect()
-        gc.freeze()  # a worker collects garbage after each trial, and here one would wait for the others' imports
+        gc.freeze()  # a worker collects garbage after each trial; here it would wait for the imports of the others
 
-    def make(self, device: int, worker: type, arguments: dict[str, Any]) -> None:
+    def create(self, device: int, worker: type, arguments: dict[str, Any]) -> None:
         self._workers[device] = worker(**arguments)
 
     def call(self, device: int, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -311,19 +313,19 @@ class Host:
 
 
 class HostedDevice:
-    """Looks to Tune like the handle of a worker's process."""
+    """Behaves to Tune like the actor handle of a worker process."""
 
     def __init__(self, host: Any, device: int, worker: type, arguments: dict[str, Any]) -> None:
         self._host, self._device = host, device
-        self._made = host.make.remote(device, worker, arguments)
+        self._created = host.create.remote(device, worker, arguments)
 
     def __getattr__(self, method: str) -> Any:
-        host, device, made = self._host, self._device, self._made
+        host, device, created = self._host, self._device, self._created
 
         class Method:
             def remote(self, *args: Any, **kwargs: Any) -> Any:
                 if method == "__ray_ready__":
-                    return made
+                    return created
                 if method == "__ray_terminate__":
                     return ray.put(None)
                 return host.call.remote(device, method, *args, **kwargs)
@@ -332,29 +334,29 @@ class HostedDevice:
 
 
 class HostedClass:
-    """Looks to Tune like the class of a worker's process."""
+    """Behaves to Tune like the actor class of a worker process."""
 
     __class__ = ray.actor.ActorClass  # type: ignore[assignment]
 
     def __init__(self, hosts: list[Any], worker: type) -> None:
-        self._hosts, self._worker, self._made = hosts, worker, 0
+        self._hosts, self._worker, self._created = hosts, worker, 0
 
     def options(self, **options: Any) -> HostedClass:
         return self
 
     def remote(self, **arguments: Any) -> HostedDevice:
-        self._made += 1
-        return HostedDevice(self._hosts[self._made % len(self._hosts)], self._made, self._worker, arguments)
+        self._created += 1
+        return HostedDevice(self._hosts[self._created % len(self._hosts)], self._created, self._worker, arguments)
 
 
 @contextlib.contextmanager
 def hosted(processes: int, devices: int, task: str) -> Iterator[None]:
-    """Let so many processes be the workers on all devices."""
+    """Let a few processes be the workers on all devices."""
     each = math.ceil(devices / processes) + 4
     hosts = [ray.remote(num_cpus=0, max_concurrency=each)(Host).remote(task) for _ in range(processes)]
-    made: dict[type, HostedClass] = {}
+    classes: dict[type, HostedClass] = {}
     before, kill = tune_controller._ActorClassCache.get, ray.kill
-    tune_controller._ActorClassCache.get = lambda self, worker: made.setdefault(worker, HostedClass(hosts, worker))
+    tune_controller._ActorClassCache.get = lambda self, worker: classes.setdefault(worker, HostedClass(hosts, worker))
     ray.kill = lambda actor, **how: None if isinstance(actor, HostedDevice) else kill(actor, **how)
     try:
         yield
@@ -363,7 +365,7 @@ def hosted(processes: int, devices: int, task: str) -> Iterator[None]:
 
 
 class SimulatedRunner(TuneRunner):
-    """Over Ray Tune, with devices whose law is known."""
+    """The Ray Tune runner, on devices whose law is known."""
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
         return PROFILE
@@ -418,11 +420,11 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
         ask = run._suggester.ask
 
         def clocked() -> Any:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             try:
                 return ask()
             finally:
-                asks_s.append(time.perf_counter() - begun)
+                asks_s.append(time.perf_counter() - started)
 
         run._suggester.ask = clocked  # type: ignore[method-assign]
         watched.append(run)
@@ -443,11 +445,12 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     used.append(usage())
     if result.failure:
         return f"{devices} devices: {result.failure}"
-    spans = sorted((record.facts.began, record.facts.now) for record in result.study.records if record.counts)
+    reports = [record.facts.extra for record in result.study.records if record.counts]
+    spans = sorted((report["started"], report["now"]) for report in reports)
     of_process: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for record in result.study.records:
-        of_process[record.facts.device].append((record.facts.began, record.facts.now))
-    # From when all had begun their first until there was no more to begin.
+    for report in reports:
+        of_process[report["device"]].append((report["started"], report["now"]))
+    # From when every device has started its first trial until the last trial starts.
     start, end = spans[devices - 1][0], spans[-1][0]
     busy_s = sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
     later = len(spans) - devices

@@ -1,15 +1,15 @@
-"""How much of the front is found in how many trials, and in how much time: ours and others on problems that cost nothing.
+"""Share of the true front found by a number of trials, or in a given time: bsearch and others on problems that cost nothing.
 
     .venv/bin/python benchmarks/search.py [--problems digits cifar laws] [--ways tpe front known] [--trials 50] [--seeds 8]
     .venv/bin/python benchmarks/search.py --asks          # ms of an ask after 100, 200, 500, 2000 trials with 8 running
-    .venv/bin/python benchmarks/search.py --time [--ways tpe front front+stop]    # 4 workers side by side, at equal time
+    .venv/bin/python benchmarks/search.py --time [--ways tpe front front+stop]    # 4 parallel workers, equal time
     BSEARCH_DATA=... .venv/bin/python benchmarks/search.py --problems zeus --trials 10
 
-Printed is the share of the true front's hypervolume (log seconds against accuracy), mean and standard error over seeds and
-problems, of what the trials that were told complete truly come to; after 10, 25, 50, ... trials (3, 6 and 10 where no more
-are asked for), or after each quarter of so many times the seconds of a trial drawn at random. `known` is `front` with seconds
-known beforehand, as bsearch has them; `/2` searches powers of two alone, `/rate` the learning rate without a rule; `+stop` and
-`+halving` stop trials early. `--noise` is added to times (a share) and accuracies.
+Printed is the share of the true front's hypervolume (log seconds against accuracy) reached by the true values of the complete
+trials, mean and standard error over seeds and problems: after 10, 25, 50, ... trials (3, 6 and 10 if at most 10), or after
+each quarter of the time of `--trials` random trials. `known` is `front` with seconds known beforehand, as in a study; `/2`
+searches only powers of two, `/rate` the learning rate without a rule; `+stop` and `+halving` stop trials early. `--noise` is
+added to times (a share) and accuracies.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from bsearch.search.suggest.ask_tell import Search
 from bsearch.spaces.trial import Suggestion
 from problems import FRACTIONS, WORKERS, Problem, Share, head, problems, row
 
-AFTER = (3, 6, 10), (10, 25, 50, 75, 100)  # few trials are looked at closely
+AFTER = (3, 6, 10), (10, 25, 50, 75, 100)  # few trials, and the usual counts
 
 
 @dataclass
-class Told:
-    """What came of one search."""
+class SearchResult:
+    """The result of one search."""
 
     points: list[tuple[float, float]] = field(default_factory=list)  # true (seconds, accuracy) of finished trials, in order
     ended_s: list[float] = field(default_factory=list)  # when each ended, on simulated clocks
     asks_s: list[float] = field(default_factory=list)
-    stopped: list[bool] = field(default_factory=list)  # of every stopped trial: whether it would have risen above the front
+    stopped: list[bool] = field(default_factory=list)  # per stopped trial: would it have risen above the front?
     risen: int = 0  # finished trials that did
 
 
 def search_of(way: str, problem: Problem, seed: int) -> Search:
-    """A way's name as a search: sampler, `/2` and `+stop`."""
+    """The search that a name such as `front/2+stop` stands for."""
     sampler, _, stopping = way.partition("+")
     sampler, _, change = sampler.partition("/")
     space: dict[str, Any] = {
@@ -63,13 +63,13 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
         space,
         sampler="front" if sampler == "known" else sampler,
         stopping={"": "none", "stop": "front", "halving": "halving"}[stopping],
-        known_seconds=(lambda one: problem.seconds(meant(way, one))) if sampler == "known" else None,
+        known_seconds=(lambda one: problem.seconds(problem_parameters(way, one))) if sampler == "known" else None,
         seed=seed,
     )
 
 
-def meant(way: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The problem's parameters of a suggestion."""
+def problem_parameters(way: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A suggestion as parameters of the problem."""
     if "/2" in way:  # searched by their exponents
         return {**parameters, "effective_batch": 2 ** parameters["effective_batch"]}
     if "/rate" in way:  # the rate itself, without a rule
@@ -77,48 +77,48 @@ def meant(way: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return dict(parameters)
 
 
-def one_by_one(way: str, problem: Problem, trials: int, seed: int, noise: float) -> Told:
+def one_by_one(way: str, problem: Problem, trials: int, seed: int, noise: float) -> SearchResult:
     """Whole trials, one after another."""
-    search, told, chance = search_of(way, problem, seed), Told(), np.random.default_rng(seed)
+    search, result, rng = search_of(way, problem, seed), SearchResult(), np.random.default_rng(seed)
     for _ in range(trials):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         suggestion = search.ask()
-        told.asks_s.append(time.perf_counter() - begun)
-        parameters = meant(way, suggestion.parameters)
-        seconds, accuracy = problem.seconds(parameters), problem.curve(parameters, chance)[-1]
-        told.points.append((seconds, problem.accuracy(parameters)))
-        noisy = seconds if way == "known" else seconds * math.exp(noise * chance.standard_normal())
-        search.tell(suggestion.number, noisy, accuracy + 0.1 * noise * chance.standard_normal())
-    return told
+        result.asks_s.append(time.perf_counter() - started)
+        parameters = problem_parameters(way, suggestion.parameters)
+        seconds, accuracy = problem.seconds(parameters), problem.curve(parameters, rng)[-1]
+        result.points.append((seconds, problem.accuracy(parameters)))
+        noisy = seconds if way == "known" else seconds * math.exp(noise * rng.standard_normal())
+        search.tell(suggestion.number, noisy, accuracy + 0.1 * noise * rng.standard_normal())
+    return result
 
 
-def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: float) -> Told:
-    """Trials on four simulated workers until so many seconds are over."""
-    search, told, chance = search_of(way, problem, seed), Told(), np.random.default_rng(seed)
+def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: float) -> SearchResult:
+    """Run trials on four simulated workers for `limit_s` seconds."""
+    search, result, rng = search_of(way, problem, seed), SearchResult(), np.random.default_rng(seed)
     seen_ends: list[tuple[float, float]] = []
 
     def steps() -> Iterator[float]:
-        """A worker: yields the seconds until it has something to say."""
+        """A worker: yields the seconds until its next report."""
         while True:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             suggestion = search.ask()
-            told.asks_s.append(time.perf_counter() - begun)
-            parameters = meant(way, suggestion.parameters)
-            seconds, curve = problem.seconds(parameters), problem.curve(parameters, chance)
-            noisy = seconds if way.startswith("known") else seconds * math.exp(noise * chance.standard_normal())
+            result.asks_s.append(time.perf_counter() - started)
+            parameters = problem_parameters(way, suggestion.parameters)
+            seconds, curve = problem.seconds(parameters), problem.curve(parameters, rng)
+            noisy = seconds if way.startswith("known") else seconds * math.exp(noise * rng.standard_normal())
             for tenth, accuracy in enumerate(curve, start=1):
                 yield seconds / FRACTIONS
-                seen = accuracy + 0.1 * noise * chance.standard_normal()
+                seen = accuracy + 0.1 * noise * rng.standard_normal()
                 if search.report(suggestion.number, tenth / FRACTIONS, noisy, seen):
-                    told.stopped.append(
+                    result.stopped.append(
                         curve[-1] > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
                     )
                     search.tell(suggestion.number, noisy, seen, "stopped")
                     break
             else:
-                told.points.append((seconds, problem.accuracy(parameters)))
-                told.risen += curve[-1] > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
-                told.ended_s.append(now)
+                result.points.append((seconds, problem.accuracy(parameters)))
+                result.risen += curve[-1] > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
+                result.ended_s.append(now)
                 seen_ends.append((seconds, seen))
                 search.tell(suggestion.number, noisy, seen)
 
@@ -128,28 +128,28 @@ def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: f
     while queue[0][0] <= limit_s:
         now, index = heapq.heappop(queue)
         heapq.heappush(queue, (now + next(workers[index]), index))
-    return told
+    return result
 
 
 def ask_s(way: str, problem: Problem, finished: int) -> float:
-    """Median seconds of an ask with so many finished trials and 8 running ones."""
-    search, chance = search_of("random", problem, 0), np.random.default_rng(0)
+    """Median seconds of an ask with `finished` finished trials and 8 running ones."""
+    search, rng = search_of("random", problem, 0), np.random.default_rng(0)
 
     def tell(suggestion: Suggestion) -> None:
         parameters = suggestion.parameters
-        search.tell(suggestion.number, problem.seconds(parameters), problem.curve(parameters, chance)[-1])
+        search.tell(suggestion.number, problem.seconds(parameters), problem.curve(parameters, rng)[-1])
 
     for number in range(finished + 8):
         suggestion = search.ask()
         if number < finished:
             tell(suggestion)
-    # The same trials before another sampler.
+    # The same trials, seen by another sampler.
     search._suggester.study.sampler = search_of(way, problem, 0)._suggester.study.sampler
     taken = []
     for _ in range(6):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         suggestion = search.ask()
-        taken.append(time.perf_counter() - begun)
+        taken.append(time.perf_counter() - started)
         tell(suggestion)
     return statistics.median(taken[1:])
 
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--time", action="store_true")
-    parser.add_argument("--asks", nargs="*", type=int, help="seconds of an ask after so many trials, and nothing else")
+    parser.add_argument("--asks", nargs="*", type=int, help="only time an ask after these numbers of trials")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -180,7 +180,7 @@ def main() -> None:
     for family in options.problems:
         members = problems(family)
         if not members:
-            print(f"{family}: skipped, BSEARCH_DATA names no folder that holds it")
+            print(f"{family}: skipped, not found in BSEARCH_DATA")
             continue
         for way in options.ways:
             shares, asks, stopped, ended, risen = [], [], [], 0, 0
@@ -189,15 +189,15 @@ def main() -> None:
                 unit_s = problem.mean_seconds() / WORKERS
                 for seed in range(options.seeds):
                     if options.time:
-                        told = side_by_side(way, problem, after[-1] * unit_s, seed, options.noise)
-                        counts = [sum(at <= count * unit_s for at in told.ended_s) for count in after]
+                        result = side_by_side(way, problem, after[-1] * unit_s, seed, options.noise)
+                        counts = [sum(at <= count * unit_s for at in result.ended_s) for count in after]
                     else:
-                        told = one_by_one(way, problem, options.trials, seed, options.noise)
+                        result = one_by_one(way, problem, options.trials, seed, options.noise)
                         counts = after
-                    shares.append([share.of(told.points[:count]) for count in counts])
-                    asks += told.asks_s[-5:]
-                    stopped += told.stopped
-                    ended, risen = ended + len(told.points), risen + told.risen
+                    shares.append([share.of(result.points[:count]) for count in counts])
+                    asks += result.asks_s[-5:]
+                    stopped += result.stopped
+                    ended, risen = ended + len(result.points), risen + result.risen
             wrong = f"{sum(stopped)} of the {sum(stopped) + risen} that would have risen above the front"
             more = f"   {ended} ended, {len(stopped)} stopped, {wrong}" if stopped else ""
             print(row(f"{family}, {way}", shares, asks, more), flush=True)

@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/step_time.py [--trials 20] [--data FOLDER_OF_IMAGES]
 
 A law is fitted as `bsearch run` does it; then trials with random batches, accumulations and budgets train for real, one at a
-time, as an attempt of a study does. Quoted are |known / measured - 1| of their training times. Afterwards every trial runs
-again with a busy neighbour on each core: the clock's time moves, the known one does not.
+time, as an attempt of a study does. Printed is |known / measured - 1| of their training times. Afterwards every trial runs
+again with a busy process on each core: the measured time changes, the known one does not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def busy() -> None:
 
 
 def measured_s(task: str, setup: TrialSetup) -> float:
-    """Seconds of training by the clock, as an attempt reports them."""
+    """Wall-clock seconds of training, as an attempt reports them."""
     *_, last, outcome = start_attempt(task, setup)
     assert isinstance(last, Measurement), outcome
     return last.elapsed_s
@@ -59,20 +59,20 @@ def errors(task: str, parameters: dict[str, Any], high: int, budget_s: float, tr
     plans = timing_plans(2, high)
     with closing(timed_rounds(task, setup, plans)) as rounds:  # type: ignore[type-var]
         law = measured_step_time(rounds, plans, 20.0)
-    chance = random.Random(1)
+    rng = random.Random(1)
     rows = []
     for _ in range(trials):
-        batch = round(8 * (high / 8) ** chance.random())
-        plan = BatchPlan(batch, chance.choice((1, 1, 2, 3, 4)))
+        batch = round(8 * (high / 8) ** rng.random())
+        plan = BatchPlan(batch, rng.choice((1, 1, 2, 3, 4)))
         samples = max(round(budget_s * batch / law.step_s(plan)), 3 * batch)
-        made = replace(setup, plan=plan, samples_budget=samples, smallest_micro_batch=2)
-        rows.append((law.train_s(plan, samples, smallest_micro_batch=2), made))
-    quiet = [measured_s(task, made) / known_s - 1 for known_s, made in rows]
-    neighbours = [multiprocessing.Process(target=busy, daemon=True) for _ in range(multiprocessing.cpu_count())]
-    for process in neighbours:
+        trial = replace(setup, plan=plan, samples_budget=samples, smallest_micro_batch=2)
+        rows.append((law.train_s(plan, samples, smallest_micro_batch=2), trial))
+    quiet = [measured_s(task, trial) / known_s - 1 for known_s, trial in rows]
+    busy_processes = [multiprocessing.Process(target=busy, daemon=True) for _ in range(multiprocessing.cpu_count())]
+    for process in busy_processes:
         process.start()
-    loaded = [measured_s(task, made) / known_s - 1 for known_s, made in rows[: max(trials // 3, 3)]]
-    for process in neighbours:
+    loaded = [measured_s(task, trial) / known_s - 1 for known_s, trial in rows[: max(trials // 3, 3)]]
+    for process in busy_processes:
         process.kill()
     off = sorted(map(abs, quiet))
     interval = "-" if law.interval is None else f"{law.interval:.1%}"
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--data", type=Path, help="CIFAR-10 as folders of images: train/<class>, test/<class>")
     options = parser.parse_args()
-    print("measured against known  interval   median      p95    worst     bias   with neighbours")
+    print("measured against known  interval   median      p95    worst     bias    under load")
     errors("bsearch.objectives.digits:Digits", {}, 1000, 1.0, options.trials)
     if options.data is not None:
         images = {"dataset": "folder", "root": str(options.data.resolve()), "train_samples": 4000, "evaluation_samples": 100}

@@ -1,10 +1,10 @@
-"""Train every setting of the measured tables that benchmarks/search.py looks its trials up in.
+"""Train every setting of the measured tables in which benchmarks/search.py looks up its trials.
 
     .venv/bin/python benchmarks/tables.py digits          # 720 settings x 3 seeds, ten minutes on one core
     .venv/bin/python benchmarks/tables.py cifar FOLDER    # 640 x 3, forty minutes; FOLDER holds the images' train/ and test/
 
-A row is one training by bsearch's own loop: its settings, seconds of training, and the accuracy at each tenth of its budget. A
-table cut off goes on where it was.
+A row is one training by bsearch's own loop: its settings, seconds of training, and the accuracy at each tenth of its budget. An
+interrupted table is resumed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[
     *measured, _ = start_attempt(table["task"], setup)
     taken = [one for one in measured if isinstance(one, Measurement)]
     scores = {one.samples_seen / setup.samples_budget: one.accuracy for one in taken}
-    # A few large steps pass several tenths at once: the later ones are what they come to.
+    # A large step may pass several tenths at once; they all get the accuracy after it.
     curve = [next(value for at, value in scores.items() if at >= part / FRACTIONS - 1e-9) for part in range(1, FRACTIONS + 1)]
     return taken[-1].elapsed_s, curve
 
@@ -103,8 +103,8 @@ def main() -> None:
     file = DATA / f"{options.table}.csv"
     done = set()
     if file.exists():
-        with file.open() as kept:
-            done = {tuple(row[key] for key in [*TABLES[options.table]["settings"], "seed"]) for row in csv.DictReader(kept)}
+        with file.open() as stored:
+            done = {tuple(row[key] for key in [*TABLES[options.table]["settings"], "seed"]) for row in csv.DictReader(stored)}
     with file.open("a") as out:
         writer = csv.writer(out, lineterminator="\n")
         if not done:
@@ -115,7 +115,7 @@ def main() -> None:
                     continue
                 try:
                     train_s, curve = trained(options.table, settings, seed, options.root)
-                except StopIteration:  # not finite before its end: as good as guessing from there on
+                except StopIteration:  # diverged: it counts as chance level from there on
                     train_s, curve = math.nan, []
                 writer.writerow([*settings.values(), seed, f"{train_s:.5f}", " ".join(f"{value:.4f}" for value in curve)])
                 out.flush()

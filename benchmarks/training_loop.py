@@ -1,10 +1,10 @@
-"""Our training loop against the plainest hand-written one, and uneven passes against even ones, by the step.
+"""Step times of our training loop against a minimal hand-written one, and of uneven against even micro-batches.
 
     .venv/bin/python benchmarks/training_loop.py [--rounds 15]
 
-The plain loop is what people write: shuffle, index tensors, cross-entropy, backward, step. Ours does the same work on the same
+The plain loop is the usual one: shuffle, index tensors, cross-entropy, backward, step. Ours does the same work on the same
 model and batch, and also schedules the rate, keeps the stream of samples exact and checks what the task returns.
-Both run in the same process in alternating bursts; what is quoted is the median over rounds of their ratio within a round.
+Both run in the same process in alternating bursts; the printed ratio is the median over rounds of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ def setup_of(plan: BatchPlan) -> TrialSetup:
 
 
 def ours(task: Task, plan: BatchPlan) -> Callable[[int], float]:
-    """Seconds of so many steps of our loop."""
+    """A function that runs `count` steps of our loop and returns the seconds."""
     run = TrainingRun(task, setup_of(plan))
     run.model.train()
     loader = run.loader(itertools.repeat(plan))
     summed = torch.zeros((), dtype=torch.float64)
 
     def steps(count: int) -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for number in range(count):
             run.set_rate(0.1 + number / 1000)
             summed.add_(run.step(run.micro_batches(plan, loader), plan.effective_batch))
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
     return steps
 
 
 def plain(task: Task, batch: int) -> Callable[[int], float]:
-    """Seconds of so many steps of the loop that people write."""
+    """The same for the plain loop."""
     setup = setup_of(BatchPlan(batch))
     inputs, labels = task.data(setup).train.tensors  # type: ignore[attr-defined]
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def plain(task: Task, batch: int) -> Callable[[int], float]:
     summed = torch.zeros(())
 
     def steps(count: int) -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for index in itertools.islice(indices, count):
             loss = nn.functional.cross_entropy(model(inputs[index]), labels[index])
             loss.backward()
@@ -98,7 +98,7 @@ def plain(task: Task, batch: int) -> Callable[[int], float]:
             optimizer.zero_grad()
             schedule.step()
             summed.add_(loss.detach())
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
     return steps
 
@@ -122,11 +122,11 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     tasks: dict[str, Any] = {"digits net": Digits(), "small_cnn 16x16": Images()}
-    print("our loop against the plainest one            ours ms   plain ms   ours/plain")
+    print("our loop against the plain one               ours ms   plain ms   ours/plain")
     for (name, task), batch in itertools.product(tasks.items(), (64, 256, 1000)):
         mine, theirs, ratio = compared(ours(task, BatchPlan(batch)), plain(task, batch), rounds)
         print(f"{name:<18} B {batch:<5} no accumulation   {mine * 1e3:9.3f}  {theirs * 1e3:9.3f}   {ratio - 1:+9.1%}")
-    print("\nuneven passes against even ones (k = 4)      uneven    even       per sample")
+    print("\nuneven against even micro-batches (k = 4)    uneven    even       per sample")
     for name, task in tasks.items():
         for uneven, even in ((501, 500), (999, 1000), (257, 256)):
             plans = [replace(BatchPlan(batch), accumulation=4) for batch in (uneven, even)]

@@ -50,7 +50,7 @@ from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
-from .worker import AttemptTrainable, kind_of, profile_here
+from .worker import AttemptTrainable, kind_of, profile_here, warm_up
 
 # Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
 _KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
@@ -64,6 +64,8 @@ _WAKE_S = 0.1
 _SLOTS_FOR_ONE_AHEAD = 16
 # Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
+# Workers that import torch before their first trial.
+_MOST_WARM = 64
 
 
 class StudySearcher(Searcher):
@@ -202,6 +204,7 @@ class TuneRunner:
         self._cluster, self._devices, self._log_file = cluster, devices, log_file
         self.device: Literal["cpu", "gpu"] = "cpu"
         self._started_here = self._lost = False
+        self._warm: list[Any] = []  # workers that are importing torch
 
     def __enter__(self) -> TuneRunner:
         _redirect_ray_logs(self._log_file)
@@ -245,6 +248,9 @@ class TuneRunner:
                 f"devices: a trial on {most} device{'s' * (most > 1)} needs {needed} on one machine; there are machines with "
                 f"{' and with '.join(machines)}. Lower devices.per_trial or devices.cpus, or name another cluster.address."
             )
+        # Importing torch takes seconds: all workers do it now, at the same time, while the driver and the profile go on.
+        warm = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(warm_up)
+        self._warm = [warm.remote() for _ in range(min(self.slots, _MOST_WARM))]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -308,7 +314,7 @@ class TuneRunner:
             scheduling_strategy=strategy,
         )(profile_here)
         try:
-            answer = ray.get(profile.remote(reference, request.to_dict()))
+            answer = ray.get(profile.remote(reference, request.to_dict(), [self._warm]))
         except RayError as error:
             raise ClusterError(
                 f"the worker that profiled the task died: {str(error).splitlines()[0]} (details in {self._log_file})"

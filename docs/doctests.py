@@ -1,4 +1,4 @@
-"""Examples in docstrings are shown as examples: mkdocstrings would take their `>>>` for quotations."""
+"""Render docstring examples as code: mkdocstrings would render their `>>>` as block quotes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from griffe import Extension, Object
 
 
 class Doctests(Extension):
-    """Fences every paragraph that begins with `>>>`."""
+    """Fences every paragraph that starts with `>>>`."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None and ">>>" in obj.docstring.value:

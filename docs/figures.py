@@ -1,4 +1,4 @@
-"""Makes the figures of these pages: what `bsearch report --figures` draws of one finished study.
+"""Generate the figures of this documentation with `bsearch report --figures` from one finished study.
 
     python docs/figures.py cifar.yaml
 

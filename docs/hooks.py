@@ -1,4 +1,4 @@
-"""What MkDocs asks while it builds these pages: the references are made of the code, so they cannot be out of date."""
+"""MkDocs hooks: the reference pages are generated from the code, so they are never out of date."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 Schema = Mapping[str, Any]
-# Sections that stand for one searched or fixed value; pages call them a domain.
+# Sections that describe one searched or fixed value; the pages call them domains.
 DOMAINS = ("Range", "Choices", "Fixed")
 
 
 def on_startup(**_: Any) -> None:
-    """A folder that holds the package under its own name, for mkdocstrings, which reads files and imports nothing."""
+    """Create a folder that holds the package under its installed name: mkdocstrings reads files and imports nothing."""
     package = ROOT / ".cache" / "docs" / "bsearch"
     package.mkdir(parents=True, exist_ok=True)
     for name in ("__init__.py", "cli.py", "spaces", "objectives", "search", "cluster"):
@@ -32,7 +32,7 @@ def on_startup(**_: Any) -> None:
 
 
 def on_config(config: Any) -> Any:
-    """`decisions/*.md` in the nav stands for every page there, in order."""
+    """Expand `decisions/*.md` in the nav to every page there, in order."""
     config.nav = _expanded(config.nav, Path(config.docs_dir))
     return config
 
@@ -46,18 +46,18 @@ def _expanded(item: Any, docs: Path) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """The changelog lies beside the pages in the repository, and among them here."""
+    """Add CHANGELOG.md, which is outside docs/ in the repository, to the pages."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "changelog.md", content=text.replace("](docs/", "](")))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Markers are replaced by what the code says."""
-    makers = {"keys of study.yaml": study_keys, "learning-rate rules": rules, "commands": commands}
-    for marker, made in makers.items():
+    """Replace each marker by text generated from the code."""
+    generators = {"keys of study.yaml": study_keys, "learning-rate rules": rules, "commands": commands}
+    for marker, generator in generators.items():
         if (line := f"<!-- {marker} -->") in markdown:
-            markdown = markdown.replace(line, "\n".join(made()))
+            markdown = markdown.replace(line, "\n".join(generator()))
     return markdown
 
 
@@ -65,7 +65,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def commands(command: click.Command = main, parent: click.Context | None = None) -> Iterator[str]:
-    """Each command's help, as the program prints it, the ones under it after it."""
+    """Each command's help as the program prints it, followed by its subcommands."""
     settings = {**command.context_settings, "terminal_width": 92, "max_content_width": 92}
     context = click.Context(command, info_name=command.name, parent=parent, **settings)
     if parent is not None:
@@ -96,11 +96,11 @@ def rules() -> Iterator[str]:
 
 
 def study_keys() -> Iterator[str]:
-    """Every key of a study file, section by section: type, default and meaning, as its JSON Schema has them."""
+    """Every key of a study file by section, with type, default and meaning from its JSON Schema."""
     schema = StudySpec.model_json_schema()
     yield from _section("", schema, schema["$defs"], 2)
     yield "## Domains {#domains}\n"
-    yield "What one parameter may be: a plain value, a list of values, or one of these.\n"
+    yield "The domain of a parameter: a plain value, a list of values, or one of these.\n"
     for name in DOMAINS:
         part = schema["$defs"][name]
         yield f"### {name} {{#domain-{name.lower()}}}\n\n{_sentence(part['description'])}\n"
@@ -108,7 +108,7 @@ def study_keys() -> Iterator[str]:
 
 
 def _section(path: str, part: Schema, parts: Mapping[str, Schema], level: int) -> Iterator[str]:
-    """One section's keys as a table, then the sections under it."""
+    """One section's keys as a table, then its subsections."""
     if path:
         yield f"{'#' * level} {path} {{#{path}}}\n\n{_sentence(part['description'])}\n"
     yield from _table(f"{path}." if path else "", part, parts)
@@ -123,17 +123,17 @@ def _table(prefix: str, part: Schema, parts: Mapping[str, Schema]) -> Iterator[s
     yield "| key | value | default | meaning |\n|---|---|---|---|"
     for key, value in part["properties"].items():
         name = f"{prefix}{key}"
-        # A section's own heading has the anchor of its key.
+        # The heading of a section already has the anchor of its key.
         inside = [one for one in _referred(value) if one not in DOMAINS]
         shown = f"[`{key}`](#{name})" + ("" if inside else f"{{#{name}}}")
-        default = "**needed**" if key in part.get("required", ()) else _default(value, bool(inside))
+        default = "**required**" if key in part.get("required", ()) else _default(value, bool(inside))
         meaning = value.get("description") or parts[inside[0]]["description"]
         yield f"| {shown} | {_kind(value, parts)} | {default} | {_sentence(meaning)} |"
     yield ""
 
 
 def _referred(value: Schema) -> list[str]:
-    """Names of the sections that a key's value may be, each once."""
+    """Names of the sections a key's value may refer to, without duplicates."""
     found = re.findall(r'"#/\$defs/(\w+)"', json.dumps({key: value[key] for key in ("$ref", "anyOf", "items") if key in value}))
     return list(dict.fromkeys(found))
 
@@ -150,7 +150,7 @@ def _default(value: Schema, section: bool) -> str:
 
 
 def _kind(value: Schema, parts: Mapping[str, Schema]) -> str:
-    """What a key's value may be, in words."""
+    """The type of a key's value, in words."""
     if set(_referred(value)) >= set(DOMAINS):
         return "[domain](#domains)"
     words = list(dict.fromkeys(_kinds(value, parts)))
@@ -190,11 +190,11 @@ def _many(items: Schema) -> str:
 
 
 def _bounds(value: Schema) -> str:
-    """≥ 1 and the like; 64-bit ends of integers are nobody's concern."""
+    """Bounds such as ≥ 1."""
     signs = {"minimum": "≥", "ge": "≥", "exclusiveMinimum": ">", "gt": ">", "maximum": "≤", "le": "≤"}
     return ",".join(f" {sign} {value[key]:,}" for key, sign in signs.items() if key in value)
 
 
 def _sentence(text: str) -> str:
-    """One line that a table can hold."""
+    """Text on one line, for a table cell."""
     return " ".join(text.split()).replace("|", "\\|")

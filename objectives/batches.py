@@ -1,8 +1,8 @@
-"""Which samples a step sees, and how they are fetched: exact, and the same whatever the workers.
+"""Which samples a step sees, and how they are fetched: exactly, and the same for any number of workers.
 
 The training data is one endless stream of shuffled epochs. Position p of the stream is sample
-`order(p // n)[p % n]`; a step takes the next B positions even across an epoch's end. Shuffling hangs on (seed,
-epoch) and a sample's own randomness on (seed, epoch, index), never on who fetches it or in which pass.
+`order(p // n)[p % n]`; a step takes the next B positions, even across the end of an epoch. Shuffling depends on (seed,
+epoch), and a sample's own randomness on (seed, epoch, index), never on the process or micro-batch that fetches it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def mixed(*numbers: int | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class SampleKeys:
-    """The samples of one pass: everything their order and their randomness hang on.
+    """The samples of one micro-batch: everything that determines their order and their randomness.
 
     Args:
-        index: place in the data set, (n,) int64.
-        epoch: pass over the training set it belongs to, (n,) int64.
+        index: index in the data set, (n,) int64.
+        epoch: epoch that the sample belongs to, (n,) int64.
         seed: the trial's seed.
     """
 
@@ -54,9 +54,9 @@ class SampleKeys:
         return len(self.index)
 
     def uniform(self, columns: int) -> Tensor:
-        """Random numbers in [0, 1) that belong to these samples, (n, columns) float32.
+        """Random numbers in [0, 1) for these samples, (n, columns) float32.
 
-        The same sample in the same epoch gets the same numbers, whatever batch it is in.
+        The same sample in the same epoch gets the same numbers in any batch.
         """
         bits = mixed(self.seed, self.epoch[:, None], self.index[:, None], np.arange(columns)[None, :])
         return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24))
@@ -64,7 +64,7 @@ class SampleKeys:
 
 @runtime_checkable
 class BatchDataset(Protocol):
-    """A data set that fetches a whole pass at once, its randomness drawn from `keys.uniform`."""
+    """A data set that fetches a whole micro-batch at once, with randomness drawn from `keys.uniform`."""
 
     def __len__(self) -> int: ...
 
@@ -72,13 +72,13 @@ class BatchDataset(Protocol):
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation of range(samples) that hangs on (seed, epoch) alone, (samples,) int64."""
+    """A permutation of range(samples) that depends only on (seed, epoch), (samples,) int64."""
     generator = torch.Generator().manual_seed(int(mixed(seed, epoch)) >> 1)
     return torch.randperm(samples, generator=generator).numpy()
 
 
 class SampleStream:
-    """The endless stream of shuffled epochs; `take` may be called at any position."""
+    """The endless stream of shuffled epochs; `take` works at any position."""
 
     def __init__(self, samples: int, seed: int) -> None:
         self.samples = samples
@@ -87,7 +87,7 @@ class SampleStream:
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
-            # One step can reach over two epochs or more; older orders are never asked again.
+            # A step can span several epochs; older orders are not needed again.
             self._orders = {old: order for old, order in self._orders.items() if old >= epoch - 1}
             self._orders[epoch] = epoch_order(self.samples, self.seed, epoch)
         return self._orders[epoch]
@@ -107,8 +107,8 @@ class SampleStream:
 
 
 @contextmanager
-def _kept_random_state() -> Iterator[None]:
-    """Leave the process's generators as they were, so that fetching never moves the model's dropout."""
+def _restored_random_state() -> Iterator[None]:
+    """Restore the process's random generators afterwards, so that fetching does not affect the model's dropout."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -119,35 +119,35 @@ def _kept_random_state() -> Iterator[None]:
 
 
 class Fetcher(Dataset[Any]):
-    """Fetches the samples of one pass and collates them; works in the trial's process and in loader workers."""
+    """Fetches the samples of a micro-batch and collates them, in the trial's process or in loader workers."""
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self.dataset = dataset
         self.collate = collate
-        self._whole = isinstance(dataset, BatchDataset)  # asked once: a protocol's question costs 15 us
+        self._fetches_batches = isinstance(dataset, BatchDataset)  # checked once: isinstance of a protocol takes 15 us
 
     def __getitems__(self, keys: SampleKeys) -> Any:
         return self.fetch(keys)
 
     def fetch(self, keys: SampleKeys) -> Any:
-        if self._whole:
+        if self._fetches_batches:
             return self.dataset.fetch(keys)  # type: ignore[attr-defined]  # a BatchDataset
         if type(self.dataset) is TensorDataset and self.collate is default_collate:
             index = torch.from_numpy(keys.index)
             return [tensor[index] for tensor in self.dataset.tensors]
-        with _kept_random_state():
+        with _restored_random_state():
             return self.collate([self._one(int(i), int(e), keys.seed) for i, e in zip(keys.index, keys.epoch, strict=True)])
 
     def _one(self, index: int, epoch: int, seed: int) -> Any:
-        own = int(mixed(seed, epoch, index))
-        random.seed(own)
-        np.random.seed(own & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(own >> 1)
+        sample_seed = int(mixed(seed, epoch, index))
+        random.seed(sample_seed)
+        np.random.seed(sample_seed & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(sample_seed >> 1)
         return self.dataset[index]
 
 
 def batches(fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int, pin_memory: bool = False) -> Iterator[Any]:
-    """Batches in the order of `passes`, fetched here or by `workers` processes ahead of time."""
+    """Batches in the order of `micro_batches`, fetched here or prefetched by `workers` processes."""
     if workers == 0:
         for keys in micro_batches:
             yield fetcher.fetch(keys)
@@ -156,20 +156,20 @@ def batches(fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int,
         fetcher,
         batch_sampler=micro_batches,  # type: ignore[arg-type]  # one "batch of indices" is one SampleKeys, which __getitems__ takes
         num_workers=workers,
-        collate_fn=_as_fetched,
+        collate_fn=_unchanged,
         pin_memory=pin_memory,
-        # Its own generator: the loader would draw from the global one and move the model's dropout.
+        # The default would draw from the global generator and affect the model's dropout.
         generator=torch.Generator(),
     )
     yield from loader
 
 
-def _as_fetched(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
 def in_order(samples: int, batch: int, seed: int) -> Sequence[SampleKeys]:
-    """Keys of a data set from first to last, `batch` at a time, each sample once."""
+    """Keys of all samples of a data set in order, `batch` at a time."""
     index = np.arange(samples)
     return [
         SampleKeys(index[start : start + batch], np.zeros(len(index[start : start + batch]), dtype=np.int64), seed)
@@ -178,10 +178,10 @@ def in_order(samples: int, batch: int, seed: int) -> Sequence[SampleKeys]:
 
 
 def to_device(batch: Any, device: torch.device, images: torch.memory_format | None = None) -> Any:
-    """The batch with every tensor in it on the device, whatever tuples, lists and dicts it is made of.
+    """The batch with all its tensors on the device, inside any nesting of tuples, lists and dicts.
 
     Args:
-        images: the layout that tensors of four dimensions get.
+        images: memory format for four-dimensional tensors.
     """
     if isinstance(batch, Tensor):
         layout = images if images is not None and batch.dim() == 4 else torch.preserve_format

@@ -1,7 +1,7 @@
-"""What a trial goes on from when its worker, its node or its driver dies: one file, replaced as training gets on.
+"""The checkpoint that a trial resumes from when its worker, node or driver dies: one file, replaced as training proceeds.
 
-The file lies where every worker can reach it, and holds what was measured so far beside the training's own state, so that
-an attempt that goes on tells the whole curve again.
+The file is stored where every worker can reach it. Besides the training state it contains all measurements so far, so that
+a resumed attempt reports the whole curve.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fsspec.implementations.local import LocalFileSystem
 from ..spaces.trial import Measurement, TrialSetup
 from .checkpoint_files import file_system_of
 
-# Another layout of the file is no checkpoint of ours.
-_FORMAT = 1
+# Files of another format are ignored.
+_FORMAT = 2
 
-# What an attempt may have that another attempt at the same experiment has not.
-_OF_THE_ATTEMPT = {
+# Fields of the setup in which attempts at the same experiment may differ.
+_ATTEMPT_FIELDS = {
     "study",
     "number",
     "attempt",
@@ -46,19 +46,19 @@ _OF_THE_ATTEMPT = {
 
 
 class Checkpoint:
-    """One trial's checkpoint; made anew at the beginning of every attempt.
+    """One trial's checkpoint; each attempt creates its own object.
 
-    `measurements` holds what earlier attempts measured up to where this one goes on; empty where it begins.
+    `measurements` holds those of earlier attempts up to the point where this one resumes; empty if it starts from scratch.
 
     >>> checkpoint = Checkpoint(None, 60.0, "")
-    >>> checkpoint.load() is None, checkpoint.due()  # a study that keeps none
+    >>> checkpoint.load() is None, checkpoint.due()  # a study without checkpoints
     (True, False)
     """
 
     def __init__(self, url: str | None, every_s: float, experiment: str) -> None:
         self.url, self.every_s, self.experiment = url, every_s, experiment
         self.measurements: list[Measurement] = []
-        self.trouble = ""  # why the last one could not be read or written
+        self.write_error = ""  # why the last read or write failed
         self._last = time.monotonic()
 
     @classmethod
@@ -67,9 +67,9 @@ class Checkpoint:
         return cls(setup.checkpoint, setup.checkpoint_every_s, experiment_of(setup))
 
     def load(self) -> Any:
-        """The state that was saved last; None where the trial begins.
+        """The state that was saved last; None if the trial starts from scratch.
 
-        A file of another experiment, or one that cannot be read, is none: the trial begins again, and `trouble` says why.
+        A file of another experiment or one that cannot be read is ignored; `trouble` says why it could not be read.
         """
         if self.url is None:
             return None
@@ -77,67 +77,67 @@ class Checkpoint:
             system, path = file_system_of(self.url)
             if not system.exists(path):
                 return None
-            # Only plain values and tensors are read: a checkpoint is data, not code.
+            # Load only plain values and tensors: a checkpoint must not run code.
             content = io.BytesIO(system.cat_file(path))
-            kept = torch.load(content, map_location="cpu", weights_only=True)
-            if kept["format"] != _FORMAT or kept["experiment"] != self.experiment:
+            saved = torch.load(content, map_location="cpu", weights_only=True)
+            if saved["format"] != _FORMAT or saved["experiment"] != self.experiment:
                 return None
-            measurements = [Measurement.from_dict(values) for values in json.loads(kept["measurements"])]
+            measurements = [Measurement.from_dict(values) for values in json.loads(saved["measurements"])]
         except Exception as error:
-            self.trouble = f"the checkpoint could not be read: {type(error).__name__}: {error}"
+            self.write_error = f"the checkpoint could not be read: {type(error).__name__}: {error}"
             return None
         self.measurements = measurements
-        return kept["state"]
+        return saved["state"]
 
     def add(self, measurement: Measurement) -> None:
-        """Have the next save hold a measurement; call it before the measurement is told."""
+        """Include a measurement in the next save; call this before the measurement is reported."""
         self.measurements.append(measurement)
 
     def due(self, waited_s: float | None = None) -> bool:
-        """Whether it is time to save again: by this clock, or by seconds that all ranks agreed on."""
+        """Whether it is time to save again, by the local clock or by seconds that all ranks agreed on."""
         return self.url is not None and (self.waited_s() if waited_s is None else waited_s) >= self.every_s
 
     def waited_s(self) -> float:
-        """Seconds since the last save, or since the attempt began."""
+        """Seconds since the last save, or since the attempt started."""
         return time.monotonic() - self._last
 
     def save(self, state: Any) -> None:
-        """Replace the file: whole or not at all. Only where it is `due`.
+        """Replace the file atomically. Call it only if a save is `due`.
 
-        A disk that is full or away costs the checkpoint and not the trial: `trouble` says why.
+        If the disk is full or unavailable, the trial continues without the checkpoint, and `trouble` says why.
 
         Args:
-            state: tensors, numbers, texts, and lists and dicts of them.
+            state: tensors, numbers, strings, and lists and dicts of them.
         """
         self._last = time.monotonic()
         if self.url is None:
             return
         measurements = json.dumps([asdict(one) for one in self.measurements])
-        kept = {"format": _FORMAT, "experiment": self.experiment, "measurements": measurements, "state": state}
+        content = {"format": _FORMAT, "experiment": self.experiment, "measurements": measurements, "state": state}
         buffer = io.BytesIO()
         try:
-            torch.save(kept, buffer)
+            torch.save(content, buffer)
             system, path = file_system_of(self.url)
             system.makedirs(system._parent(path), exist_ok=True)
             if isinstance(system, LocalFileSystem):
                 _replace(Path(path), buffer.getbuffer())
             else:
-                system.pipe_file(path, buffer.getvalue())  # object stores show an object when it is whole
-            self.trouble = ""
+                system.pipe_file(path, buffer.getvalue())  # object stores replace objects atomically
+            self.write_error = ""
         except Exception as error:
-            self.trouble = f"the checkpoint could not be written: {type(error).__name__}: {error}"
+            self.write_error = f"the checkpoint could not be written: {type(error).__name__}: {error}"
 
 
 def experiment_of(setup: TrialSetup) -> str:
-    """What must be alike for one attempt to go on where another stopped, as a digest: all that training hangs on."""
-    values = {name: value for name, value in setup.to_dict().items() if name not in _OF_THE_ATTEMPT}
-    # Batch, budget and devices are the experiment's; how many passes a step takes is not.
+    """A digest of everything that must match for an attempt to resume from another's checkpoint."""
+    values = {name: value for name, value in setup.to_dict().items() if name not in _ATTEMPT_FIELDS}
+    # Batch, budget and devices belong to the experiment; accumulation does not.
     values |= {"effective_batch": setup.effective_batch, "devices": setup.plan.devices}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Where every generator of this process stands, in values that a checkpoint may hold."""
+    """The state of all random generators of this process, as values that a checkpoint can hold."""
     kind, keys, *rest = np.random.get_state()
     version, words, gauss = random.getstate()
     return {
@@ -149,7 +149,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """What `random_state` told, put back."""
+    """Restore the state from `random_state`."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

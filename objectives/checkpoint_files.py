@@ -1,4 +1,4 @@
-"""Where checkpoints lie: paths and object stores by URL. Imports no torch, since the driver deletes them."""
+"""Access to checkpoint files by path or object store URL. Imports no torch, since the driver deletes checkpoints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 
 def delete_checkpoint(url: str) -> None:
-    """Delete a checkpoint if it exists, and its folder if that is empty then."""
+    """Delete a checkpoint if it exists, and its folder if it is empty afterwards."""
     with contextlib.suppress(Exception):
         system, path = file_system_of(url)
         if system.exists(path):
             system.rm_file(path)
         parent = system._parent(path)
         if isinstance(system, LocalFileSystem):
-            Path(parent).rmdir()  # only where it is empty
+            Path(parent).rmdir()  # fails unless empty
 
 
 def file_system_of(url: str) -> tuple[Any, str]:

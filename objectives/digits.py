@@ -1,6 +1,6 @@
-"""The embedded example: 1,797 real handwritten digits of 8x8 pixels, a small net, a trial in under a second.
+"""The built-in example: 1,797 real handwritten digits of 8x8 pixels, a small network, a trial in under a second.
 
-Further parameters: `optimizer` (sgd, adam or adamw), `width` of the hidden layer.
+Parameters: `optimizer` (sgd, adam or adamw), `width` of the hidden layer.
 Data: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI 1998, as shipped by scikit-learn.
 """
 
@@ -29,12 +29,12 @@ def _digits() -> Data:
     pixels = torch.tensor(images[order] / 16.0, dtype=torch.float32)
     classes = torch.tensor(labels[order], dtype=torch.int64)
     parts = [slice(0, 1197), slice(1197, 1497), slice(1497, None)]
-    train, evaluation, test = (TensorDataset(pixels[part], classes[part]) for part in parts)
-    return Data(train, evaluation, test)
+    train, validation, test = (TensorDataset(pixels[part], classes[part]) for part in parts)
+    return Data(train, validation, test)
 
 
 def named_optimizer(parameters: Iterable[nn.Parameter], setup: TrialSetup, default: str = "sgd") -> torch.optim.Optimizer:
-    """The optimizer that the parameter `optimizer` names, with the settings of the rule."""
+    """The optimizer named by the parameter `optimizer`, with the settings of the rule."""
     name = str(setup.parameters.get("optimizer", default))
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=setup.learning_rate, momentum=0.9, nesterov=True, weight_decay=setup.weight_decay)
@@ -46,7 +46,7 @@ def named_optimizer(parameters: Iterable[nn.Parameter], setup: TrialSetup, defau
 
 
 class Digits(Task):
-    """Handwritten digits: 1,197 to train on, 300 to compare by, 300 to test."""
+    """Handwritten digits: 1,197 training, 300 validation and 300 test samples."""
 
     def data(self, setup: TrialSetup) -> Data:
         return _digits()

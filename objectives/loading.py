@@ -19,21 +19,21 @@ from .task_code import check_task_file
 
 
 def load_task(reference: str) -> Task | TrainFunction:
-    """The task or generator function that `module:name` or `path/file.py:name` names.
+    """Load the task or generator function named by `module:name` or `path/file.py:name`.
 
     Raises:
-        TaskError: no such file, module or name; code that does not import; neither task nor generator.
+        TaskError: no such file, module or name; the import failed; or neither a task nor a generator.
     """
     place, _, name = reference.rpartition(":")
     module = _module(place, reference)
     if not hasattr(module, name):
         known = [key for key in vars(module) if not key.startswith("_")]
-        raise TaskError(f"task {reference}: expected {name!r} in {place}, got no such name.{near_miss(name, known)}")
+        raise TaskError(f"task {reference}: expected {place} to define {name!r}, but it does not.{near_miss(name, known)}")
     found: Any = getattr(module, name)
     if isinstance(found, type) and issubclass(found, Task):
         missing = sorted(getattr(found, "__abstractmethods__", ()))
         if missing:
-            raise TaskError(f"task {reference}: expected the methods data and model, got no {', '.join(missing)}")
+            raise TaskError(f"task {reference}: expected the methods data and model, missing {', '.join(missing)}")
         try:
             return found()
         except Exception as error:
@@ -60,7 +60,7 @@ def _module(place: str, reference: str) -> ModuleType:
         raise TaskError(f"task {reference}: {where}: syntax error: {error.msg}") from error
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
-            hint = " Name a file as path/file.py:name." if not place.endswith(".py") else ""
+            hint = " Refer to a file as path/file.py:name." if not place.endswith(".py") else ""
             raise TaskError(f"task {reference}: no module named {error.name!r}.{hint}") from error
         raise TaskError(f"task {reference}: it imports {error.name!r}, which is not installed") from error
     except (Exception, SystemExit) as error:
@@ -76,7 +76,7 @@ def _module_of_file(path: Path) -> ModuleType:
     name = f"bsearch_task_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
-    # The file's neighbours are importable from it, as they are when it is run as a script.
+    # Modules next to the file can be imported, as when it is run as a script.
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
@@ -92,8 +92,8 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def user_code_location(error: BaseException) -> str:
-    """` (file:line)` of the innermost line of the user's own code that an error went through, or nothing."""
+    """` (file:line)` of the innermost frame of the user's code in an error's traceback, or an empty string."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
-    ours = str(Path(__file__).parent)
-    users = [frame for frame in frames if not frame.filename.startswith(ours)]
-    return f" ({users[-1].filename}:{users[-1].lineno})" if users else ""
+    package = str(Path(__file__).parent)
+    user_frames = [frame for frame in frames if not frame.filename.startswith(package)]
+    return f" ({user_frames[-1].filename}:{user_frames[-1].lineno})" if user_frames else ""

@@ -46,7 +46,7 @@ class NoiseScale:
         self._pairs: list[tuple[float, float]] = []  # estimates of tr(Sigma) and |G|^2, one pair per step
 
     def select(self, number: int, steps: int) -> None:
-        """Set `active` for step `number` of `steps`, counted from 1; the first three are skipped: their memory may be counted."""
+        """Set `active` for step `number` of `steps`, from 1 on; never for the first three, whose bytes may be counted."""
         self.active = number % max(_EVERY, steps // _MEASURED_STEPS) == 0
 
     def add_small_batch(self, gradients: list[Tensor]) -> None:

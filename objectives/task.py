@@ -1,6 +1,6 @@
-"""What a user writes: data, a model, and where the defaults do not fit, loss, optimizer and score.
+"""What a user writes: data, a model and, where the defaults do not fit, loss, optimizer and score.
 
-Every method gets the trial's `setup`, so anything may be searched: `setup.parameters["width"]`.
+Every method gets the trial's `setup`, so anything can be searched: `setup.parameters["width"]`.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from torch.utils.data import Dataset
 
 from ..spaces.trial import Measurement, TrialSetup
 
-# The other door for training code: a loop of one's own that yields measurements.
+# The alternative to a Task: a training loop of your own that yields measurements.
 TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Map-style data sets: to train on, to compare trials by, and one to score the final front on once."""
+    """Map-style data sets: for training, for comparing trials, and optionally for scoring the final front once."""
 
     train: Dataset[Any]
-    evaluation: Dataset[Any]
+    validation: Dataset[Any]
     test: Dataset[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss as sum and denominator, so that passes of different sizes add up to the one large batch.
+    """A loss as sum and denominator, so that micro-batches of different sizes add up to the full batch.
 
     Args:
-        total: sum of the batch's losses, a scalar tensor with a graph.
-        denominator: what the mean divides by: samples, tokens that count, or the sum of class weights.
+        total: sum of the batch's losses, a scalar tensor that requires grad.
+        denominator: what the mean divides by: samples, unmasked tokens, or the sum of class weights.
     """
 
     total: Tensor
@@ -44,7 +44,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A metric as sum and denominator: right answers out of so many."""
+    """A metric as sum and denominator, such as correct predictions and samples."""
 
     total: Tensor | float
     denominator: Tensor | float
@@ -55,11 +55,11 @@ class Task(ABC):
 
     @abstractmethod
     def data(self, setup: TrialSetup) -> Data:
-        """The data sets. Called once a trial: keep what is slow to read, on the class or in a cache."""
+        """The data sets. Called once per trial, so cache data that is slow to load."""
 
     @abstractmethod
     def model(self, setup: TrialSetup) -> nn.Module:
-        """A new model, on the CPU; it is moved to the device afterwards."""
+        """A new model on the CPU; it is moved to the device afterwards."""
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         """The batch's summed loss and what its mean divides by; default: cross-entropy over samples."""
@@ -67,7 +67,7 @@ class Task(ABC):
         return Loss(nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels))
 
     def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
-        """The optimizer, at the setup's learning rate; default: SGD with Nesterov momentum 0.9."""
+        """The optimizer, with the setup's learning rate; default: SGD with Nesterov momentum 0.9."""
         return torch.optim.SGD(parameters, lr=setup.learning_rate, momentum=0.9, nesterov=True, weight_decay=setup.weight_decay)
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score | Mapping[str, Score]:

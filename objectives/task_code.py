@@ -9,19 +9,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..spaces.errors import TaskError
+from ..spaces.errors import TaskError, plain
 from ..spaces.study import near_miss
 
 
 def check_task_file(path: Path) -> None:
-    if os.path.isfile(path):  # noqa: PTH113  # a name too long is no file, and no error
+    if os.path.isfile(path):  # noqa: PTH113  # a name that is too long raises nothing here
         return
-    beside = [one.name for one in path.parent.glob("*.py")] if len(path.name) <= 100 else []
-    raise TaskError(f"task file {path}: no such file.{near_miss(path.name, beside)}")
+    siblings = [one.name for one in path.parent.glob("*.py")] if len(path.name) <= 100 else []
+    raise TaskError(f"task file {plain(str(path))}: no such file.{near_miss(path.name, siblings)}")
 
 
 def task_code_hash(reference: str) -> str:
-    """A hash of the code's file and of the neighbours it imports: the task's identity, 16 hex digits.
+    """A hash of the task's file and of the modules next to it that it imports: its identity, 16 hex digits.
 
     Raises:
         TaskError: the file cannot be found.
@@ -35,7 +35,7 @@ def task_code_hash(reference: str) -> str:
         except (ImportError, ValueError) as error:
             raise TaskError(f"task {reference}: no module {place!r}: {error}") from error
         if spec is None or spec.origin is None:
-            raise TaskError(f"task {reference}: no module named {place!r}. Name a file as path/file.py:name.")
+            raise TaskError(f"task {reference}: no module named {place!r}. Refer to a file as path/file.py:name.")
         source = Path(spec.origin)
     digest = hashlib.sha256(name.encode())
     for path in sorted(set(_with_neighbours(source, set())), key=lambda path: path.name):
@@ -44,7 +44,7 @@ def task_code_hash(reference: str) -> str:
 
 
 def _with_neighbours(path: Path, seen: set[Path]) -> Iterator[Path]:
-    """The file and every file beside it that it imports, and those they import."""
+    """The file and all files next to it that it imports, directly or indirectly."""
     if path in seen:
         return
     check_task_file(path)

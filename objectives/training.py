@@ -66,7 +66,7 @@ class TrainingRun:
         self.data = _checked_data(task.data(setup))
         self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
         self.train_fetcher = Fetcher(self.data.train)
-        self.validation_fetcher = Fetcher(self.data.evaluation)
+        self.validation_fetcher = Fetcher(self.data.validation)
         # Initial weights depend on the seed alone, not on random numbers drawn while reading the data.
         seed_everything(setup.seed)
         model = task.model(setup)
@@ -189,7 +189,7 @@ class TrainingRun:
         """
         self.model.eval()
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
-        count = len(self.data.evaluation)  # type: ignore[arg-type]
+        count = len(self.data.validation)  # type: ignore[arg-type]
         size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
         keys = keys or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
         batch_scores: dict[str, list[tuple[Any, Any]]] = {}
@@ -271,8 +271,8 @@ class TrainingRun:
             checkpoint.add(measurement)
             if math.isfinite(train_loss) and seen < setup.samples_budget:
                 self._save(checkpoint, number, clock)
-                if checkpoint.trouble:
-                    facts["checkpoint"] = checkpoint.trouble
+                if checkpoint.write_error:
+                    facts["checkpoint"] = checkpoint.write_error
             yield measurement
             if not math.isfinite(train_loss):
                 return
@@ -296,7 +296,7 @@ class TrainingRun:
                 "scaler": self.scaler.state_dict(),
                 "noise": self.noise.state(),
                 "clock": clock.state(),
-                "dice": rng_states,
+                "rng_state": rng_states,
             }
         )
 
@@ -315,7 +315,7 @@ class TrainingRun:
         self.scaler.load_state_dict(state["scaler"])
         self.noise.set_state(state["noise"])
         clock.set_state(state["clock"])
-        set_random_state(state["dice"][self.ranks.rank], self.device)
+        set_random_state(state["rng_state"][self.ranks.rank], self.device)
         return steps, seen
 
     def train_step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: Tensor) -> None:
@@ -363,7 +363,7 @@ class TrainingRun:
         if "momentum" in group:
             facts |= {"momentum": float(group["momentum"]), "nesterov": bool(group.get("nesterov", False))}
         if any(True for _ in batch_norms(self.model)):
-            # Synchronised BatchNorm normalises over the micro-batches of all devices together, otherwise over each device's own.
+            # Synchronised BatchNorm normalises over the micro-batches of all devices, otherwise over each device's own.
             all_devices = -(-plan.effective_batch // plan.accumulation)
             facts["ghost_batch"] = all_devices if self.setup.training.sync_batch_norm else plan.largest_micro_batch
         return facts
@@ -458,8 +458,8 @@ def _name(task: Task) -> str:
 
 def _checked_data(data: Any) -> Data:
     if not isinstance(data, Data):
-        raise TaskError(f"Task.data: expected Data(train, evaluation), got {type(data).__name__}")
-    for name in ("train", "evaluation"):
+        raise TaskError(f"Task.data: expected Data(train, validation), got {type(data).__name__}")
+    for name in ("train", "validation"):
         dataset = getattr(data, name)
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
             raise TaskError(f"Task.data: {name}: expected a map-style data set with a length, got {type(dataset).__name__}")

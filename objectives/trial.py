@@ -1,4 +1,4 @@
-"""One trial's life on the worker: the user's generator runs to its end, and every end becomes an Outcome."""
+"""One attempt at a trial on a worker: runs the training code and turns every ending into an Outcome."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .training import EvaluationMemoryError, is_out_of_memory, release_memory, s
 
 
 def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
-    """Run the training code that `reference` names; the last thing yielded is the attempt's Outcome.
+    """Run the training code named by `reference`; the last value yielded is the attempt's Outcome.
 
-    Closing the iterator stops the trial: the user's generator sees GeneratorExit and may clean up.
+    Closing the iterator stops the trial: the user's generator gets GeneratorExit and can clean up.
     """
     try:
-        objective = load_task(reference)
+        task = load_task(reference)
     except TaskError as error:
         yield Outcome("error", str(error))
         return
-    if isinstance(objective, Task) and setup.plan.devices > 1:
+    if isinstance(task, Task) and setup.plan.devices > 1:
         attempt = _over_ranks(reference, setup)
     else:
         if setup.device == "gpu":
-            close_ranks()  # those of another trial hold memory of this one's GPU
-        attempt = _attempt(objective, setup, reference)
+            close_ranks()  # ranks of another trial hold memory on this GPU
+        attempt = _attempt(task, setup, reference)
     with closing(attempt):
         yield from attempt
 
 
 def _over_ranks(reference: str, setup: TrialSetup) -> Any:
-    """The attempt on several devices: each of its ranks runs it, and rank 0 reports."""
+    """The attempt on several devices: every rank runs it, and rank 0 reports."""
     try:
         ranks = rank_processes(setup.plan.devices, setup.device, setup.cpus)
         with closing(ranks.run(attempt_in_rank, reference, setup.to_dict())) as reports:  # type: ignore[type-var]
@@ -50,26 +50,25 @@ def _over_ranks(reference: str, setup: TrialSetup) -> Any:
 
 
 def attempt_in_rank(reference: str, setup: Mapping[str, Any]) -> Iterator[Measurement | Outcome]:
-    """One rank's part of an attempt; its measurements are those of all ranks together."""
-    made = TrialSetup.from_dict(setup)
-    with closing(_attempt(load_task(reference), made, reference)) as attempt:
+    """One rank's part of an attempt; its measurements are aggregated over all ranks."""
+    with closing(_attempt(load_task(reference), TrialSetup.from_dict(setup), reference)) as attempt:
         yield from attempt
 
 
-def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str) -> Any:
+def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> Any:
     name = reference.rpartition(":")[2]
-    if not isinstance(objective, Task):
-        seed_everything(setup.seed)  # so that a loop of one's own begins with the weights of the trial's seed
-    measurements = train_task(objective, setup) if isinstance(objective, Task) else objective(setup)
+    if not isinstance(task, Task):
+        seed_everything(setup.seed)  # so that initial weights of a custom loop follow the trial's seed
+    measurements = train_task(task, setup) if isinstance(task, Task) else task(setup)
     last: Measurement | None = None
     try:
         for measurement in measurements:
             _check(measurement, last, setup, name)
             last = measurement
             yield measurement
-            if lost := _not_finite(measurement, setup.metric):
-                seen = f"{measurement.samples_seen} of {setup.samples_budget} samples"
-                yield Outcome("diverged", f"{lost} was not finite after {seen}")
+            if metric := _not_finite(measurement, setup.metric):
+                progress = f"{measurement.samples_seen} of {setup.samples_budget} samples"
+                yield Outcome("diverged", f"{metric} was not finite after {progress}")
                 return
         _check_end(last, setup, name)
         yield Outcome("complete")
@@ -86,43 +85,43 @@ def _attempt(objective: Task | TrainFunction, setup: TrialSetup, reference: str)
                 "error", f"{name}: {type(error).__name__}: {error}{place}", "".join(traceback.format_exception(error))
             )
     finally:
-        # Generators hold models and data: a closed one gives its memory back before the next trial begins.
+        # Generators hold models and data: closing one frees its memory before the next trial starts.
         if hasattr(measurements, "close"):
             measurements.close()
-        if not isinstance(objective, Task):
-            gc.collect()  # others' trainers and their callbacks hold each other, and with them the model
+        if not isinstance(task, Task):
+            gc.collect()  # trainers and their callbacks form reference cycles that hold the model
         release_memory(setup.device)
 
 
 def _check(measurement: object, last: Measurement | None, setup: TrialSetup, name: str) -> None:
     if not isinstance(measurement, Measurement):
-        raise TaskError(f"objective {name}: expected to yield Measurement, got {type(measurement).__name__}")
+        raise TaskError(f"task {name}: expected to yield Measurement, got {type(measurement).__name__}")
     measurement.score(setup.metric)
     if last is not None and measurement.samples_seen <= last.samples_seen:
         raise TaskError(
-            f"objective {name}: expected samples_seen to grow, got {measurement.samples_seen} after {last.samples_seen}"
+            f"task {name}: expected samples_seen to increase, got {measurement.samples_seen} after {last.samples_seen}"
         )
 
 
 def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
     if last is None:
-        raise TaskError(f"objective {name}: expected at least one Measurement, got none")
-    # A loop of one's own may round to whole steps; a task of ours never does.
+        raise TaskError(f"task {name}: expected at least one Measurement, got none")
+    # A custom loop may round to whole steps; the built-in loop never does.
     if abs(last.samples_seen - setup.samples_budget) >= setup.effective_batch:
         raise TaskError(
-            f"objective {name}: expected to train on setup.samples_budget = {setup.samples_budget} samples, "
-            f"give or take less than one step of {setup.effective_batch}; got {last.samples_seen}"
+            f"task {name}: expected to train on setup.samples_budget = {setup.samples_budget} samples, "
+            f"within less than one step of {setup.effective_batch}; got {last.samples_seen}"
         )
 
 
 def _not_finite(measurement: Measurement, metric: str) -> str:
-    """What of a measurement is no number any more, by name."""
+    """The name of a value that is not finite, or an empty string."""
     if measurement.train_loss is not None and not math.isfinite(measurement.train_loss):
         return "train_loss"
     return "" if math.isfinite(measurement.score(metric)) else metric
 
 
 def _out_of_memory(error: BaseException, setup: TrialSetup) -> Outcome:
-    """`micro_batch` is the size that did not fit, or None where it was evaluation's that did not."""
+    """`micro_batch` is the size that did not fit, or None if evaluation ran out of memory."""
     failed = None if isinstance(error, EvaluationMemoryError) else setup.plan.largest_micro_batch
     return Outcome("out_of_memory", str(error).splitlines()[0], micro_batch=failed)

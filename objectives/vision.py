@@ -1,15 +1,15 @@
 """Image classification with torchvision's models and data sets.
 
-Further parameters (fixed or searched, all optional but `root`):
+Parameters (fixed or searched, all optional but `root`):
 
 - `dataset`: cifar10, cifar100, fashionmnist, mnist, or folder (train/ and val/ or test/ in ImageFolder's layout).
-- `root`: where the data lies; relative paths start at the study file. `download: true` fetches torchvision's own sets.
+- `root`: folder of the data, relative to the study file. `download: true` downloads torchvision's data sets.
 - `model`: small_cnn, or any classification model of torchvision by name; `width` of small_cnn.
 - `image_size`: pixels; images are resized (shorter side) and cropped. `augment`: none, flip or crop_flip.
-- `train_samples`, `evaluation_samples`: use that many, drawn evenly over the classes.
+- `train_samples`, `evaluation_samples`: limits on training and validation samples, drawn evenly from the classes.
 - `optimizer`: sgd, adam or adamw.
 
-Images are kept as bytes in one memory-mapped file that all workers of a machine share; augmentation runs on the device.
+Images are cached as bytes in a memory-mapped file that all workers of a machine share; augmentation runs on the device.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _SETS: dict[str, Callable[..., Any]] = {
     "mnist": torchvision.datasets.MNIST,
 }
 _AUGMENTS = ("none", "flip", "crop_flip")
-_SMALL = 64  # pixels up to which a stem made for 224 throws away too much
+_SMALL = 64  # pixels up to which a stem designed for 224 loses too much resolution
 
 
 @dataclass(frozen=True, eq=False)
 class Images(Dataset[tuple[Tensor, Tensor, Tensor | None]]):
     """Images as bytes with their labels; a batch is (pixels (n, 3, size, size) uint8, labels, random numbers or None).
 
-    `pixels` may be memory-mapped. With `augmented`, each sample brings three random numbers of its own.
+    `pixels` may be memory-mapped. With `augmented`, each sample gets three random numbers.
     """
 
     pixels: np.ndarray
@@ -80,14 +80,14 @@ class Vision(Task):
         root = (Path(setup.folder) / Path(str(options.get("root", "data"))).expanduser()).resolve()
         size = int(options.get("image_size", 0))
         download = bool(options.get("download", False))
-        some = {
+        limits = {
             "train": int(options.get("train_samples", 0)),
-            "evaluation": int(options.get("evaluation_samples", 0)),
+            "validation": int(options.get("evaluation_samples", 0)),
             "test": 0,
         }
-        train, evaluation, test = (_images(dataset, root, part, size, download, some[part]) for part in some)
-        assert train is not None and evaluation is not None
-        return Data(replace(train, augmented=augment != "none"), evaluation, test)
+        train, validation, test = (_images(dataset, root, part, size, download, limits[part]) for part in limits)
+        assert train is not None and validation is not None
+        return Data(replace(train, augmented=augment != "none"), validation, test)
 
     def model(self, setup: TrialSetup) -> nn.Module:
         data = self.data(setup).train
@@ -118,22 +118,22 @@ class Vision(Task):
 
 
 class Normalize(nn.Module):
-    """Bytes to numbers of mean 0 and deviation 1 per channel, on the device."""
+    """Normalize bytes to mean 0 and standard deviation 1 per channel, on the device."""
 
     mean: Tensor
-    deviation: Tensor
+    std: Tensor
 
-    def __init__(self, mean: Tensor, deviation: Tensor) -> None:
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean.view(1, -1, 1, 1))
-        self.register_buffer("deviation", deviation.view(1, -1, 1, 1))
+        self.register_buffer("std", std.view(1, -1, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return (pixels.float() - self.mean) / self.deviation
+        return (pixels.float() - self.mean) / self.std
 
 
 def small_cnn(width: int, classes: int) -> nn.Module:
-    """Three convolutions with BatchNorm, each followed by pooling: seconds on one CPU core."""
+    """Three convolutions with BatchNorm, each followed by pooling; trains in seconds on one CPU core."""
 
     def block(channels: int, out: int) -> list[nn.Module]:
         return [nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(), nn.MaxPool2d(2)]
@@ -149,7 +149,7 @@ def small_cnn(width: int, classes: int) -> nn.Module:
 
 
 def augmented(pixels: Tensor, uniform: Tensor, *, crop: bool) -> Tensor:
-    """Flip half of the images and, with `crop`, shift each by up to an eighth of its size over zeros.
+    """Flip half of the images and, with `crop`, shift each by up to an eighth of its size with zero padding.
 
     Args:
         pixels: (n, channels, size, size).
@@ -180,7 +180,7 @@ def _torchvision_model(name: str, classes: int, size: int) -> nn.Module:
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise TaskError(
-            f"space.model: expected small_cnn or a model of torchvision, got {name!r}.{near_miss(name, known)} "
+            f"space.model: expected small_cnn or a torchvision model, got {name!r}.{near_miss(name, known)} "
             "`python -c 'import torchvision; print(torchvision.models.list_models())'` prints them."
         )
     options: dict[str, Any] = {"image_size": size} if name.startswith("vit") else {}
@@ -193,7 +193,7 @@ def _torchvision_model(name: str, classes: int, size: int) -> nn.Module:
 
 
 def _fit_stem(model: nn.Module) -> None:
-    """Keep the resolution of small images: the first convolution steps by one, and ResNets drop their first pooling."""
+    """Preserve the resolution of small images: stride 1 in the first convolution, and no initial pooling in ResNets."""
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
     if isinstance(getattr(model, "maxpool", None), nn.MaxPool2d) and isinstance(getattr(model, "conv1", None), nn.Conv2d):
         bias = first.bias is not None
@@ -204,14 +204,14 @@ def _fit_stem(model: nn.Module) -> None:
 
 
 def _statistics(images: Images) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel, in bytes, over the first 1,000 images."""
-    some = np.asarray(images.pixels[:1000], dtype=np.float32)
-    deviation = some.std(axis=(0, 2, 3)).clip(1.0)
-    return torch.from_numpy(some.mean(axis=(0, 2, 3))), torch.from_numpy(deviation)
+    """Mean and standard deviation of each channel, in bytes, over the first 1,000 images."""
+    pixels = np.asarray(images.pixels[:1000], dtype=np.float32)
+    std = pixels.std(axis=(0, 2, 3)).clip(1.0)
+    return torch.from_numpy(pixels.mean(axis=(0, 2, 3))), torch.from_numpy(std)
 
 
-def _chosen(labels: np.ndarray, samples: int) -> np.ndarray:
-    """Indices of so many samples of a fixed shuffle, the same number from each class as far as it goes; 0 means all."""
+def _balanced_subset(labels: np.ndarray, samples: int) -> np.ndarray:
+    """Indices of `samples` samples from a fixed shuffle, balanced over the classes as far as possible; 0 means all."""
     if samples == 0 or samples >= len(labels):
         return np.arange(len(labels))
     rank = np.empty(len(labels), dtype=np.int64)
@@ -241,7 +241,7 @@ def _images(dataset: str, root: Path, part: str, size: int, download: bool, samp
             source = _SETS[dataset](str(root), train=part == "train", download=download)
         except (RuntimeError, OSError) as error:
             raise TaskError(
-                f"space.root: expected {dataset} in {root}, got: {error}. Put it there, or write download: true."
+                f"space.root: expected {dataset} in {root}, got: {error}. Copy it there, or write download: true."
             ) from None
         labels, classes = [int(label) for label in source.targets], len(source.classes)
         stamp = f"{dataset} {root} {part} {len(labels)}"
@@ -252,28 +252,28 @@ def _images(dataset: str, root: Path, part: str, size: int, download: bool, samp
     if not labels:
         raise TaskError(f"space.root: expected images in {root}, got none for {part}")
     size = size or (min(image(0).size) if min(image(0).size) <= _SMALL else 224)
-    known = np.asarray(labels, dtype=np.int64)
-    chosen = _chosen(known, samples)
-    pixels = _kept_pixels(f"{stamp} {samples}", lambda place: image(int(chosen[place])), len(chosen), size)
-    return Images(pixels, known[chosen], classes)
+    all_labels = np.asarray(labels, dtype=np.int64)
+    subset = _balanced_subset(all_labels, samples)
+    pixels = _cached_pixels(f"{stamp} {samples}", lambda index: image(int(subset[index])), len(subset), size)
+    return Images(pixels, all_labels[subset], classes)
 
 
 def _folder_of(root: Path, part: str) -> Path | None:
-    """train/; val/ (or test/ where there is no val/); test/ only beside a val/."""
-    names = {"train": ["train"], "evaluation": ["val", "valid", "validation", "test"], "test": ["test"]}[part]
+    """train/; val/ (or test/ if there is no val/); test/ only next to a val/."""
+    names = {"train": ["train"], "validation": ["val", "valid", "validation", "test"], "test": ["test"]}[part]
     found = next((root / name for name in names if (root / name).is_dir()), None)
     if found is None and part != "test":
         raise TaskError(f"space.root: expected a folder {' or '.join(f'{name}/' for name in names)} in {root}, got none")
-    return None if part == "test" and found == _folder_of(root, "evaluation") else found
+    return None if part == "test" and found == _folder_of(root, "validation") else found
 
 
-def _kept_pixels(stamp: str, image: Callable[[int], Any], samples: int, size: int) -> np.ndarray:
-    """All images as bytes (samples, 3, size, size), decoded once and kept in the user's cache folder."""
+def _cached_pixels(stamp: str, image: Callable[[int], Any], samples: int, size: int) -> np.ndarray:
+    """All images as bytes (samples, 3, size, size), decoded once and cached in the user's cache folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bsearch"
     path = cache / f"images-{hashlib.sha256(f'{stamp} {size}'.encode()).hexdigest()[:16]}.npy"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        # Written aside and moved into place: two workers may decode at once, and neither reads half a file.
+        # Written to a temporary file and moved: two workers may decode at once, and neither reads a partial file.
         with tempfile.NamedTemporaryFile(dir=cache, suffix=".part", delete=False) as part:
             try:
                 np.save(part, _decoded(image, samples, size))

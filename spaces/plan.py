@@ -134,7 +134,7 @@ def plan_batch(
     if every_micro_batch and plan.shares[-1] < plan.accumulation:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch} in {plan.accumulation} micro-batches on {devices} devices: expected a sample "
-            f"in every micro-batch of every device, since SyncBatchNorm synchronises in each; got {plan.shares[-1]} on a device",
+            f"in every micro-batch of every device, since SyncBatchNorm synchronises in each; got {plan.shares[-1]}",
             violation=plan.accumulation / plan.shares[-1] - 1,
         )
     return plan

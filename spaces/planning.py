@@ -136,10 +136,10 @@ def planned(
         accumulation_high=None if domain is None else int(bounds(domain)[1]),
         **plan_limits(spec, profile, devices),
     )
-    return plan if domain is not None else as_fast_as_known(plan, profile)
+    return plan if domain is not None else with_fastest_accumulation(plan, profile)
 
 
-def as_fast_as_known(plan: BatchPlan, profile: DeviceProfile) -> BatchPlan:
+def with_fastest_accumulation(plan: BatchPlan, profile: DeviceProfile) -> BatchPlan:
     """The plan with the accumulation known to be fastest, unless batch statistics depend on it."""
     law = profile.step_time(plan.devices)
     if law is None or profile.batch_statistics:
@@ -153,7 +153,7 @@ def micro_batch_cap(spec: StudySpec, profile: DeviceProfile, devices: int = 1) -
     return min((cap for cap in caps if cap is not None), default=None)
 
 
-def timed_cap(spec: StudySpec, profile: DeviceProfile, devices: int) -> int | None:
+def largest_timed_micro_batch(spec: StudySpec, profile: DeviceProfile, devices: int) -> int | None:
     """The largest micro-batch allowed that is also within the timed sizes, beyond which step time is unknown."""
     law = profile.step_time(devices)
     caps = (micro_batch_cap(spec, profile, devices), None if law is None else law.largest_micro_batch)
@@ -163,7 +163,7 @@ def timed_cap(spec: StudySpec, profile: DeviceProfile, devices: int) -> int | No
 def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int) -> dict[str, Any]:
     """Limits of every plan on this number of devices, as keyword arguments of `plan_batch`."""
     return {
-        "largest_micro_batch": timed_cap(spec, profile, devices),
+        "largest_micro_batch": largest_timed_micro_batch(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
         "every_micro_batch": spec.training.sync_batch_norm,
     }
@@ -256,7 +256,7 @@ def cost_keys(spec: StudySpec) -> list[CostKey]:
     return keys
 
 
-def legal_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[int, int]:
+def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[int, int]:
     """The smallest and largest effective batch in the searched range that some profile can plan.
 
     Raises:
@@ -269,20 +269,20 @@ def legal_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[i
     for profile in profiles:
         lows.append(max(low, fewest * profile.smallest_micro_batch))
         limits = [high, profile.training_set or high]
-        cap = timed_cap(spec, profile, most)
+        cap = largest_timed_micro_batch(spec, profile, most)
         if cap is not None and most_micro_batches is not None:
             limits.append(cap * most_micro_batches * most)
         highs.append(min(limits))
-    legal = min(lows), max(highs)
-    if legal[0] > legal[1]:
+    feasible = min(lows), max(highs)
+    if feasible[0] > feasible[1]:
         raise StudyFileError(
             Fault(
                 "space.effective_batch",
-                f"expected some feasible batch, of at least {legal[0]} and at most {legal[1]} samples; got {low} to {high}. "
+                f"expected some feasible batch, of at least {feasible[0]} and at most {feasible[1]} samples; got {low} to {high}. "
                 "Check memory and space.accumulation.",
             )
         )
-    return legal
+    return feasible
 
 
 def common_batches(spec: StudySpec, kinds: Mapping[str, Mapping[CostKey, DeviceProfile]]) -> tuple[int, int]:
@@ -291,7 +291,7 @@ def common_batches(spec: StudySpec, kinds: Mapping[str, Mapping[CostKey, DeviceP
     Raises:
         StudyFileError: no batch in the searched range is feasible on one kind, or on all of them.
     """
-    ranges = {kind: legal_batches(spec, profiles.values()) for kind, profiles in kinds.items()}
+    ranges = {kind: feasible_batches(spec, profiles.values()) for kind, profiles in kinds.items()}
     low, high = max(low for low, _ in ranges.values()), min(high for _, high in ranges.values())
     if low > high:
         each = "; ".join(f"{kind or 'others'}: {low} to {high}" for kind, (low, high) in ranges.items())
@@ -351,13 +351,13 @@ def profile_request(
     )
 
 
-def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, int] | None = None) -> list[Fault]:
+def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
     """Settings of the study that its task, data or memory do not allow."""
     faults = []
     for index, settings in enumerate(spec.baseline):
         batch = settings.get("effective_batch")
-        if legal is not None and isinstance(batch, int) and not legal[0] <= batch <= legal[1]:
-            message = f"expected a feasible batch, from {legal[0]} to {legal[1]}; got {batch}"
+        if feasible is not None and isinstance(batch, int) and not feasible[0] <= batch <= feasible[1]:
+            message = f"expected a feasible batch, from {feasible[0]} to {feasible[1]}; got {batch}"
             faults.append(Fault(f"baseline.{index}.effective_batch", message))
     if profile.training_set is None:
         faults.append(
@@ -408,11 +408,11 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, legal: tuple[int, in
     return faults
 
 
-def legal_batches_sentence(spec: StudySpec, legal: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
+def feasible_batches_sentence(spec: StudySpec, feasible: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
     """The feasible batches and their limits, in one line."""
     caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
-    sentence = f"feasible batches: {legal[0]} to {legal[1]}"
+    sentence = f"feasible batches: {feasible[0]} to {feasible[1]}"
     if caps:
         sentence += f", in micro-batches of at most {' or '.join(map(str, caps))} samples"
     if limits:

@@ -61,7 +61,7 @@ def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tu
 
 def evaluated(reference: str, setup: dict[str, Any], batch: int | None) -> Iterator[dict[str, float]]:
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
-    count = len(run.data.evaluation)  # type: ignore[arg-type]
+    count = len(run.data.validation)  # type: ignore[arg-type]
     yield run.evaluate(None if batch is None else in_order(count, batch, 0))
 
 

@@ -216,11 +216,11 @@ class RunnerContract:
         told: list[str] = []
         memory = {"largest_micro_batch": 64}
         go("Points", space=space, memory=memory, budget={"trials": 6}, notify=lambda event: told.append(event.text))
-        assert "legal batches: 16 to 128, in passes of at most 64 samples" in told
+        assert "feasible batches: 16 to 128, in micro-batches of at most 64 samples" in told
         assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 6
         assert all(trial.params["effective_batch"] <= 128 for trial in kept().trials)
         start = [{"effective_batch": 200, "reference_rate": 0.1, "accumulation": 1}]
-        with pytest.raises(StudyFileError, match=r"expected a batch that can be planned, from 16 to 128, got 200"):
+        with pytest.raises(StudyFileError, match=r"expected a feasible batch, from 16 to 128; got 200"):
             go("Points", space=space, memory=memory, start=start, budget={"trials": 7})
 
     def test_a_loop_of_ones_own_runs_the_same_way(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

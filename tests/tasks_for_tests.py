@@ -224,7 +224,7 @@ def own_loop(setup: TrialSetup) -> Iterator[Measurement]:
         optimizer.step()
         optimizer.zero_grad()
         seen += setup.effective_batch
-    score = task.score(model, data.evaluation[torch.arange(101)], setup)["accuracy"]
+    score = task.score(model, data.validation[torch.arange(101)], setup)["accuracy"]
     yield Measurement(samples_seen=seen, elapsed_s=time.perf_counter() - begun, accuracy=float(score.total) / 101)
 
 

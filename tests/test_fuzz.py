@@ -95,7 +95,7 @@ def bsearch(*arguments: str, exits: tuple[int, ...] = (1, 2)) -> str:
         result = CliRunner().invoke(main, list(arguments))
     assert result.exit_code in exits, result.output
     assert "Traceback" not in result.output
-    assert "in a way it should not" not in result.output
+    assert "internal error" not in result.output
     assert plain(result.output) == result.output
     return result.output
 
@@ -266,15 +266,15 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     [
         (BOMB, ":5: expected at most 10000 keys and values"),
         ("- a\n" * 250_000, ":10000: expected at most 10000 keys and values"),
-        ("a: " + "[" * 500_000, ":1: expected lists and mappings at most 32 deep"),
-        ("study: x\nspace: &a {b: [*a]}\n", ":2: expected values that end, got 'a' inside itself"),
-        ("a: &a\n  <<: *a\n", ":2: expected values that end, got 'a' inside itself"),
-        ("study: x\ntask: " + "9" * 100_000, ":2: expected an integer of at most 64 bits, got '999"),
+        ("a: " + "[" * 500_000, ":1: expected at most 32 levels of nesting"),
+        ("study: x\nspace: &a {b: [*a]}\n", ":2: expected no recursive alias, got 'a' inside itself"),
+        ("a: &a\n  <<: *a\n", ":2: expected no recursive alias, got 'a' inside itself"),
+        ("study: x\ntask: " + "9" * 100_000, ":2: expected a 64-bit integer, got '999"),
         ("a: !!python/object/apply:os.system [ls]", ":1: expected plain values, got the tag 'tag:yaml.org,2002:python/"),
         ("a: !!binary aGVsbG8=", ":1: expected plain values, got the tag 'tag:yaml.org,2002:binary'"),
         ("study: x\n!!bool maybe: 1", ":2: expected true or false, got 'maybe'"),
-        ("? [a, b]\n: 1", ":1: expected YAML, but found unhashable key"),
-        ("a: \x00", ": expected YAML, but unacceptable character #x0000"),
+        ("? [a, b]\n: 1", ":1: invalid YAML: found unhashable key"),
+        ("a: \x00", ": invalid YAML: unacceptable character #x0000"),
         ('"\\e[2J\\n": 1', r":1: \x1b[2J\n: unknown key"),
         ("", ":1: expected keys such as study, task and space"),
     ],

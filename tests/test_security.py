@@ -252,8 +252,8 @@ KNOWN = {
         "objectives/data_parallel.py",
         "pickle.loads",
     ): "tries out whether an error of our own survives the way to another process",
-    ("tests/test_ask_tell.py", "exec("): "runs the documented example as it stands",
-    ("tests/test_frameworks.py", "exec("): "runs what an export prints, as a user would",
+    ("tests/search/suggest/test_ask_tell.py", "exec("): "runs the documented example as it stands",
+    ("tests/search/report/test_frameworks.py", "exec("): "runs what an export prints, as a user would",
     ("search/store/database.py", "text in SQL"): "pragmas take no parameters; their values are our own",
 }
 NEVER = {

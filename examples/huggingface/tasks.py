@@ -11,7 +11,7 @@ from transformers import Trainer, ViTConfig, ViTForImageClassification
 
 
 class Digits(Dataset):
-    """1,797 real images of digits, as the dicts that a Trainer takes."""
+    """1,797 real images of digits, as dicts for a Trainer."""
 
     def __init__(self):
         images, labels = load_digits(return_X_y=True)
@@ -46,18 +46,18 @@ def model(setup):
     return ViTForImageClassification(config)
 
 
-def accuracy(evaluation):
-    return {"accuracy": float((evaluation.predictions.argmax(-1) == evaluation.label_ids).mean())}
+def accuracy(evaluated):
+    return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
 
 def train(setup):
-    training, evaluation = digits()
+    training, validation = digits()
     yield from train_with(
         setup,
         Trainer,  # or your own subclass
         model=model(setup),
         train_dataset=training,
-        eval_dataset=evaluation,
+        eval_dataset=validation,
         compute_metrics=accuracy,
         arguments={"per_device_eval_batch_size": 360},
     )

@@ -1,4 +1,4 @@
-"""A LightningModule of a small convolutional net on handwritten digits, trained by Lightning's Trainer."""
+"""A small convolutional network on handwritten digits as a LightningModule, trained by Lightning's Trainer."""
 
 import lightning
 import torch
@@ -16,7 +16,7 @@ class Digits(lightning.LightningDataModule):
         self.training, self.validation = random_split(digits, [1437, 360], torch.Generator().manual_seed(0))
 
     def train_dataloader(self):
-        return DataLoader(self.training, batch_size=64, shuffle=True)  # a study tries others
+        return DataLoader(self.training, batch_size=64, shuffle=True)  # the study sets the batch size
 
     def val_dataloader(self):
         return DataLoader(self.validation, batch_size=360)
@@ -43,8 +43,8 @@ class Net(lightning.LightningModule):
 
     def validation_step(self, batch, batch_idx):
         images, labels = batch
-        right = self.layers(images).argmax(-1) == labels
-        self.log("accuracy", right.float().mean())
+        correct = self.layers(images).argmax(-1) == labels
+        self.log("accuracy", correct.float().mean())
 
     def configure_optimizers(self):
         trial = self.trial

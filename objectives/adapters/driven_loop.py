@@ -178,7 +178,7 @@ class DrivenLoop:
             if scaler is not None:
                 scaler.load_state_dict(self._state["scaler"])
             self.clock.set_state(self._state["clock"])
-            set_random_state(self._state["dice"], self.device)
+            set_random_state(self._state["rng_state"], self.device)
             self._state = None
         self.resume_clock()
 
@@ -253,9 +253,9 @@ class DrivenLoop:
                     "optimizer": self.optimizer.state_dict(),
                     "scaler": self._scaler.state_dict() if self._scaler is not None else {},
                     "clock": self.clock.state(),
-                    "dice": random_state(self.device),
+                    "rng_state": random_state(self.device),
                 }
             )
-            if self.checkpoint.trouble:
-                self._facts["checkpoint"] = self.checkpoint.trouble
+            if self.checkpoint.write_error:
+                self._facts["checkpoint"] = self.checkpoint.write_error
         return measurement

@@ -102,7 +102,7 @@ def train_with(
         raise TaskError("train_with: expected TrainingArguments as a dict, arguments={...}; got args=")
     if (parts.get("optimizers") or (None, None))[1] is not None:
         raise TaskError(
-            "train_with: optimizers: expected (optimizer, None), because training.schedule sets the rate; got a scheduler"
+            "train_with: optimizers: expected (optimizer, None), since training.schedule sets the rate; got a scheduler"
         )
     yield from driven.reported
     if driven.number < len(driven.plans):
@@ -240,7 +240,7 @@ class _DrivenTrainer:
         return 0  # only used in the Trainer's logs, and the micro-batches are freed by then
 
     def _shares(self, step: _Step) -> list[float | None]:
-        """Each micro-batch's share of a step whose loss is a mean: by labels that are not ignored, or by samples without labels."""
+        """Each micro-batch's share of a step whose loss is a mean: by labels not ignored, or by samples without labels."""
         labels = [one.get("labels") if isinstance(one, Mapping) else None for one in step.micro_batches]
         if all(isinstance(label, Tensor) for label in labels):
             counts = [int(label.ne(-100).sum()) for label in labels if label is not None]

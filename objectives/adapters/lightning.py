@@ -90,7 +90,7 @@ def train_with(
         faults.append("train_with: expected a module with automatic optimization, got automatic_optimization = False")
     # Lightning calls these only in automatic optimization; skipping an override silently would change the training.
     faults += [
-        f"{type(module).__name__}.{name}: expected Lightning's default, because a planned step does not call it; got an override"
+        f"{type(module).__name__}.{name}: expected Lightning's default, since a planned step does not call it; got an override"
         for name in ("optimizer_step", "configure_gradient_clipping", "lr_scheduler_step")
         if getattr(type(module), name) is not getattr(LightningModule, name)
     ]
@@ -204,7 +204,7 @@ class _DrivingCallback(Callback):
         name = type(pl_module).__name__
         if len(trainer.optimizers) != 1 or trainer.lr_scheduler_configs:
             raise TaskError(
-                f"{name}.configure_optimizers: expected one optimizer and no scheduler, because training.schedule sets the rate; "
+                f"{name}.configure_optimizers: expected one optimizer and no scheduler, since training.schedule sets the rate; "
                 f"got {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
             )
         self.driven.start(pl_module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))

@@ -150,7 +150,7 @@ def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, mic
     Returns:
         The batch, and the peaks by batch that were probed.
     """
-    highest = max(micro_batch, min(len(probe.run.data.evaluation), _LARGEST_EVALUATION))  # type: ignore[arg-type]
+    highest = max(micro_batch, min(len(probe.run.data.validation), _LARGEST_EVALUATION))  # type: ignore[arg-type]
     peaks: dict[int, int] = {}
 
     def peak(size: int) -> float:
@@ -217,7 +217,7 @@ def _real_batch(run: TrainingRun, count: int, kind: str) -> Any:
     fetcher = run.train_fetcher if kind == "train" else run.validation_fetcher
     keys = run.stream.take(0, count)
     if kind != "train":
-        keys = SampleKeys(keys.index % len(run.data.evaluation), keys.epoch, keys.seed)  # type: ignore[arg-type]
+        keys = SampleKeys(keys.index % len(run.data.validation), keys.epoch, keys.seed)  # type: ignore[arg-type]
     return to_device(fetcher.fetch(keys), run.device)
 
 

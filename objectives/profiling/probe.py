@@ -42,7 +42,8 @@ class ParameterNotFound(KeyError):
 
     def __str__(self) -> str:
         defined = ", ".join(self.known) or "none"
-        return f"setup.parameters: expected a parameter of the study ({defined}), got {self.args[0]!r}. Add it under space: in study.yaml."
+        expected = f"expected a parameter of the study ({defined})"
+        return f"setup.parameters: {expected}, got {self.args[0]!r}. Add it under space: in study.yaml."
 
 
 class _ReadParameters(dict[str, Parameter]):
@@ -87,7 +88,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
     with user_code_errors(reference, "a test step"):
         smallest, run = _smallest_workable(task, setup)
-        scores = run.evaluate(in_order(min(4, len(run.data.evaluation)), 4, setup.seed))  # type: ignore[arg-type]
+        scores = run.evaluate(in_order(min(4, len(run.data.validation)), 4, setup.seed))  # type: ignore[arg-type]
         _check_sums(run)
     if setup.metric not in scores:
         raise TaskError(
@@ -99,7 +100,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         device=name,
         device_bytes=_device_bytes(kind),
         training_set=len(run.data.train),  # type: ignore[arg-type]
-        validation_set=len(run.data.evaluation),  # type: ignore[arg-type]
+        validation_set=len(run.data.validation),  # type: ignore[arg-type]
         smallest_micro_batch=smallest,
         optimizer=type(run.optimizer).__name__,
         adaptive=any("betas" in group for group in run.optimizer.param_groups),
@@ -246,7 +247,7 @@ def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, limit_s:
     device = torch.device("cuda" if probe.setup.device == "gpu" else "cpu")
     run = probe.run.on(copy.deepcopy(probe.run.model).to(device), device)
     candidates = sorted({max(most // part, least) for part in (64, 16, 4, 1)})
-    samples = min(most, len(run.data.evaluation))  # type: ignore[arg-type]
+    samples = min(most, len(run.data.validation))  # type: ignore[arg-type]
     best, best_s = candidates[0], math.inf
     started = time.perf_counter()
     for batch in candidates:
@@ -352,7 +353,7 @@ def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]
 
 
 def _check_sums(run: TrainingRun) -> None:
-    """Compare eight samples' loss and scores with those of their halves: a mean in place of a sum would silently scale gradients.
+    """Compare eight samples' loss and scores with those of their halves: a mean instead of a sum silently changes the training.
 
     Raises:
         TaskError: totals that are means, or grow with the square of the batch.

@@ -118,7 +118,7 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
 
 def _evaluation_s(run: TrainingRun, batch: int) -> float:
     """Seconds to evaluate one sample in batches of this size, after one batch of warm-up."""
-    count = min(max(_EVALUATION_SAMPLES, 2 * batch * run.ranks.count), len(run.data.evaluation))  # type: ignore[arg-type]
+    count = min(max(_EVALUATION_SAMPLES, 2 * batch * run.ranks.count), len(run.data.validation))  # type: ignore[arg-type]
     keys = in_order(count, min(batch, -(-count // run.ranks.count)), run.setup.seed)
     run.evaluate(keys[: run.ranks.count])
     started = time.perf_counter()

@@ -1,1 +1,1 @@
-"""What `bsearch init` writes: a study file and a task to change into one's own."""
+"""The templates that `bsearch init` writes: a study file and a task."""

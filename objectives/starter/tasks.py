@@ -1,4 +1,4 @@
-"""Your training code. Change `data` and `model`; uncomment the rest where the defaults do not fit."""
+"""Your training code. Edit `data` and `model`; uncomment the rest where the defaults do not fit."""
 
 import torch
 from bsearch.objectives import Data, Loss, Score, Task, TrialSetup  # noqa: F401
@@ -9,25 +9,25 @@ from torch.utils.data import TensorDataset, random_split
 
 class MyTask(Task):
     def data(self, setup: TrialSetup) -> Data:
-        """Any map-style torch data sets: what to train on, and what to compare trials by."""
+        """Any map-style torch data sets: training data, and validation data to compare trials on."""
         images, labels = load_digits(return_X_y=True)
         digits = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
-        train, evaluation = random_split(digits, [0.8, 0.2], torch.Generator().manual_seed(0))
-        return Data(train, evaluation)
+        train, validation = random_split(digits, [0.8, 0.2], torch.Generator().manual_seed(0))
+        return Data(train, validation)
 
     def model(self, setup: TrialSetup) -> nn.Module:
-        """Your model. Anything under `space:` in study.yaml may be read from `setup.parameters`."""
+        """Your model. Task parameters under `space:` in study.yaml are in `setup.parameters`."""
         width = int(setup.parameters["width"])
         return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
-    # The defaults: cross-entropy, SGD with Nesterov momentum, accuracy. From here on only where you want others.
+    # The defaults are cross-entropy, SGD with Nesterov momentum, and accuracy. Override them as needed:
     #
     # def loss(self, model, batch, setup):  # the sum over the batch, and what the mean divides by
     #     inputs, labels = batch
     #     return Loss(nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels))
     #
-    # def optimizer(self, parameters, setup):  # what setup holds comes from study.yaml: space.weight_decay, training.betas
-    #     # AdamW wants rates a hundred times smaller: reference_rate {low: 1e-4, high: 1e-2}, rule: [sqrt, adam_sde]
+    # def optimizer(self, parameters, setup):  # setup has the values from study.yaml: space.weight_decay, training.betas
+    #     # AdamW needs learning rates a hundred times smaller: reference_rate {low: 1e-4, high: 1e-2}, rule: [sqrt, adam_sde]
     #     return torch.optim.AdamW(parameters, lr=setup.learning_rate, betas=setup.betas, weight_decay=setup.weight_decay)
     #
     # def score(self, model, batch, setup):

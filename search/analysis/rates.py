@@ -76,16 +76,14 @@ class StoredRates:
     Args:
         ended: trials that had ended; later ones make it stale.
         rates: None where the trials do not determine the best rate.
-        why: they do not.
     """
 
     ended: int
     rates: BestRates | None
-    why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"ended": self.ended, "rates": self.rates and self.rates.to_dict(), "why": self.why}
+        return {"ended": self.ended, "rates": self.rates and self.rates.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        return cls(values["ended"], values["rates"] and BestRates.from_dict(values["rates"]), values["why"])
+        return cls(values["ended"], values["rates"] and BestRates.from_dict(values["rates"]))

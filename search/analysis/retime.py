@@ -14,7 +14,7 @@ from ...spaces.device import DeviceProfile
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
 from ...spaces.files import text_of
 from ...spaces.plan import BatchPlan, plan_batch
-from ...spaces.planning import as_fast_as_known, known_train_s, plan_limits, planned, training_cost
+from ...spaces.planning import with_fastest_accumulation, known_train_s, plan_limits, planned, training_cost
 from ...spaces.study import StudySpec
 from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup
 from .pareto import study_front
@@ -231,7 +231,7 @@ def planned_on(
     }
     plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits)
     if accumulation is None:
-        plan = as_fast_as_known(plan, replace(profile, smallest_micro_batch=limits["smallest_micro_batch"]))
+        plan = with_fastest_accumulation(plan, replace(profile, smallest_micro_batch=limits["smallest_micro_batch"]))
     assert profile.training_set is not None
     samples = max(1, round(epochs * profile.training_set))
     most = min(samples, profile.training_set)

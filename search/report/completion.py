@@ -1,4 +1,4 @@
-"""What the shell offers while a command is typed: study files, studies, launchers."""
+"""Shell completion of study files, study names and launchers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ...spaces.study_file import read_study
 
 
 def study_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Study files that begin so; the shell adds the folders."""
-    folder, _, begun = incomplete.rpartition("/")
+    """Study files that start with the typed text; the shell adds folders."""
+    folder, _, prefix = incomplete.rpartition("/")
     found = [CompletionItem(incomplete, type="dir")]
     with suppress(OSError):
         for file in sorted(Path(folder or ("/" if incomplete.startswith("/") else ".")).iterdir()):
-            if file.name.startswith(begun) and file.suffix in (".yaml", ".yml"):
-                found.append(CompletionItem(incomplete.removesuffix(begun) + file.name))
+            if file.name.startswith(prefix) and file.suffix in (".yaml", ".yml"):
+                found.append(CompletionItem(incomplete.removesuffix(prefix) + file.name))
     return found
 
 
 def study_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Studies in the storage of the STUDY that was typed before; only of a file, for a server may not answer."""
-    # While the option still lacks its value, Click leaves what came before it among the arguments.
+    """Studies in the storage of the STUDY already typed; only for SQLite files, since a server may not answer."""
+    # While the option has no value yet, Click leaves earlier arguments in `ctx.args`.
     given, storage = ctx.params.get("study") or next(iter(ctx.args), None), ctx.params.get("storage")
     with suppress(BsearchError):
         url = given if given and "://" in str(given) else storage or (given and read_study(Path(given)).storage)
@@ -34,14 +34,14 @@ def study_names(ctx: click.Context, parameter: click.Parameter, incomplete: str)
             from ..store.records import Records
 
             return [
-                CompletionItem(kept.name)
-                for kept in Records(str(url), create=False).studies()
-                if kept.name.startswith(incomplete)
+                CompletionItem(study.name)
+                for study in Records(str(url), create=False).studies()
+                if study.name.startswith(incomplete)
             ]
     return []
 
 
 def launchers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Launchers that are installed."""
+    """Installed launchers."""
     names = {point.name for point in entry_points(group="bsearch.submitters")}
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]

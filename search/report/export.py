@@ -1,4 +1,4 @@
-"""Fronts and trials as files: CSV, JSON and a picture. The columns are told in docs/export.md."""
+"""Fronts and trials as files: CSV, JSON and a picture. docs/export.md describes the columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST_COLUMNS = (
 def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
     """One trial as a flat mapping: outcome and objectives, then parameters and derived values by name.
 
-    The metric's column bears its own name (`accuracy` unless the study names another).
+    The metric's column has the metric's name (`accuracy` unless the study sets another).
     """
     return {
         "trial": record.number,
@@ -60,7 +60,7 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV, the best known columns first and the rest by name."""
+    """Rows as CSV: the main columns first, the others sorted by name."""
     names = {name for row in rows for name in row}
     columns = [name for name in FIRST_COLUMNS if name in names] + sorted(names - set(FIRST_COLUMNS))
     text = io.StringIO()
@@ -71,7 +71,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as an HTML table for notebooks: the best known columns, and those in which rows differ."""
+    """Rows as an HTML table for notebooks: the columns in which rows differ, the main ones first."""
     names = {name for row in rows for name in row}
     differ = {name for name in names if len({str(row.get(name)) for row in rows}) > 1}
     columns = [name for name in FIRST_COLUMNS if name in differ] + sorted(
@@ -84,12 +84,12 @@ def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-# Columns that make a table too wide to read.
+# Columns that would make the table too wide.
 _NOT_IN_NOTEBOOKS = {"started_at", "ended_at", "message", "samples_per_s", "measured_train_s", "train_s_error", "host"}
 
 
 def _cell(value: Any) -> Any:
-    """Text that neither a terminal nor a spreadsheet obeys: what would begin a formula gets a quote before it."""
+    """Text that neither a terminal nor a spreadsheet interprets: a quote is put before what would start a formula."""
     if not isinstance(value, str):
         return value
     return f"'{plain(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else plain(value)
@@ -100,28 +100,28 @@ def json_text(document: Any) -> str:
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
-    """Write the whole file or nothing of it.
+    """Write a file atomically.
 
     Raises:
         OutputError: the folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # /dev/null, a pipe: written to, never replaced
+        if path.exists() and not path.is_file():  # /dev/null or a pipe: written to, not replaced
             path.write_bytes(content.encode() if isinstance(content, str) else content)
             return path
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
             try:
-                part.write(content.encode() if isinstance(content, str) else content)
-                part.flush()
-                os.fsync(part.fileno())  # some file systems say only then that they are full
-                os.fchmod(part.fileno(), 0o644)
-                os.replace(part.name, path)
+                temporary.write(content.encode() if isinstance(content, str) else content)
+                temporary.flush()
+                os.fsync(temporary.fileno())  # some file systems report only here that they are full
+                os.fchmod(temporary.fileno(), 0o644)
+                os.replace(temporary.name, path)
             except BaseException:
-                os.unlink(part.name)
+                os.unlink(temporary.name)
                 raise
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}. Choose another place.") from None
+        raise OutputError(f"{path}: cannot be written: {error.strerror}. Choose another location.") from None
     return path
 
 

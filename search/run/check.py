@@ -13,7 +13,7 @@ from ...objectives.task import Task
 from ...objectives.task_code import task_code_hash
 from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.errors import StudyFileError
-from ...spaces.planning import CostKey, cost_keys, legal_batches, profile_faults, profile_request
+from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
 from ...spaces.study import StudySpec
 from ..store.database import storage_engine
 from ..store.stored import study_identity
@@ -38,7 +38,7 @@ class CheckedStudy:
     """
 
     profiles: Mapping[CostKey, DeviceProfile]
-    legal: tuple[int, int]
+    feasible: tuple[int, int]
     forecast: Forecast | None
     slots: int
 
@@ -70,14 +70,14 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     storage_engine(spec.storage).dispose()
     timing_s = min(float(spec.budget.profile_s) or _CHECK_S, _CHECK_S) / len(cost_keys(spec))
     profiles = {key: profile for key, (_, profile) in _profiles(spec, runner, max(timing_s, _LEAST_S)).items()}
-    legal = legal_batches(spec, profiles.values())
-    if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, legal)]:
+    feasible = feasible_batches(spec, profiles.values())
+    if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, feasible)]:
         raise StudyFileError(dict.fromkeys(faults))
     cores = spec.devices.cpus * min(spec.devices.counts)
     slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
     timed = isinstance(load_task(spec.task), Task)
     forecasted = forecast(spec, profiles, slots if runner.device == "cpu" else 1) if timed else None
-    return CheckedStudy(profiles, legal, forecasted, slots)
+    return CheckedStudy(profiles, feasible, forecasted, slots)
 
 
 def profile_study(spec: StudySpec, seconds: float | None = None) -> ProfiledStudy:

@@ -20,7 +20,7 @@ from ...spaces.planning import (
     CostKey,
     common_batches,
     known_seconds,
-    legal_batches_sentence,
+    feasible_batches_sentence,
     profile_faults,
     step_time_summary,
 )
@@ -105,11 +105,11 @@ def run_study(
     records = Records(spec.storage, retry_policy=retry_policy)
     try:
         study = _open(spec, records, task_hash, fresh, notify)
-        if (finished := _finished(study)) is not None:
+        if (finished := _finished(study, notify)) is not None:
             return finished
         with runner as opened:
-            profiles, legal = _profile(study, opened, task_hash, notify)
-            return _drive(study, opened, profiles, legal, task_hash, notify, watch)
+            profiles, feasible = _profile(study, opened, task_hash, notify)
+            return _drive(study, opened, profiles, feasible, task_hash, notify, watch)
     finally:
         records.close()
 
@@ -132,15 +132,17 @@ def _open(spec: StudySpec, records: Records, task_hash: str, fresh: bool, notify
     return _OpenStudy(spec, records, name, identity, step_times, driven_s)
 
 
-def _finished(study: _OpenStudy) -> StudyResult | None:
+def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult | None:
     """The result of a study whose budget is met and whose trials are all settled; None where there is something to do."""
     if study.name not in {row.name for row in study.records.studies()}:
         return None
     trials = stored_trials(study.records.url, study.name)
     if any(record.outcome == "running" for record in trials):
         return None
-    if sum(record.counts for record in trials) < study.spec.budget.trials:
+    counted, budget = sum(record.counts for record in trials), study.spec.budget.trials
+    if counted < budget:
         return None
+    notify(Event("message", text=f"{study.name} has met its budget: {counted} of {budget} trials are done"))
     _store(study)
     return StudyResult(StoredStudy.open(study.records.url, study.name), "", "", interrupted=False, elapsed_s=0.0)
 
@@ -164,18 +166,18 @@ def _profile(
     if study.step_times is not None:
         timed_on = next(iter(profiles))
         profiles[timed_on] = with_stored_step_times(profiles[timed_on], study.step_times)
-    legal = common_batches(spec, profiles)
+    feasible = common_batches(spec, profiles)
     everywhere = [profile for of_kind in profiles.values() for profile in of_kind.values()]
-    if faults := [fault for profile in everywhere for fault in profile_faults(spec, profile, legal)]:
+    if faults := [fault for profile in everywhere for fault in profile_faults(spec, profile, feasible)]:
         raise StudyFileError(dict.fromkeys(faults))
-    return profiles, legal
+    return profiles, feasible
 
 
 def _drive(
     study: _OpenStudy,
     runner: Runner,
     profiles: dict[str, dict[CostKey, DeviceProfile]],
-    legal: tuple[int, int],
+    feasible: tuple[int, int],
     task_hash: str,
     notify: Callable[[Event], None],
     watch: Callable[[StudyRun], None],
@@ -199,7 +201,7 @@ def _drive(
             spec.objectives,
             sampler=spec.sampler,
             seed=spec.training.seed,
-            legal=legal,
+            feasible=feasible,
             known_seconds=law,
             prior_trials=prior,
             retry_policy=records.retry_policy,
@@ -209,7 +211,7 @@ def _drive(
         driven_s = next(row.driver_s for row in records.studies(spec.study) if row.name == name)
         study = replace(study, driven_s=driven_s)
         run = StudyRun(spec, name, suggester, records, profiles, runner.device, task_hash, notify, driven_s)
-        for text in _opening_messages(spec, profiles, legal):
+        for text in _opening_messages(spec, profiles, feasible):
             notify(Event("message", text=text))
         run.queue_baseline()
         run.recover()
@@ -227,10 +229,10 @@ def _drive(
         records.lock.release(name)
 
 
-def _opening_messages(spec: StudySpec, profiles: Profiles, legal: tuple[int, int]) -> Iterator[str]:
+def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, int]) -> Iterator[str]:
     """What is known before the first trial: legal batches, kinds of devices, how well times are known."""
     everywhere = [profile for of_kind in profiles.values() for profile in of_kind.values()]
-    yield legal_batches_sentence(spec, legal, everywhere)
+    yield feasible_batches_sentence(spec, feasible, everywhere)
     if len(profiles) > 1:
         names = [kind or "others" for kind in profiles]
         yield f"devices: {', '.join(names)}; training times are those of {names[0]}"

@@ -97,8 +97,6 @@ class StoredStudy:
         stored = None if batches else self.current_rates()
         if stored is not None and stored.rates is not None:
             return stored.rates
-        if stored is not None:
-            raise StudyFileError(stored.why)
         from ..analysis.best_rate import study_rates
 
         return study_rates(self.name, self.spec, self.front, self.records, batches)
@@ -107,8 +105,8 @@ class StoredStudy:
         """The study with its best rates fitted, ready to be stored."""
         try:
             rates = StoredRates(self.ended, self.best_rates())
-        except StudyFileError as error:
-            rates = StoredRates(self.ended, None, str(error))
+        except StudyFileError:
+            rates = StoredRates(self.ended, None)
         return replace(self, rates=rates)
 
 

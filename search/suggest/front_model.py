@@ -315,11 +315,11 @@ class FrontModel:
         # The last strip ends at the slowest candidate: points better and slower than the front improve it up to there.
         self.slowest = float(np.nanmax(times))
         front = self.points[np.argsort(-self.margin_to_front())[:8]]
-        candidates = transform.round_to_legal(np.vstack([spread, _perturb(front, _AROUND, 0.1, rng)]))
+        candidates = transform.round_to_feasible(np.vstack([spread, _perturb(front, _AROUND, 0.1, rng)]))
         improvement = self.expected_hypervolume_improvement(candidates, known(candidates))
         for part in range(_ROUNDS):
             top = candidates[np.argsort(-improvement)[:8]]
-            around = transform.round_to_legal(_perturb(top, _AROUND, 0.1 / 3**part, rng))
+            around = transform.round_to_feasible(_perturb(top, _AROUND, 0.1 / 3**part, rng))
             candidates = np.vstack([candidates, around])
             improvement = np.append(improvement, self.expected_hypervolume_improvement(around, known(around)))
         return np.asarray(candidates[int(np.argmax(improvement))])

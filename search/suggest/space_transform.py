@@ -84,7 +84,7 @@ class SpaceTransform:
             columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
         return [dict(zip(self.space, values, strict=True)) for values in zip(*columns, strict=True)]
 
-    def round_to_legal(self, points: Array) -> Array:
+    def round_to_feasible(self, points: Array) -> Array:
         """Points (n, width) moved to the parameters they decode to: whole numbers, single choices."""
         rounded = np.clip(points, 0.0, 1.0)
         for _, distribution, place, low, scale in self._parts:

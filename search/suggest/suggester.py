@@ -110,7 +110,7 @@ class Suggester:
         *,
         sampler: str = "front",
         seed: int = 0,
-        legal: tuple[int, int] | None = None,
+        feasible: tuple[int, int] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         retry_policy: RetryPolicy | None = None,
@@ -123,9 +123,9 @@ class Suggester:
         self.fixed = {key: next(values_of(domain)) for key, domain in domains.items() if key not in several}
         self.searched = {key: distribution(domain) for key, domain in several.items()}
         batches = self.searched.get("effective_batch")
-        if legal is not None and isinstance(batches, IntDistribution):
+        if feasible is not None and isinstance(batches, IntDistribution):
             # Nothing is suggested that memory, data or the accumulation range forbid.
-            self.searched["effective_batch"] = IntDistribution(*legal, log=batches.log)
+            self.searched["effective_batch"] = IntDistribution(*feasible, log=batches.log)
         self.study = self._open_study(name, objectives, single_writer)
         trials = self.trials()
         # Trials that are RUNNING and not among these were started by an `ask` of ours whose answer was lost.

@@ -146,7 +146,7 @@ def test_a_checkpoint_of_another_experiment_is_none(tmp_path: Path, change: dict
     trained_until(made, 2)
     other = noisy(tmp_path, **change)
     measurements = list(TrainingRun(Noisy(), replace(other, checkpoint=made.checkpoint)).measurements())
-    assert all(one.facts.resumed_at is None for one in measurements)
+    assert all("resumed_at" not in one.facts for one in measurements)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "words", "pickle"])
@@ -160,7 +160,7 @@ def test_a_damaged_checkpoint_costs_the_work_and_not_the_trial(tmp_path: Path, d
     file.write_bytes({"cut": kept[: len(kept) // 2], "empty": b"", "words": b"not a checkpoint", "pickle": hostile}[damage])
     checkpoint = Checkpoint.of(made)
     assert checkpoint.load() is None
-    assert "could not be read" in checkpoint.trouble
+    assert "could not be read" in checkpoint.write_error
     assert whole(made)[0] == uninterrupted[0]
 
 

@@ -70,7 +70,7 @@ def test_between_known_sizes_the_law_never_promises_too_little(phases: list[tupl
     law = MemoryLaw(tuple((known, peak(known)) for known in (1, 50, 700, 5001)))
     if size:
         assert law.predicted_bytes(size) >= peak(size) * (1 - 1e-9)
-    with pytest.raises(ProfilingError, match="no line beyond that holds"):
+    with pytest.raises(ProfilingError, match="known only up to"):
         law.predicted_bytes(5002)
 
 
@@ -384,8 +384,8 @@ def test_each_value_that_changes_cost_has_a_profile_of_its_own(study_file: Calla
         "width": {"choices": [8, 1024], "changes_cost": True},
         "epochs": 1,
     }
-    start = [{"effective_batch": 300, "reference_rate": 0.1, "width": width} for width in (8, 1024)]
-    run(study_file(space=space, memory={"limit": "6MB"}, start=start, budget={"trials": 2}))
+    baseline = [{"effective_batch": 300, "reference_rate": 0.1, "width": width} for width in (8, 1024)]
+    run(study_file(space=space, memory={"limit": "6MB"}, baseline=baseline, budget={"trials": 2}))
     narrow, wide = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
     assert narrow.user_attrs["micro_batch"] > wide.user_attrs["micro_batch"]
     assert (narrow.user_attrs["attempts"], wide.user_attrs["attempts"]) == (1, 1)

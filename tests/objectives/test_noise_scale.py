@@ -208,11 +208,11 @@ def test_the_words() -> None:
     assert noise_scale_sentence([replace(records(three(1, 1, 1))[0], outcome="error")]) is None
     assert noise_scale_sentence(records(three(182.3, 70.6, 418.4), {})) == (
         "Gradient noise scale: about 182 samples (71 to 418 in 1 trial): batches far above it learn little more per step. "
-        "A hint for effective_batch.high, no law."
+        "A hint for effective_batch.high, not a law."
     )
     assert noise_scale_sentence(records(three(100, 50, 300), three(12345, 2000, 99999), three(200, 20, 800))) == (
-        "Gradient noise scale: about 200 samples (50 to 800 in a trial, the middle of 3): batches far above it learn little "
-        "more per step. A hint for effective_batch.high, no law."
+        "Gradient noise scale: about 200 samples (50 to 800 in a trial, the median of 3): batches far above it learn little "
+        "more per step. A hint for effective_batch.high, not a law."
     )
 
 

@@ -88,9 +88,9 @@ def test_what_is_priced_is_what_a_worker_runs(name: str, smallest: int, batch: i
 
 def test_beyond_what_was_timed_nothing_is_said() -> None:
     law = StepTime(((1, 0.1), (100, 1.0)), update_s=0.0)
-    with pytest.raises(ProfilingError, match="micro-batch 101: step time is known up to 100 samples"):
+    with pytest.raises(ProfilingError, match="micro-batch 101: step time is known only up to 100 samples"):
         law.step_s(BatchPlan(101))
-    with pytest.raises(ProfilingError, match="known on 1 devices, asked on 2"):
+    with pytest.raises(ProfilingError, match="expected a plan on 1 devices, got 2"):
         law.step_s(BatchPlan(10, 1, 2))
     assert law.step_s(BatchPlan(200, 2)) == pytest.approx(2.0)
 
@@ -269,7 +269,7 @@ def test_one_study_has_one_kind_of_seconds(study_file: Callable[..., Path]) -> N
 def test_a_study_that_was_timed_by_the_clock_stays_so(study_file: Callable[..., Path]) -> None:
     run(study_file(task=f"{TASKS}:Points", budget={"trials": 2, "profile_s": 0}))
     told = CliRunner().invoke(main, ["run", str(study_file(task=f"{TASKS}:Points", budget=KNOWN)), "--serial"])
-    assert "the study was begun with the clock's times and stays with them" in told.output
+    assert "this study's trials are timed by the clock, and stay so" in told.output
     assert "timing its steps" not in told.output
     later = run(study_file(task=f"{TASKS}:Points", budget=KNOWN))
     assert {record.facts.train_s_source for record in later.study.records} == {"measured"}
@@ -283,7 +283,7 @@ def test_a_rough_law_is_timed_anew_where_there_is_more_time(study_file: Callable
     finer = study_file(**changes, budget={"trials": 1, "profile_s": 5})
     again = CliRunner().invoke(main, ["run", str(finer), "--serial", "--new"]).output
     assert "timing its steps for up to 5 s" in again
-    assert "known beforehand on 1 device to ±" in again
+    assert "known in advance on 1 device to ±" in again
     once_more = CliRunner().invoke(main, ["run", str(finer), "--serial", "--new"]).output
     assert "trial 0 complete" in once_more
 
@@ -315,7 +315,7 @@ def test_mended_code_is_priced_anew_until_a_trial_counts(study_file: Callable[..
     environment = {**os.environ, "PYTHONPATH": str(TASKS.parent)}
     tasks.write_text(code + "class Mine(Raises):\n" + slow)
     failed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert "failed alike" in failed.stdout, failed.stderr
+    assert "failed with the same error" in failed.stdout, failed.stderr
     tasks.write_text(code + "class Mine(Points):\n    pass\n")
     mended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert mended.returncode == 0, mended.stdout + mended.stderr
@@ -365,7 +365,7 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     law["points"], law["update_s"] = [[1, 0.0], [400, 0.0]], 1.0
     document["device"] = "Steady"
     profile.write_text(json.dumps(document))
-    shown = CliRunner().invoke(main, ["reprice", str(path), "--profile", str(profile), "--json"])
+    shown = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile), "--json"])
     assert shown.exit_code == 0, shown.output
     retimed = json.loads(shown.output)
     assert retimed["device"] == "Steady"
@@ -375,7 +375,7 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
         record = by_number[trial["trial"]]
         assert trial["train_s"] == record.facts.steps
         assert trial["accuracy"] == record.accuracy
-    plain = CliRunner().invoke(main, ["reprice", str(path), "--profile", str(profile)])
+    plain = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile)])
     assert "on Steady" in plain.output
     assert "On both fronts:" in plain.output
     known = CliRunner().invoke(main, ["plan", "100", "--profile", str(profile), "--epochs", "2"])
@@ -386,9 +386,9 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     assert (too_large.exit_code, "at most the 400 samples there are" in too_large.output) == (2, True)
     document["task"]["name"] = "Other"
     profile.write_text(json.dumps(document))
-    other = CliRunner().invoke(main, ["reprice", str(path), "--profile", str(profile)])
+    other = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile)])
     assert (other.exit_code, "expected a profile of the task Points, got one of Other" in other.output) == (2, True)
-    for arguments in (["reprice", str(path)], ["plan", "100"]):
+    for arguments in (["retime", str(path)], ["plan", "100"]):
         refused = CliRunner().invoke(main, [*arguments, "--profile", str(path)])
         assert refused.exit_code == 2
         assert "expected what `bsearch profile STUDY --out FILE` writes" in refused.output

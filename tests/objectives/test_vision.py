@@ -36,7 +36,7 @@ def vision_setup(folder: Path, **parameters: object):  # type: ignore[no-untyped
 def test_a_folder_of_images_trains(folder: Path) -> None:
     last = list(train_task(Vision(), vision_setup(folder)))[-1]
     assert last.accuracy == 1.0
-    assert last.facts.ghost_batch == 8
+    assert last.facts["ghost_batch"] == 8
 
 
 def test_images_are_decoded_once_and_resized(folder: Path) -> None:
@@ -89,10 +89,10 @@ def test_augmentation_flips_and_shifts_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"model": "resnet81"}, "expected small_cnn or a model of torchvision, got 'resnet81'. Did you mean 'resnet18'?"),
+        ({"model": "resnet81"}, "expected small_cnn or a torchvision model, got 'resnet81'. Did you mean 'resnet18'?"),
         ({"augment": "flop"}, "space.augment: expected one of none, flip, crop_flip; got 'flop'. Did you mean 'flip'?"),
         ({"dataset": "cifar"}, "space.dataset: expected one of folder, cifar10, .* got 'cifar'. Did you mean 'cifar10'?"),
-        ({"dataset": "cifar10"}, "space.root: expected cifar10 in .* Put it there, or write download: true"),
+        ({"dataset": "cifar10"}, "space.root: expected cifar10 in .* Copy it there, or write download: true"),
         ({"root": "/nowhere"}, "space.root: expected a folder train/ in /nowhere, got none"),
         ({"optimizer": "sdg"}, "space.optimizer: expected one of sgd, adam, adamw; got 'sdg'. Did you mean 'sgd'?"),
     ],

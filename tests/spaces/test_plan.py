@@ -70,12 +70,12 @@ def test_a_wish_below_the_minimum_is_raised_and_above_it_kept(batch: int, device
 
 
 def test_what_cannot_be_planned_says_by_how_much() -> None:
-    with pytest.raises(InfeasiblePlanError, match="at most 4 passes") as near:
+    with pytest.raises(InfeasiblePlanError, match="at most 4 micro-batches") as near:
         plan_batch(500, largest_micro_batch=100, accumulation_high=4)
     with pytest.raises(InfeasiblePlanError) as far:
         plan_batch(5000, largest_micro_batch=100, accumulation_high=4)
     assert 0 < near.value.violation < far.value.violation
-    with pytest.raises(InfeasiblePlanError, match="at least 2 samples in a pass"):
+    with pytest.raises(InfeasiblePlanError, match="at least 2 samples per micro-batch"):
         plan_batch(5, accumulation=3, smallest_micro_batch=2)
     with pytest.raises(InfeasiblePlanError, match="expected an integer >= 1, got 0"):
         plan_batch(0)

@@ -1,4 +1,4 @@
-"""Figures drawn: as Plotly's JSON for a page, as PNG or SVG by Matplotlib. Both give each tone the same colour and marker."""
+"""Draws figures: as Plotly JSON for the page, as PNG or SVG with Matplotlib, with the same colour and marker per tone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """Colour in light and dark, Plotly's and Matplotlib's marker, size in points, and how dense it is."""
+class _Style:
+    """Colours in light and dark mode, Plotly's and Matplotlib's markers, size in points, and opacity."""
 
     light: str
     dark: str
@@ -25,26 +25,26 @@ class _Look:
     opacity: float = 1.0
 
 
-# Told apart by shape as well as by colour: people print, and see colours differently.
-LOOKS: dict[Tone, _Look] = {
-    "front": _Look("#0b5cad", "#6cb6ff", size=9),
-    "knee": _Look("#b3261e", "#ff8a80", "circle-open", "o", 18),
-    "baseline": _Look("#b45309", "#ffb454", "star", "*", 15),
-    "other": _Look("#6b7280", "#9aa4b2", opacity=0.45),
-    "stopped": _Look("#7c5cbf", "#b79cff", "triangle-down", "v", opacity=0.6),
-    "diverged": _Look("#b3261e", "#ff8a80", "x", "x"),
-    "infeasible": _Look("#8a6d00", "#e3c04b", "square-open", "s"),
-    "failed": _Look("#b3261e", "#ff8a80", "cross", "P"),
-    "law": _Look("#0b5cad", "#6cb6ff", size=6),
-    "measured": _Look("#0f766e", "#4fd1c5", "x-thin-open", "x", 7),
-    "limit": _Look("#b3261e", "#ff8a80", "diamond", "D", 8),
-    "alternative": _Look("#7c5cbf", "#b79cff", "diamond-open", "d", 8),
+# Tones differ in shape as well as in colour, for print and for colour-blind readers.
+LOOKS: dict[Tone, _Style] = {
+    "front": _Style("#0b5cad", "#6cb6ff", size=9),
+    "knee": _Style("#b3261e", "#ff8a80", "circle-open", "o", 18),
+    "baseline": _Style("#b45309", "#ffb454", "star", "*", 15),
+    "other": _Style("#6b7280", "#9aa4b2", opacity=0.45),
+    "stopped": _Style("#7c5cbf", "#b79cff", "triangle-down", "v", opacity=0.6),
+    "diverged": _Style("#b3261e", "#ff8a80", "x", "x"),
+    "infeasible": _Style("#8a6d00", "#e3c04b", "square-open", "s"),
+    "failed": _Style("#b3261e", "#ff8a80", "cross", "P"),
+    "law": _Style("#0b5cad", "#6cb6ff", size=6),
+    "measured": _Style("#0f766e", "#4fd1c5", "x-thin-open", "x", 7),
+    "limit": _Style("#b3261e", "#ff8a80", "diamond", "D", 8),
+    "alternative": _Style("#7c5cbf", "#b79cff", "diamond-open", "d", 8),
 }
 _DASHED = ("limit", "alternative")
 
 
 def plotly_document(figure: Figure) -> dict[str, Any]:
-    """A figure for Plotly: traces and axes, with colours left as tones, which the page fills in for its theme."""
+    """A figure for Plotly: traces and axes. Colours are given as tones, which the page resolves for its theme."""
     return {
         "name": figure.name,
         "title": figure.title,
@@ -55,7 +55,7 @@ def plotly_document(figure: Figure) -> dict[str, Any]:
 
 
 def plotly_figure(figure: Figure) -> graph_objects.Figure:
-    """A figure as Plotly's own object, in colours for a light background."""
+    """A figure as a Plotly object, in colours for a light background."""
     from plotly import graph_objects
 
     traces = []
@@ -73,7 +73,7 @@ def plotly_figure(figure: Figure) -> graph_objects.Figure:
 
 
 def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
-    look = LOOKS[layer.tone]
+    style = LOOKS[layer.tone]
     trace: dict[str, Any] = {
         "type": "scatter",
         "name": _escaped(layer.name),
@@ -90,7 +90,7 @@ def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
         trace["customdata"] = list(layer.trials)
     curve = figure.name == "learning-curves"
     if layer.kind == "points":
-        trace |= {"mode": "markers", "marker": {"symbol": look.plotly, "size": look.size, "opacity": look.opacity}}
+        trace |= {"mode": "markers", "marker": {"symbol": style.plotly, "size": style.size, "opacity": style.opacity}}
         if layer.values:
             trace["marker"] |= {"color": list(layer.values), "title": figure.value_name, "opacity": 0.9}
         if layer.low:
@@ -117,7 +117,7 @@ def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
         }
     else:
         dash = "dash" if layer.tone in _DASHED else "solid"
-        trace |= {"mode": "lines", "line": {"width": 1.2 if curve else 2, "dash": dash}, "opacity": look.opacity}
+        trace |= {"mode": "lines", "line": {"width": 1.2 if curve else 2, "dash": dash}, "opacity": style.opacity}
         if layer.kind == "steps":
             trace["line"]["shape"] = "hv"
         trace["showlegend"] = not curve
@@ -125,25 +125,25 @@ def _trace(figure: Figure, layer: Layer) -> dict[str, Any]:
 
 
 def _plotly_axis(axis: Axis, log_ticks: list[float]) -> dict[str, Any]:
-    made: dict[str, Any] = {"title": {"text": _escaped(axis.title)}, "type": "log" if axis.log else "linear"}
+    document: dict[str, Any] = {"title": {"text": _escaped(axis.title)}, "type": "log" if axis.log else "linear"}
     if axis.log:
-        made |= {"tickvals": log_ticks, "ticktext": [f"{tick:g}" for tick in log_ticks]}
+        document |= {"tickvals": log_ticks, "ticktext": [f"{tick:g}" for tick in log_ticks]}
     if axis.ticks:
-        made |= {"tickvals": [place for place, _ in axis.ticks], "ticktext": [_escaped(words) for _, words in axis.ticks]}
-    return made
+        document |= {"tickvals": [place for place, _ in axis.ticks], "ticktext": [_escaped(words) for _, words in axis.ticks]}
+    return document
 
 
 def _escaped(text: str) -> str:
-    """Words as Plotly shows them: it reads a few HTML tags in any text."""
+    """Text escaped for Plotly, which interprets a few HTML tags in any text."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
-    """A figure as PNG or SVG, on white, as papers and slides want it."""
+    """A figure as PNG or SVG on a white background, for papers and slides."""
     import matplotlib as mpl
     from matplotlib.figure import Figure as Canvas
 
-    # The same study gives the same bytes: no date, no random names in the SVG.
+    # The same study gives the same bytes: no date and no random identifiers in the SVG.
     with mpl.rc_context({"svg.hashsalt": figure.name, "text.usetex": False, "text.parse_math": False}):
         canvas = Canvas(figsize=(8, 5), dpi=120, layout="constrained")
         axes = canvas.subplots()
@@ -164,41 +164,41 @@ def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
         axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[1]:
             axes.legend(fontsize=8)
-        written = io.BytesIO()
-        canvas.savefig(written, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return written.getvalue()
+        buffer = io.BytesIO()
+        canvas.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()
 
 
 def _draw(axes: Axes, layer: Layer, figure: Figure) -> None:
-    look, curve = LOOKS[layer.tone], figure.name == "learning-curves"
-    style = "--" if layer.tone in _DASHED else "-"
+    style, curve = LOOKS[layer.tone], figure.name == "learning-curves"
+    dash = "--" if layer.tone in _DASHED else "-"
     if layer.kind == "points":
         if layer.values:
-            drawn = axes.scatter(layer.x, layer.y, c=layer.values, cmap="viridis", s=36, label=layer.name)
-            axes.figure.colorbar(drawn, ax=axes, label=figure.value_name)
+            points = axes.scatter(layer.x, layer.y, c=layer.values, cmap="viridis", s=36, label=layer.name)
+            axes.figure.colorbar(points, ax=axes, label=figure.value_name)
             return
         if layer.low:
             below = [max(y - low, 0.0) for low, y in zip(layer.low, layer.y, strict=True)]
             above = [max(high - y, 0.0) for high, y in zip(layer.high, layer.y, strict=True)]
-            axes.errorbar(layer.x, layer.y, yerr=[below, above], fmt="none", ecolor=look.light, elinewidth=1, capsize=4)
-        hollow = "open" in look.plotly and look.matplotlib not in "x+"
-        colour: dict[str, Any] = {"facecolors": "none", "edgecolors": look.light} if hollow else {"color": look.light}
-        style_of: dict[str, Any] = {
-            "s": look.size**2 * 0.5,
-            "marker": look.matplotlib,
-            "alpha": look.opacity,
-            "label": layer.name + " (numbers: effective batch)" * bool(layer.batches),
+            axes.errorbar(layer.x, layer.y, yerr=[below, above], fmt="none", ecolor=style.light, elinewidth=1, capsize=4)
+        hollow = "open" in style.plotly and style.matplotlib not in "x+"
+        colour: dict[str, Any] = {"facecolors": "none", "edgecolors": style.light} if hollow else {"color": style.light}
+        options: dict[str, Any] = {
+            "s": style.size**2 * 0.5,
+            "marker": style.matplotlib,
+            "alpha": style.opacity,
+            "label": layer.name + " (labels: effective batch)" * bool(layer.batches),
         }
-        axes.scatter(layer.x, layer.y, **style_of, **colour)
+        axes.scatter(layer.x, layer.y, **options, **colour)
         for x, y, batch in zip(layer.x, layer.y, layer.batches, strict=False):
             axes.annotate(batch, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8)
     elif layer.kind == "bars":
-        wide = [high - low for low, high in zip(layer.low, layer.high, strict=True)]
-        axes.barh(layer.y, wide, left=layer.low, height=0.8, color=look.light, edgecolor="white", label=layer.name)
+        widths = [high - low for low, high in zip(layer.low, layer.high, strict=True)]
+        axes.barh(layer.y, widths, left=layer.low, height=0.8, color=style.light, edgecolor="white", label=layer.name)
     elif layer.kind == "band":
-        axes.fill_between(layer.x, layer.low, layer.high, color=look.light, alpha=0.15, lw=0, label=layer.name)
+        axes.fill_between(layer.x, layer.low, layer.high, color=style.light, alpha=0.15, lw=0, label=layer.name)
     elif layer.kind == "steps":
-        axes.step(layer.x, layer.y, where="post", color=look.light, ls=style, label=layer.name)
+        axes.step(layer.x, layer.y, where="post", color=style.light, ls=dash, label=layer.name)
     else:
         label = None if curve else layer.name
-        axes.plot(layer.x, layer.y, color=look.light, ls=style, alpha=look.opacity, lw=1.2 if curve else 1.8, label=label)
+        axes.plot(layer.x, layer.y, color=style.light, ls=dash, alpha=style.opacity, lw=1.2 if curve else 1.8, label=label)

@@ -1,4 +1,4 @@
-"""What a study looks like: its figures as plain data, which a page, a picture and a CSV file are made of alike."""
+"""A study's figures as plain data, from which the page, pictures and CSV files are generated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...store.stored import StoredStudy
 from ..terminal.tables import rule_verdict
 from .powers_of_two import PowersOfTwo, powers_of_two
 
-# What a layer stands for; every drawing gives each its one colour and marker.
+# What a layer represents; each tone has one colour and marker in all drawings.
 Tone = Literal[
     "front",
     "knee",
@@ -41,7 +41,7 @@ Tone = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis by the name of its quantity; `ticks` are (place, words) where numbers say nothing."""
+    """An axis, with the name of its quantity; `ticks` are (position, label) where numbers are not meaningful."""
 
     name: str
     title: str
@@ -51,15 +51,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One kind of things in a figure: points, a line through them, steps, a band from `low` to `high`, bars or a level.
+    """One layer of a figure: points, a line through them, steps, a band from `low` to `high`, or bars.
 
     Args:
-        low, high: of each point's interval, of the band's edges, or where each horizontal bar begins and ends.
-        labels: a few words for each point.
-        trials: the trial that each point is.
-        shown: whether it is to be seen at once, or only when asked for.
-        values: what colours each point, on the figure's own scale.
-        batches: each point's effective batch, printed beside it where nobody can point at it.
+        low, high: each point's interval, the band's edges, or the start and end of each horizontal bar.
+        labels: hover text of each point.
+        trials: trial number of each point.
+        shown: whether it is visible initially, or only when selected in the legend.
+        values: colour value of each point.
+        batches: each point's effective batch, printed next to it in pictures.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: its name in files, a title, what it says in a sentence or two, and layers from back to front."""
+    """A figure: its file name, title, caption (`words`), axes, and layers from back to front."""
 
     name: str
     title: str
@@ -89,14 +89,14 @@ class Figure:
     value_name: str = ""
 
     def log_ticks(self, axis: Literal["x", "y"]) -> list[float]:
-        """Places of round numbers along a log axis, some four to ten of them; none where it holds nothing above 0."""
-        held = [
+        """Round numbers along a log axis, about four to ten of them; none if there are no values above 0."""
+        values = [
             value for layer in self.layers for value in (*getattr(layer, axis), *((layer.low + layer.high) * (axis == "y")))
         ]
-        held = [value for value in held if value > 0 and math.isfinite(value)]
-        if not held:
+        values = [value for value in values if value > 0 and math.isfinite(value)]
+        if not values:
             return []
-        low, high = min(held), max(held)
+        low, high = min(values), max(values)
         decades = math.log10(high / low) if high > low else 0.0
         parts = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -108,29 +108,29 @@ class Figure:
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Its data, a row for each point: what `NAME.csv` holds."""
+        """Its data, one row per point: the content of `NAME.csv`."""
         rows = []
         for layer in self.layers:
-            for place in range(len(layer.x)):
-                row: dict[str, Any] = {"layer": layer.name, self.x.name: layer.x[place], self.y.name: layer.y[place]}
+            for index in range(len(layer.x)):
+                row: dict[str, Any] = {"layer": layer.name, self.x.name: layer.x[index], self.y.name: layer.y[index]}
                 if layer.trials:
-                    row["trial"] = layer.trials[place]
+                    row["trial"] = layer.trials[index]
                 if layer.low:
-                    row |= {"low": layer.low[place], "high": layer.high[place]}
+                    row |= {"low": layer.low[index], "high": layer.high[index]}
                 if layer.values:
-                    row[self.value_name] = layer.values[place]
+                    row[self.value_name] = layer.values[index]
                 rows.append(row)
         return rows
 
 
 @dataclass(frozen=True)
 class StudyFigures:
-    """All that a study's figures are made of, read once; its front needs the study alone.
+    """The data of a study's figures, read once; the front figure needs only the study.
 
     Args:
         curves: (samples seen, accuracy) by trial.
-        attempts: as the database keeps them.
-        profiles: of the device that prices trials, by parameters that change cost; empty where none was kept.
+        attempts: as stored in the database.
+        profiles: of the device that trials are timed for, by parameters that change cost; empty if none is stored.
     """
 
     study: StoredStudy
@@ -149,7 +149,7 @@ class StudyFigures:
 
     @cached_property
     def rates(self) -> BestRates | None:
-        """The best rate at each batch; None where the trials do not tell."""
+        """The best rate at each batch; None if the trials do not determine it."""
         try:
             return self.study.best_rates()
         except StudyFileError:
@@ -160,8 +160,8 @@ class StudyFigures:
         return powers_of_two(self.study, self.profiles)
 
     def all(self) -> list[Figure]:
-        """Those figures that the study has data for, in the order they are read."""
-        made = (
+        """The figures that the study has data for, in reading order."""
+        figures = (
             self.front_figure(),
             self.batch_accuracy(),
             self.batch_time(),
@@ -172,7 +172,7 @@ class StudyFigures:
             self.curves_figure(),
             self.timeline(),
         )
-        return [figure for figure in made if figure is not None and any(layer.x for layer in figure.layers)]
+        return [figure for figure in figures if figure is not None and any(layer.x for layer in figure.layers)]
 
     # The front
 
@@ -180,7 +180,7 @@ class StudyFigures:
         """Accuracy over seconds."""
         front, records = self.front, self.study.records
         members = {trial.number for trial in front.trials}
-        # A setting that was trained several times stands where its mean is.
+        # A setting that was trained several times is drawn at its mean.
         others = [r for r in averaged(records, self.study.spec.objectives) if r.number not in members]
         repeats = [r for r in records if r.outcome == "complete" and r.is_repeat]
         floor = self._floor()
@@ -195,10 +195,8 @@ class StudyFigures:
             self._line("front", front.trials),
             *self._marked(),
         ]
-        how = "the device's known step times" if self._source == "known" else "the clock"
-        words = (
-            f"No trial is both faster and better than a point of the front. Seconds are those of {how}, evaluation left out."
-        )
+        how = "predicted from the device's step times" if self._source == "known" else "measured by the clock"
+        words = f"No trial is both faster and better than a trial on the front. Training time is {how}, without evaluation."
         if any(trial.interval is not None for trial in front.trials):
             words += " Bars are 90 % intervals of the mean over runs with several seeds."
         return Figure(
@@ -223,7 +221,7 @@ class StudyFigures:
         return next((str(r.facts.train_s_source) for r in self.front.trials if r.facts.train_s_source is not None), "measured")
 
     def _floor(self) -> float:
-        """A level under all that was reached, for trials that reached none."""
+        """A level below all accuracies, for trials without one."""
         levels = [float(r.accuracy or 0.0) for r in self.study.records if r.outcome == "complete" and _finite(r.accuracy)]
         if not levels:
             return 0.0
@@ -248,7 +246,7 @@ class StudyFigures:
         )
 
     def _rug(self, outcome: str, tone: Tone, records: Iterable[TrialRecord], floor: float) -> Layer:
-        """Trials that reached no accuracy, at the figure's foot: where their seconds are known, else left out."""
+        """Trials without an accuracy, at the bottom of the figure; those without a time are left out."""
         chosen = [r for r in records if _finite(self.front.seconds(r))]
         return Layer(
             f"{outcome} (no accuracy)",
@@ -262,12 +260,12 @@ class StudyFigures:
         )
 
     def _line(self, name: str, trials: Sequence[TrialRecord], tone: Tone = "front") -> Layer:
-        """What a front holds at every time: its best member's accuracy until the next is reached."""
+        """The best accuracy on a front at every training time."""
         times = tuple(float(self.front.seconds(trial) or 0.0) for trial in trials)
         return Layer(name, "steps", tone, times, tuple(float(trial.accuracy or 0.0) for trial in trials))
 
     def _marked(self) -> Iterator[Layer]:
-        """The front's members as points, then the knee and the baseline."""
+        """The front's trials as points, then the knee and the baseline."""
         front = self.front
         members = self._points("trials on the front", "front", front.trials)
         batch_of = {trial.number: str(trial.settings.get("effective_batch", "")) for trial in front.trials}
@@ -277,13 +275,13 @@ class StudyFigures:
 
     @cached_property
     def baseline(self) -> list[TrialRecord]:
-        """The user's own settings, as trained here; with their mean where they are on the front."""
+        """The baseline trials; with the mean of their runs if they are on the front."""
         members = {trial.number: trial for trial in self.front.trials}
-        begun = [r for r in self.study.records if r.is_baseline and not r.is_repeat and r.outcome == "complete"]
-        return [members.get(r.number, r) for r in begun]
+        complete = [r for r in self.study.records if r.is_baseline and not r.is_repeat and r.outcome == "complete"]
+        return [members.get(r.number, r) for r in complete]
 
     def label(self, record: TrialRecord) -> str:
-        """A trial in a few lines."""
+        """A trial in a few lines, as hover text."""
         values = record.settings
         lines = [f"trial {record.number}" + ("" if record.outcome == "complete" else f", {record.outcome.replace('_', ' ')}")]
         if _finite(record.accuracy):
@@ -292,11 +290,13 @@ class StudyFigures:
                 interval = f" ± {number(record.half_interval)}"
             lines.append(f"{self.front.metric} {number(record.accuracy)}{interval} in {seconds(self.front.seconds(record))}")
         if "effective_batch" in values:
-            lines.append(f"B = {values['effective_batch']}{_made_of(values)}")
+            lines.append(f"effective batch {values['effective_batch']}{_plan_label(values)}")
         if "learning_rate" in values:
             lines.append(f"learning rate {number(values['learning_rate'])} ({values.get('rule', 'constant')})")
         lines += [
-            f"{name} {number(value)}" for name, value in record.parameters.items() if name not in _SAID and value is not None
+            f"{name} {number(value)}"
+            for name, value in record.parameters.items()
+            if name not in _LABELLED and value is not None
         ]
         if record.message and record.outcome != "complete":
             lines.append(record.message.splitlines()[0][:100])
@@ -311,22 +311,22 @@ class StudyFigures:
         return Figure(
             "batch-accuracy",
             f"Effective batch against {self.front.metric}",
-            "Every trial by its batch; the other settings differ as well, so look at the upper edge of the cloud."
+            "All trials by batch. Other settings vary too, so the upper edge of the cloud matters."
             if self.front.direction == "maximize"
-            else "Every trial by its batch; the other settings differ as well, so look at the lower edge of the cloud.",
+            else "All trials by batch. Other settings vary too, so the lower edge of the cloud matters.",
             _BATCH,
             self._accuracy_axis(),
             self._by_batch(lambda r: r.accuracy),
         )
 
     def batch_time(self) -> Figure | None:
-        """Effective batch against seconds of an epoch's worth of samples."""
+        """Effective batch against seconds per 1000 samples."""
         if "effective_batch" not in self.study.spec.searched():
             return None
         return Figure(
             "batch-time",
             "Effective batch against time",
-            "Seconds to train on a thousand samples, so that short and long trainings compare: what the batch itself costs.",
+            "Training time per 1000 samples, so that trainings of different lengths can be compared.",
             _BATCH,
             Axis("seconds_per_1000_samples", "seconds per 1000 samples", log=True),
             self._by_batch(_seconds_per_thousand),
@@ -361,7 +361,7 @@ class StudyFigures:
         return [r for r in self.study.records if r.outcome == "complete" and not r.is_repeat]
 
     def rate_figure(self) -> Figure | None:
-        """Learning rate against batch, with the fitted best rate and the rules through it."""
+        """Learning rate against batch, with the fitted best rate and the scaling rules through it."""
         chosen = [
             r
             for r in self._runs
@@ -383,7 +383,7 @@ class StudyFigures:
         ]
         found = self.rates
         if found is None:
-            words = "Too few trials that learned, or too little spread, to tell which rate is best at which batch."
+            words = "Too few trials that learned, or too little spread, to estimate the best rate at each batch."
         else:
             batches = tuple(float(rate.effective_batch) for rate in found.rates)
             fitted = tuple(rate.learning_rate.value for rate in found.rates)
@@ -397,8 +397,8 @@ class StudyFigures:
                     middle.learning_rate.value * (batch / middle.effective_batch) ** RULE_EXPONENTS[rule] for batch in batches
                 )
                 layers.append(Layer(f"rule {rule}", "line", "limit" if rule == "linear" else "alternative", batches, through))
-            said = rule_verdict(found)
-            words = said[0].upper() + said[1:] + (" " if said.endswith(".") else ". ")
+            verdict = rule_verdict(found)
+            words = verdict[0].upper() + verdict[1:] + (" " if verdict.endswith(".") else ". ")
             words += f"Fitted to {found.trials} trials" + (
                 f"; {found.left_out} that failed to learn are left out." if found.left_out else "."
             )
@@ -427,10 +427,10 @@ class StudyFigures:
         mebi = float(1 << 20)
         sizes = tuple(float(size) for size, _ in law.points)
         predicted = tuple(law.peak_bytes(size) / mebi for size, _ in law.points)
-        layers = [Layer("traced beforehand", "line", "law", sizes, predicted)]
+        layers = [Layer("predicted", "line", "law", sizes, predicted)]
         words = (
             "Peak memory of a training step. "
-            + ("Traced on fake tensors" if law.source == "traced" else "Counted on real tensors")
+            + ("Traced with fake tensors" if law.source == "traced" else "Measured with real tensors")
         ) + " before the first trial."
         assert self._profile is not None
         limit, cap = self._profile.limit_bytes, self._profile.largest_micro_batch
@@ -440,10 +440,8 @@ class StudyFigures:
             ends = (sizes[0], sizes[-1])
             layers.append(Layer("limit", "line", "limit", ends, (limit / mebi,) * 2))
             if headroom:
-                layers.append(Layer("limit less headroom", "line", "alternative", ends, (usable,) * 2))
-            words += (
-                f" The largest micro-batch that fits is {cap}; larger batches take more passes, and the step stays the same."
-            )
+                layers.append(Layer("limit minus headroom", "line", "alternative", ends, (usable,) * 2))
+            words += f" The largest micro-batch that fits is {cap}; larger batches accumulate, and the step stays the same."
         if measured:
             layers.append(
                 Layer(
@@ -460,24 +458,24 @@ class StudyFigures:
             "memory",
             f"Memory on {self._profile.device}",
             words,
-            Axis("micro_batch", "micro-batch (samples of one pass on one device)"),
+            Axis("micro_batch", "micro-batch (samples per forward pass on one device)"),
             Axis("peak_mib", "peak (MiB)"),
             tuple(layers),
         )
 
     def step_time_figure(self) -> Figure | None:
-        """Samples per second against the micro-batch: by the law, timed, and as trials ran."""
+        """Samples per second against the micro-batch: by the step-time law, as timed for it, and as measured in trials."""
         laws = self._profile.step_times if self._profile else ()
         layers = []
         for law, tone in zip(laws, ("law", "alternative", "limit", "front"), strict=False):
-            many = f"{law.devices} device{'s' * (law.devices > 1)}, " if len(laws) > 1 else ""
+            prefix = f"{law.devices} device{'s' * (law.devices > 1)}, " if len(laws) > 1 else ""
             sizes = _between(law.points[0][0], law.points[-1][0])
             rate = tuple(size * law.devices / (law.micro_batch_s(size) + law.update_s) for size in sizes)
-            layers.append(Layer(f"{many}by the law", "line", tone, tuple(map(float, sizes)), rate))  # type: ignore[arg-type]
+            layers.append(Layer(f"{prefix}step-time law", "line", tone, tuple(map(float, sizes)), rate))  # type: ignore[arg-type]
             timed = [one for one in law.timed if one.plan.accumulation == 1]
             layers.append(
                 Layer(
-                    f"{many}timed beforehand",
+                    f"{prefix}timed for the law",
                     "points",
                     tone,  # type: ignore[arg-type]
                     tuple(float(one.plan.largest_micro_batch) for one in timed),
@@ -493,7 +491,7 @@ class StudyFigures:
         ]
         layers.append(
             Layer(
-                "trials, by the clock",
+                "trials, measured",
                 "points",
                 "measured",
                 tuple(float(r.facts.micro_batch or 0) for r in ran),
@@ -502,23 +500,23 @@ class StudyFigures:
                 trials=tuple(r.number for r in ran),
             )
         )
-        trust = [law.interval for law in laws if law.interval is not None]
-        words = "Speed of whole steps without accumulation."
-        if trust:
-            words += f" The law was timed on an idle device, good to ± {max(trust):.1%}; trials beside others may run slower."
+        intervals = [law.interval for law in laws if law.interval is not None]
+        words = "Throughput of whole steps without accumulation."
+        if intervals:
+            words += f" The law was fitted on an idle device, to ± {max(intervals):.1%}; concurrent trials may run slower."
         return Figure(
             "step-time",
-            "Speed against the micro-batch",
+            "Throughput against the micro-batch",
             words,
-            Axis("micro_batch", "micro-batch (samples of one pass on one device)", log=True),
+            Axis("micro_batch", "micro-batch (samples per forward pass on one device)", log=True),
             Axis("samples_per_s", "samples per second"),
             tuple(layer for layer in layers if layer.x),
         )
 
-    # What else
+    # Further figures
 
     def powers_figure(self) -> Figure | None:
-        """What a search among powers of two would have given from the same trials."""
+        """What a search over powers of two would have found."""
         found = self.powers_of_two
         if found is None:
             return None
@@ -527,12 +525,12 @@ class StudyFigures:
             replace(self._points("any integer, trials", "front", self.front.trials), low=(), high=()),
         ]
         if found.moved is not None:
-            layers.append(self._line("moved to the nearest power of two", found.moved.trials, "alternative"))
+            layers.append(self._line("at the nearest power of two", found.moved.trials, "alternative"))
         if found.kept.trials:
-            layers.append(self._points("trials that had one", "limit", found.kept.trials))
+            layers.append(self._points("trials with a power of two", "limit", found.kept.trials))
         return Figure(
             "powers-of-two",
-            "What powers of two alone would have given",
+            "If the batch were limited to powers of two",
             found.words,
             self._time_axis(),
             self._accuracy_axis(),
@@ -540,7 +538,7 @@ class StudyFigures:
         )
 
     def curves_figure(self) -> Figure:
-        """Accuracy while training."""
+        """Accuracy during training."""
         front, members = self.front, {trial.number for trial in self.front.trials}
         by_number = {r.number: r for r in self.study.records}
         layers: list[Layer] = []
@@ -567,7 +565,7 @@ class StudyFigures:
         return Figure(
             "learning-curves",
             "Learning curves",
-            "Each trial's evaluations over its own training time; those on the front stand out.",
+            "Each trial's evaluations over its training time; trials on the front are highlighted.",
             self._time_axis(),
             self._accuracy_axis(),
             tuple(layers),
@@ -586,15 +584,15 @@ class StudyFigures:
         if not spans:
             return None
         spans.sort(key=lambda span: span[:2])
-        begun = spans[0][0]
+        first = spans[0][0]
         lanes: dict[str, list[float]] = {}
         placed = []
         for start, end, host, record, outcome in spans:
             ends = lanes.setdefault(host, [])
-            # The overlap of a fraction of a second between an attempt's end and the next one's start is bookkeeping.
-            lane = next((place for place, busy in enumerate(ends) if busy <= start + 0.5), len(ends))
+            # Ignore an overlap of a fraction of a second between an attempt's end and the next one's start.
+            lane = next((index for index, busy in enumerate(ends) if busy <= start + 0.5), len(ends))
             ends[lane : lane + 1] = [end]
-            placed.append((host, lane, start - begun, end - begun, record, outcome))
+            placed.append((host, lane, start - first, end - first, record, outcome))
         order = {
             place: row for row, place in enumerate((host, lane) for host, ends in lanes.items() for lane in range(len(ends)))
         }
@@ -618,14 +616,14 @@ class StudyFigures:
             )
         counts = Counter(host for host, _ in order)
         words = (
-            f"{len(placed)} attempt{'s' * (len(placed) != 1)}. A bar begins when its attempt was handed out: "
-            "the one asked ahead waits for its place."
+            f"{len(placed)} attempt{'s' * (len(placed) != 1)}. A bar starts when its attempt was scheduled: "
+            "one attempt is scheduled ahead and waits for a free device."
         )
         return Figure(
             "timeline",
             "Trials on devices",
             words,
-            Axis("elapsed_s", "seconds since the first trial began"),
+            Axis("elapsed_s", "seconds since the first trial started"),
             Axis(
                 "place",
                 "",
@@ -638,7 +636,7 @@ class StudyFigures:
 
 
 _BATCH = Axis("effective_batch", "effective batch (samples of one optimizer step)", log=True)
-_SAID = frozenset({"effective_batch", "reference_rate", "rule", "accumulation", "devices"})
+_LABELLED = frozenset({"effective_batch", "reference_rate", "rule", "accumulation", "devices"})
 _FAILED_TONES: dict[str, Tone] = {"diverged": "diverged", "infeasible": "infeasible", "error": "failed"}
 _OUTCOME_TONES: dict[str, Tone] = {
     "complete": "front",
@@ -659,13 +657,13 @@ def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _made_of(values: Mapping[str, Any]) -> str:
-    """How a batch is made, in a bracket."""
+def _plan_label(values: Mapping[str, Any]) -> str:
+    """A batch's plan, in brackets."""
     if "micro_batch" not in values:
         return ""
-    devices, micro_batches = int(values.get("devices", 1)), int(values.get("accumulation", 1))
-    parts = [f"up to {values['micro_batch']} a pass" if devices * micro_batches > 1 else "one pass"]
-    parts += [f"{micro_batches} passes"] * (micro_batches > 1) + [f"{devices} devices"] * (devices > 1)
+    devices, accumulation = int(values.get("devices", 1)), int(values.get("accumulation", 1))
+    parts = [f"micro-batch {values['micro_batch']}"]
+    parts += [f"accumulation {accumulation}"] * (accumulation > 1) + [f"{devices} devices"] * (devices > 1)
     return f" ({', '.join(parts)})"
 
 
@@ -675,11 +673,11 @@ def _seconds_per_thousand(record: TrialRecord) -> float | None:
 
 
 def _between(low: int, high: int, most: int = 60) -> list[int]:
-    """Sizes from low to high, evenly spread on a log scale."""
+    """Sizes from low to high, evenly spaced on a log scale."""
     return sorted({round(low * (high / low) ** (part / (most - 1))) for part in range(most)})
 
 
 def _instant(text: str) -> float:
-    """Seconds since 1970 of a time as the database keeps it."""
+    """A stored time in seconds since 1970."""
     when = datetime.fromisoformat(text)
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

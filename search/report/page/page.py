@@ -1,4 +1,4 @@
-"""`bsearch report`: a study as one HTML file that opens anywhere, without a network."""
+"""`bsearch report`: a study as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ..terminal.tables import front_summary
 from .draw import LOOKS, picture, plotly_document
 from .figures import Figure
 
-# How near the best "nearly as good" is.
+# A trial within this share of the best metric is "nearly the best".
 NEAR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A point that most users want, by the name they know it by."""
+    """A trial that most users look for, and the name it is offered by."""
 
     name: str
     trial: TrialRecord
@@ -43,73 +43,73 @@ class Pick:
 
 
 def picks(front: ParetoFront) -> list[Pick]:
-    """The fastest nearly as good as the best, the knee and the best; each trial once, under its first name."""
+    """The fastest trial that is nearly as good as the best, the knee and the best; each trial once, under its first name."""
     if not front.trials:
         return []
     best = front.trials[-1]
     near = fastest_within(front, NEAR)
     named = [
-        ("Nearly the best, sooner", near, f"the fastest within {NEAR:.0%} of the best {front.metric}"),
+        ("Nearly the best, faster", near, f"the fastest within {NEAR:.0%} of the best {front.metric}"),
         (
             "Knee",
             next((trial for trial in front.trials if trial.number == front.knee), None),
-            "where more time begins to buy little",
+            "beyond it, more time gains little",
         ),
-        ("Best", best, f"the best {front.metric} that was found"),
+        ("Best", best, f"the best {front.metric} found"),
     ]
     if near.number == best.number:
         named = [("Best", best, f"the best {front.metric}; nothing faster comes within {NEAR:.0%} of it"), named[1]]
-    told: dict[int, Pick] = {}
+    chosen: dict[int, Pick] = {}
     for name, trial, words in named:
-        if trial is not None and trial.number not in told:
-            told[trial.number] = Pick(name, trial, words)
-    return sorted(told.values(), key=lambda pick: front.seconds(pick.trial) or 0.0)
+        if trial is not None and trial.number not in chosen:
+            chosen[trial.number] = Pick(name, trial, words)
+    return sorted(chosen.values(), key=lambda pick: front.seconds(pick.trial) or 0.0)
 
 
 def faster_words(front: ParetoFront) -> Iterator[str]:
-    """What it costs to train in a half, a quarter, an eighth of the best's time, a sentence each."""
+    """What training in 1/2, 1/4, 1/8 or 1/16 of the best trial's time costs, one sentence each."""
     if len(front.trials) < 2:
         return
     best = front.trials[-1]
     best_s = front.seconds(best)
     assert best_s is not None and best.accuracy is not None
-    said: set[int] = {best.number}
+    listed: set[int] = {best.number}
     for part in (2, 4, 8, 16):
         within = [trial for trial in front.trials if (front.seconds(trial) or math.inf) <= best_s / part]
         if not within:
             return
         trial = within[-1]
-        if trial.number in said:
+        if trial.number in listed:
             continue
-        said.add(trial.number)
+        listed.add(trial.number)
         assert trial.accuracy is not None
         yield (
-            f"In 1/{part} of the best's time ({seconds(front.seconds(trial))} instead of {seconds(best_s)}): "
+            f"In 1/{part} of the best trial's time ({seconds(front.seconds(trial))} instead of {seconds(best_s)}): "
             f"{front.metric} {number(trial.accuracy)} instead of {number(best.accuracy)} (trial {trial.number})."
         )
 
 
 def batch_norm_note(front: ParetoFront) -> str | None:
-    """A sentence where BatchNorm saw less than the step; None where it saw all of it."""
-    ghosts = [trial for trial in front.trials if (trial.facts.ghost_batch or math.inf) < trial.settings["effective_batch"]]
-    if not ghosts:
+    """A note if BatchNorm saw less than the whole step; else None."""
+    partial = [trial for trial in front.trials if (trial.facts.ghost_batch or math.inf) < trial.settings["effective_batch"]]
+    if not partial:
         return None
-    names = ", ".join(str(trial.number) for trial in ghosts)
+    names = ", ".join(str(trial.number) for trial in partial)
     return (
-        f"BatchNorm saw a micro-batch, not the whole step, in trial{'s' * (len(ghosts) > 1)} {names}: "
+        f"BatchNorm saw a micro-batch, not the whole step, in trial{'s' * (len(partial) > 1)} {names}: "
         "keep their micro-batch when you use their settings."
     )
 
 
 def _settings(record: TrialRecord) -> list[tuple[str, str]]:
-    """What somebody types into a trainer, by the study's own names."""
+    """The settings to enter into a trainer, by the study's names."""
     values = record.settings
-    names = [name for name in _TYPED if name in values]
-    names += sorted(name for name in record.parameters if name not in {*_TYPED, "reference_rate", "exponent", "noise_batch"})
+    names = [name for name in _ENTERED if name in values]
+    names += sorted(name for name in record.parameters if name not in {*_ENTERED, "reference_rate", "exponent", "noise_batch"})
     return [(name, _exact(values[name])) for name in names]
 
 
-_TYPED = (*PLAN_COLUMNS, "weight_decay", "optimizer", "epochs", "samples_budget", "steps", "seed")
+_ENTERED = (*PLAN_COLUMNS, "weight_decay", "optimizer", "epochs", "samples_budget", "steps", "seed")
 
 
 def _exact(value: Any) -> str:
@@ -117,7 +117,7 @@ def _exact(value: Any) -> str:
 
 
 def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
-    """The page as HTML, everything in it: scripts, styles and data."""
+    """The page as HTML, including all scripts, styles and data."""
     front = study.front
     settings = {record.number: record for record in study.records}
     settings |= {record.number: record for record in averaged(study.records, study.spec.objectives)}
@@ -128,8 +128,8 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
     chosen = picks(front)
     data = {
         "figures": [plotly_document(figure) for figure in figures],
-        "csv": {name: csv_text(held) for name, held in figure_rows.items()} | {"trials": _trials_csv(study)},
-        "tones": {tone: {"light": look.light, "dark": look.dark} for tone, look in LOOKS.items()},
+        "csv": {name: csv_text(rows_of) for name, rows_of in figure_rows.items()} | {"trials": _trials_csv(study)},
+        "tones": {tone: {"light": style.light, "dark": style.dark} for tone, style in LOOKS.items()},
         "trials": {trial: _picked(record, front) for trial, record in settings.items()},
         "exports": {trial.number: _exports(study, trial) for trial in front.trials},
         "first": next((pick.trial.number for pick in chosen), None),
@@ -179,15 +179,15 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
     )
 
 
-# Of a figure's data on the page; its CSV holds all.
+# Rows of a figure's data shown on the page; its CSV holds all.
 _MOST_ROWS = 200
 
 
 def _words(study: StoredStudy) -> Iterator[str]:
     yield from front_summary(study)
-    said = batch_norm_note(study.front)
-    if said:
-        yield said
+    note = batch_norm_note(study.front)
+    if note:
+        yield note
 
 
 def _picked(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
@@ -205,15 +205,15 @@ def _picked(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
 
 
 def _exports(study: StoredStudy, record: TrialRecord) -> dict[str, dict[str, Any]]:
-    """A member's settings for every framework that has words for them."""
-    made: dict[str, dict[str, Any]] = {}
+    """A trial's settings for every framework that can express them."""
+    exports: dict[str, dict[str, Any]] = {}
     with suppress(StudyFileError):  # it was trained outside `bsearch run`
         settings = chosen_settings(study, record, "chosen in the report")
         for name, write in FRAMEWORKS.items():
             with suppress(BsearchError):
                 pasted = write(settings)
-                made[name] = {"text": pasted.text, "notes": list(pasted.notes)}
-    return made
+                exports[name] = {"text": pasted.text, "notes": list(pasted.notes)}
+    return exports
 
 
 def _trials_csv(study: StoredStudy) -> str:
@@ -221,20 +221,20 @@ def _trials_csv(study: StoredStudy) -> str:
 
 
 def _script_json(data: Mapping[str, Any]) -> Markup:
-    """JSON that may stand inside a script element, whatever its strings hold."""
+    """JSON that is safe inside a script element, whatever its strings contain."""
     text = json.dumps(_finite(data), allow_nan=False, default=_number)
     for mark in "<>&\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
-    return Markup(text)  # noqa: S704 - no < is left in it
+    return Markup(text)  # noqa: S704 - contains no <
 
 
 def _number(value: Any) -> Any:
-    """NumPy's numbers as Python's."""
+    """NumPy numbers as Python numbers."""
     return value.item() if hasattr(value, "item") else str(value)
 
 
 def _finite(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON has not."""
+    """The same with NaN and infinities replaced by None, since JSON has neither."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -243,7 +243,7 @@ def _finite(value: Any) -> Any:
 
 
 def write_figures(figures: Iterable[Figure], folder: Path) -> Iterator[Path]:
-    """Write figures into a folder as NAME.png, NAME.svg and NAME.csv, and tell each file that is there.
+    """Write figures into a folder as NAME.png, NAME.svg and NAME.csv, and yield each file.
 
     Raises:
         OutputError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""What a search over powers of two would have found, as far as the trials of a search over all integers show."""
+"""What a search over powers of two would have found, estimated from the trials of a search over all integers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class PowersOfTwo:
     """The two fronts that can be estimated, and a sentence on each.
 
     Args:
-        kept: of the trials whose batch was a power of two.
-        moved: of all trials, each at the power of two nearest to its batch: with its time there by the step-time law, and
-            its accuracy as it was, which flatters some and wrongs others; None where no law is known.
+        kept: front of the trials whose batch is a power of two.
+        moved: front of all trials at the power of two nearest to their batch: the training time is predicted by the step-time
+            law, the accuracy is left unchanged, which may be too high or too low; None without a step-time law.
     """
 
     kept: ParetoFront
@@ -30,39 +30,39 @@ class PowersOfTwo:
 
 
 def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> PowersOfTwo | None:
-    """Both fronts of a study that searched the batch; None where there is nothing to compare."""
+    """Both fronts of a study that searched the batch; None if there is nothing to compare."""
     spec, front = study.spec, study.front
     if "effective_batch" not in spec.searched() or len(front.trials) < 2:
         return None
     ended = [record for record in study.records if record.outcome == "complete" and "effective_batch" in record.settings]
-    kept = [record for record in ended if _is_power(int(record.settings["effective_batch"]))]
-    kept_front = study_front(kept, spec.objectives)
+    powers = [record for record in ended if _is_power(int(record.settings["effective_batch"]))]
+    powers_front = study_front(powers, spec.objectives)
     settings = [record for record in ended if not record.is_repeat]
     count = sum(_is_power(int(record.settings["effective_batch"])) for record in settings)
-    words = f"{count} of {len(settings)} settings had a power of two as their batch"
-    if kept_front.trials:
-        words += f"; their front alone holds {_share(kept_front, front):.0%} of the hypervolume."
+    words = f"{count} of {len(settings)} settings have a power of two as their batch"
+    if powers_front.trials:
+        words += f"; their front alone holds {_share(powers_front, front):.0%} of the hypervolume."
     else:
         words += "."
-    seconds = known_seconds(spec, profiles) if profiles else None
-    if seconds is None:
-        return PowersOfTwo(kept_front, None, words)
-    moved = []
+    predicted_s = known_seconds(spec, profiles) if profiles else None
+    if predicted_s is None:
+        return PowersOfTwo(powers_front, None, words)
+    moved_trials = []
     means = {trial.number: trial for trial in front.trials}
     for record in settings:
         batch = int(record.settings["effective_batch"])
         parameters = {**record.parameters, "effective_batch": _nearest_power(batch)}
-        there_s = seconds(parameters)
-        if math.isfinite(there_s):
-            many = (record.facts.devices or 1) if spec.objectives.speed == "device_s" else 1
+        moved_s = predicted_s(parameters)
+        if math.isfinite(moved_s):
+            devices = (record.facts.devices or 1) if spec.objectives.speed == "device_s" else 1
             mean = means.get(record.number, record)
-            moved.append(replace(mean, train_s=there_s / many))
-    moved_front = front_of(moved, front.metric, front.direction, front.speed)
+            moved_trials.append(replace(mean, train_s=moved_s / devices))
+    moved_front = front_of(moved_trials, front.metric, front.direction, front.speed)
     words += (
-        f" If every trial used the power of two nearest to its batch, at its known time there and with its accuracy "
+        f" If every trial used the power of two nearest to its batch, with its predicted time there and its accuracy "
         f"unchanged, the front would hold {_share(moved_front, front):.0%}: an estimate, whereas the first figure is a count."
     )
-    return PowersOfTwo(kept_front, moved_front, words)
+    return PowersOfTwo(powers_front, moved_front, words)
 
 
 def _is_power(batch: int) -> bool:
@@ -70,7 +70,7 @@ def _is_power(batch: int) -> bool:
 
 
 def _nearest_power(batch: int) -> int:
-    """The power of two at the least ratio.
+    """The nearest power of two on a log scale.
 
     >>> _nearest_power(90), _nearest_power(91), _nearest_power(500)
     (64, 128, 512)
@@ -79,26 +79,26 @@ def _nearest_power(batch: int) -> int:
 
 
 def _share(front: ParetoFront, whole: ParetoFront) -> float:
-    """Hypervolume of a front in shares of another's, time on a log scale, over the other's slowest and worst member."""
-    corner = _corner(whole)
-    return _volume(front, corner) / (_volume(whole, corner) or 1.0)
+    """Hypervolume of a front relative to another's, with time on a log scale and a reference point set by the other front."""
+    reference = _reference_point(whole)
+    return _volume(front, reference) / (_volume(whole, reference) or 1.0)
 
 
-def _corner(front: ParetoFront) -> tuple[float, float]:
+def _reference_point(front: ParetoFront) -> tuple[float, float]:
     sign = -1.0 if front.direction == "maximize" else 1.0
     points = [(math.log(front.seconds(trial) or 1.0), sign * (trial.accuracy or 0.0)) for trial in front.trials]
     slowest, worst = (max(values) for values in zip(*points, strict=True))
     fastest, best = (min(values) for values in zip(*points, strict=True))
-    # A tenth beyond, so that the ends count as well.
+    # 10 % beyond the slowest and worst, so that the end points contribute too.
     return slowest + 0.1 * (slowest - fastest), worst + 0.1 * (worst - best)
 
 
-def _volume(front: ParetoFront, corner: tuple[float, float]) -> float:
+def _volume(front: ParetoFront, reference: tuple[float, float]) -> float:
     sign = -1.0 if front.direction == "maximize" else 1.0
-    volume, level = 0.0, corner[1]
+    volume, level = 0.0, reference[1]
     for trial in front.trials:  # fastest first, so worst first
         time, loss = math.log(front.seconds(trial) or 1.0), sign * (trial.accuracy or 0.0)
-        if time < corner[0] and loss < level:
-            volume += (corner[0] - time) * (level - loss)
+        if time < reference[0] and loss < level:
+            volume += (reference[0] - time) * (level - loss)
             level = loss
     return volume

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ....spaces.domain import values_of
-from ....spaces.planning import legal_batches_sentence
+from ....spaces.planning import feasible_batches_sentence
 from ....spaces.readable import number, seconds
 from ....spaces.study import StudySpec
 from ...run.check import CheckedStudy
@@ -58,7 +58,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
             number(plan.effective_batch / plan.step_s),
         )
     yield table
-    yield legal_batches_sentence(spec, checked.legal, profiles.values())
+    yield feasible_batches_sentence(spec, checked.feasible, profiles.values())
     over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
     timing_s = len(profiles) * len(profile.step_times) * spec.budget.profile_s
     before = f"; before the first, timing steps takes up to about {seconds(float(timing_s))}" if timing_s else ""

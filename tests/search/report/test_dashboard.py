@@ -23,7 +23,7 @@ import yaml
 from bsearch.cli import main
 from bsearch.search.report.notes import code, code_block, escaped, trial_note
 from bsearch.search.store.stored import StoredStudy
-from bsearch.spaces.trial import ParetoFront, TrialRecord
+from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from click.testing import CliRunner
 from conftest import TASKS, small_study
 from hypothesis import given
@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 pytest.importorskip("optuna_dashboard")
 
 # A loss that counts, one that diverges, one that raises, one that no rule allows.
-START = [
+BASELINE = [
     {"effective_batch": batch, "reference_rate": 0.02, "rule": rule, "epochs": 2}
     for batch, rule in ((32, "sqrt"), (33, "sqrt"), (35, "sqrt"), (399, "adam_sde"))
 ]
@@ -54,7 +54,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rule": ["adam_sde", "sqrt"],
         "epochs": {"low": 1, "high": 3},
     }
-    study = small_study(task=f"{TASKS}:EveryFate", space=space, start=START, budget={"trials": 12})
+    study = small_study(task=f"{TASKS}:EveryFate", space=space, baseline=BASELINE, budget={"trials": 12})
     path.write_text(yaml.safe_dump(study))
     bsearch("run", path, "--serial")
     return path
@@ -115,10 +115,10 @@ def test_the_study_is_served_with_its_names_its_front_and_its_fates(study: Path)
             assert feasible == (record.outcome not in ("diverged", "infeasible")), record
             assert "message" not in [one["key"] for one in trials[record.number]["user_attrs"]]
         notes = [trials[number]["note"]["body"] for number in range(4)]
-        assert "B = 32 samples a step" in notes[0] and "rule sqrt from 0.02 at batch 32" in notes[0]
+        assert "Effective batch 32" in notes[0] and "rule sqrt from 0.02 at batch 32" in notes[0]
         assert notes[1].startswith("**Diverged**: `train_loss was not finite after 33 of")
         assert notes[2].startswith("**Failed**: ``") and "Traceback (most recent call last)" in notes[2]
-        assert notes[3].startswith("**Infeasible**, so it was not trained: `rule adam_sde: expected kappa")
+        assert notes[3].startswith("**Infeasible**, not trained: `rule adam_sde: expected kappa")
         assert f"--to hf --trial {front[0]}`" in trials[front[0]]["note"]["body"]
         # A page that knows the first trials asks for the others, and is told the whole front.
         newest = study_document(address, "?after=11")
@@ -126,11 +126,11 @@ def test_the_study_is_served_with_its_names_its_front_and_its_fates(study: Path)
         assert [trial["number"] for trial in newest["best_trials"]] == front
         for _ in range(150):  # the sentences take a while
             note = study_document(address)["note"]["body"]
-            if "reload this page" not in note:
+            if "Still computing" not in note:
                 break
             time.sleep(0.2)
         assert f"## small: 12 of 12 trials, {len(front)} on the front" in note
-        assert "Best accuracy: " in note and "- Your setting today (trial 0" in note
+        assert "Best accuracy: " in note and "- Baseline (trial 0" in note
         assert f"bsearch export {study} --to hf" in note
 
 
@@ -206,7 +206,7 @@ def test_a_port_that_is_taken_is_told(study: Path) -> None:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(main, ["dashboard", str(study), "--port", str(port)])
     assert result.exit_code == 1
-    assert f"port {port}: Address already in use. Name another with --port, or 0" in result.output
+    assert f"port {port}: Address already in use. Choose another port, or 0" in result.output
 
 
 # ---------------------------------------------------------------- notes
@@ -255,21 +255,21 @@ def test_no_line_ends_a_block_of_code(text: str) -> None:
 @pytest.mark.parametrize(
     ("outcome", "facts", "words"),
     [
-        ("stopped", {}, "**Stopped**: it could no longer reach the front at its own time. `why`"),
-        ("interrupted", {"continued_by": 8}, "**Interrupted**: `why`. Trial 8 goes on from there."),
-        ("out_of_memory", {}, "**Out of memory**, and no smaller plan was left: `why`"),
+        ("stopped", {}, "**Stopped** early: unlikely to reach the front at its training time. `why`"),
+        ("interrupted", {"continued_by": 8}, "**Interrupted**: `why`. Trial 8 continues it."),
+        ("out_of_memory", {}, "**Out of memory**, with no smaller plan left to try: `why`"),
         ("running", {}, "**Running.**"),
-        ("waiting", {}, "**Waiting** to be started."),
-        ("complete", {"repeats": 3, "seed": 1}, "**Trains trial 3 again with seed 1**: accuracy 0.9 in 2 s of training."),
+        ("waiting", {}, "**Waiting** to start."),
+        ("complete", {"repeats": 3, "seed": 1}, "**Repeats trial 3 with seed 1**: accuracy 0.9 in 2 s of training."),
     ],
 )
 def test_a_note_tells_how_a_trial_came_out(begun: Path, outcome: Any, facts: dict[str, Any], words: str) -> None:
     plan = {"effective_batch": 500, "accumulation": 3, "devices": 1, "learning_rate": 0.1}
-    record = TrialRecord(7, outcome, {"reference_rate": 0.02, "width": "a|b"}, plan | facts, 2.0, 0.9, "why")
+    record = TrialRecord(7, outcome, {"reference_rate": 0.02, "width": "a|b"}, TrialFacts.of(plan | facts), 2.0, 0.9, "why")
     spec = StoredStudy.open(str(begun)).spec
     note = trial_note(record, spec, ParetoFront(()), study="study.yaml")
     assert note.startswith(words)
-    assert "B = 500 samples a step, as 167+167+166." in note
+    assert "Effective batch 500 = 167+167+166." in note
     assert "Parameters: `width = a|b`." in note
 
 

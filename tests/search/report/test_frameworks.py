@@ -265,14 +265,14 @@ def script_of(settings: ChosenSettings, task: Net) -> dict[str, Any]:
     """The pasted script with the task's data and model, in the trial's order."""
     script = program(settings, "pytorch")
     data = task.data(settings.setup)
-    script["data"] = lambda: (data.train, data.evaluation)
+    script["data"] = lambda: (data.train, data.validation)
     script["model"] = lambda: task.model(settings.setup)
     script["order"] = lambda samples, epoch: epoch_order(samples, settings.setup.seed, epoch).tolist()
     return script
 
 
 @pytest.mark.parametrize("kind", ["samples", "ignored", "weights"])
-@pytest.mark.parametrize(("batch", "passes", "clip_norm"), [(32, 1, None), (33, 2, 0.5), (47, 3, None), (100, 4, 1.0)])
+@pytest.mark.parametrize(("batch", "micro_batches", "clip_norm"), [(32, 1, None), (33, 2, 0.5), (47, 3, None), (100, 4, 1.0)])
 def test_the_script_trains_to_the_parameters_that_bsearch_trained_to(
     kind: str, batch: int, micro_batches: int, clip_norm: float | None
 ) -> None:
@@ -432,8 +432,8 @@ def test_what_a_database_does_not_hold_or_holds_wrongly_is_told(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--to", "hf", "--format", "csv"], "--format and --what are of the front's table"),
-        (["--to", "hf", "--what", "trials"], "--format and --what are of the front's table"),
+        (["--to", "hf", "--format", "csv"], "--format and --what are for tables"),
+        (["--to", "hf", "--what", "trials"], "--format and --what are for tables"),
         (["--trial", "1"], "choose a trial for --to"),
         (["--within", "1%"], "choose a trial for --to"),
         (["--to", "hf", "--within", "110%"], "expected a share from 0 up to 1, got '110%'"),

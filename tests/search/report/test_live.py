@@ -21,7 +21,7 @@ import pyte
 import pytest
 from bsearch.search.report.terminal.live import Picture
 from bsearch.search.run.view import RunningTrial, StudyView
-from bsearch.spaces.trial import ParetoFront, TrialRecord
+from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from conftest import BSEARCH, TASKS
 from rich.console import Console
 
@@ -128,7 +128,7 @@ def test_ctrl_c_gives_the_terminal_back_as_it_was(slow: Path) -> None:
         seen.until("1/3 trials")
         seen.process.send_signal(signal.SIGINT)
         assert seen.end() == 130
-        assert "To go on:" in seen.text()
+        assert "To resume:" in seen.text()
         assert not seen.screen.cursor.hidden
         assert b"\x1b[?1049h" not in seen.written  # nor was another screen in between
 
@@ -217,7 +217,7 @@ def test_a_watcher_goes_when_it_is_told_to_or_when_the_driver_is_gone(study_file
             seen.until("run by process")
             seen.process.send_signal(signal.SIGINT)
             assert seen.end() == 130
-            assert "no longer watching; the study goes on" in seen.text()
+            assert "stopped watching; the study goes on" in seen.text()
             assert not seen.screen.cursor.hidden
         assert driver.poll() is None
         with terminal(BSEARCH, "show", path, "--watch", "--every", "0.2", columns=200, rows=50) as seen:
@@ -252,9 +252,9 @@ def held(database: Path) -> bool:
 
 
 def many_trials(count: int) -> StudyView:
-    settings = {"effective_batch": 123456, "learning_rate": 1.234e-05, "rule": "linear", "epochs": 3}
+    facts = TrialFacts(effective_batch=123456, learning_rate=1.234e-05, rule="linear", epochs=3)
     records = tuple(
-        TrialRecord(number, "complete", {}, settings, 10.0 * 1.1**number, 0.5 + number / 1000) for number in range(count)
+        TrialRecord(number, "complete", {}, facts, 10.0 * 1.1**number, 0.5 + number / 1000) for number in range(count)
     )
     running = tuple(
         RunningTrial(count + index, "a-host-with-a-long-name.example.org (10.0.0.1) gpu", 4096, 0.1, 0.5, 0.7, 12.0)
@@ -288,7 +288,7 @@ def test_the_least_needed_is_left_out_first() -> None:
         return came.get()
 
     assert "30/400 trials, 1 min 40 s so far, about 1 h 6 min left" in drawn(120, 40)
-    assert "(o front, * yours)" in drawn(120, 40)
+    assert "(o front, * baseline)" in drawn(120, 40)
     assert "30 complete, 3 out of memory" in drawn(80, 24)
-    assert "(o front, * yours)" not in drawn(40, 12)
+    assert "(o front, * baseline)" not in drawn(40, 12)
     assert "30/400" in drawn(80, 3)

@@ -21,7 +21,7 @@ from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.report.page.page import faster_words, picks, report_page
 from bsearch.search.report.page.powers_of_two import powers_of_two
 from bsearch.search.store.stored import StoredStudy
-from bsearch.spaces.trial import TrialRecord
+from bsearch.spaces.trial import TrialFacts, TrialRecord
 from click.testing import CliRunner
 from conftest import TASKS, small_study
 
@@ -122,7 +122,7 @@ def test_the_front_figure_holds_every_trial_that_has_a_place(study: StoredStudy)
     ended = {record.number for record in study.records if record.outcome == "complete"}
     assert ended <= shown
     assert {record.number for record in study.records if record.outcome == "diverged" and record.train_s} <= shown
-    assert layers["your setting today"].trials == (0,)
+    assert layers["baseline"].trials == (0,)
 
 
 def test_only_a_study_with_profiles_has_memory_and_speed(tmp_path: Path) -> None:
@@ -141,12 +141,12 @@ def test_the_command_writes_page_and_figures(study_path: Path, tmp_path: Path) -
 
 
 def front(*points: tuple[float, float]) -> Any:
-    return front_of([TrialRecord(n, "complete", {"effective_batch": 8}, {}, *pair) for n, pair in enumerate(points)])
+    return front_of([TrialRecord(n, "complete", {"effective_batch": 8}, TrialFacts(), *pair) for n, pair in enumerate(points)])
 
 
 def test_the_picks_are_the_points_most_users_want_each_once() -> None:
     chosen = picks(front((1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9)))
-    assert [(pick.name, pick.trial.number) for pick in chosen] == [("Knee", 1), ("Nearly the best, sooner", 2), ("Best", 3)]
+    assert [(pick.name, pick.trial.number) for pick in chosen] == [("Knee", 1), ("Nearly the best, faster", 2), ("Best", 3)]
     assert [pick.trial.number for pick in picks(front((1, 0.5)))] == [0]
     assert picks(front()) == []
 
@@ -154,7 +154,7 @@ def test_the_picks_are_the_points_most_users_want_each_once() -> None:
 def test_being_faster_is_priced_by_the_front() -> None:
     said = list(faster_words(front((1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9))))
     assert len(said) == 2  # at 1/2 and 1/4 of the time it is the same trial
-    assert said[0] == "In 1/2 of the best's time (10 s instead of 40 s): accuracy 0.895 instead of 0.9 (trial 2)."
+    assert said[0] == "In 1/2 of the best trial's time (10 s instead of 40 s): accuracy 0.895 instead of 0.9 (trial 2)."
     assert "(trial 1)" not in said[0]
 
 

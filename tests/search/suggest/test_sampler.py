@@ -62,7 +62,7 @@ def test_rounded_points_decode_to_themselves() -> None:
     """The slow twin: decoded and encoded again, one by one."""
     transform = SpaceTransform(SPACE)
     points = np.random.default_rng(0).random((200, transform.width))
-    assert transform.round_to_legal(points) == pytest.approx(
+    assert transform.round_to_feasible(points) == pytest.approx(
         np.array([transform.encode(transform.decode(point)) for point in points]), abs=1e-12
     )
 

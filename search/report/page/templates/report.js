@@ -2,27 +2,27 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
-  const asked = matchMedia("(prefers-color-scheme: dark)");
+  const preferred = matchMedia("(prefers-color-scheme: dark)");
   const button = document.getElementById("theme");
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   let picked = data.first;
 
   function colour(tone) { return data.tones[tone][root.classList.contains("dark") ? "dark" : "light"]; }
-  function faint(hex, share) { return hex + Math.round(share * 255).toString(16).padStart(2, "0"); }
+  function translucent(hex, opacity) { return hex + Math.round(opacity * 255).toString(16).padStart(2, "0"); }
 
-  // What a figure looks like in the theme of the moment; the data name tones, never colours.
+  // Applies the current theme's colours to a figure; its data only name tones.
   function traces(figure) {
     return figure.traces.map((from) => {
       const trace = structuredClone(from), tone = colour(trace.tone);
       delete trace.tone;
       if (trace.type === "bar") trace.marker = { color: tone, line: { color: css("--ground"), width: 1 } };
-      else if (trace.fill) trace.fillcolor = faint(tone, 0.18);
+      else if (trace.fill) trace.fillcolor = translucent(tone, 0.18);
       else if (trace.mode === "lines") trace.line.color = tone;
       else if (Array.isArray(trace.marker.color)) {
         Object.assign(trace.marker, { colorscale: "Viridis", showscale: true, colorbar: { title: { text: trace.marker.title, side: "right" }, thickness: 10, tickfont: { color: css("--ink") } }, line: { color: css("--ink"), width: 0.5 } });
         delete trace.marker.title;
       } else trace.marker.color = tone;
-      if (trace.error_y) trace.error_y.color = faint(tone, 0.6);
+      if (trace.error_y) trace.error_y.color = translucent(tone, 0.6);
       return trace;
     });
   }
@@ -41,23 +41,23 @@
     for (const figure of data.figures) {
       const place = document.getElementById("plot-" + figure.name);
       Plotly.react(place, traces(figure), layout(figure, narrow), { displayModeBar: false, responsive: true });
-      if (!place.heard) {
-        place.heard = true;
+      if (!place.listening) {
+        place.listening = true;
         place.on("plotly_click", (event) => { const trial = event.points[0].customdata; if (trial !== undefined) pick(trial); });
       }
     }
   }
 
-  function say(words) { document.getElementById("said").textContent = words; }
-  async function copy(text, words) {
+  function showStatus(text) { document.getElementById("status").textContent = text; }
+  async function copy(text, label) {
     try { await navigator.clipboard.writeText(text); }
     catch {
-      // A file opened from disk has no clipboard of its own in some browsers.
+      // In some browsers a file opened from disk cannot use the clipboard API.
       const area = document.createElement("textarea");
       area.value = text; document.body.append(area); area.select();
       document.execCommand("copy"); area.remove();
     }
-    say(words + " copied");
+    showStatus(label + " copied");
   }
   function pick(number) {
     const trial = data.trials[number];
@@ -66,7 +66,7 @@
     document.getElementById("picked-title").textContent = `Settings of trial ${trial.number}`;
     document.getElementById("picked-words").textContent =
       trial.outcome === "complete" ? `${trial.accuracy} in ${trial.time}` : `${trial.outcome.replaceAll("_", " ")}${trial.message ? ": " + trial.message : ""}`;
-    paste();
+    showExport();
     const body = document.getElementById("picked-settings");
     body.replaceChildren(...trial.settings.map(([name, value]) => {
       const row = document.createElement("tr"), cells = [name, value].map((words) => Object.assign(document.createElement("td"), { textContent: words }));
@@ -77,13 +77,13 @@
       return row;
     }));
     for (const one of document.querySelectorAll("[data-trial]")) one.setAttribute("aria-pressed", String(Number(one.dataset.trial) === number));
-    say("");
+    showStatus("");
   }
-  // Only the front's members are worth pasting; `bsearch export` knows no others.
-  function paste() {
+  // Only trials on the front can be exported, here as by `bsearch export`.
+  function showExport() {
     const exports = data.exports[picked], name = document.getElementById("framework").value;
     document.getElementById("for-framework").hidden = !exports;
-    document.getElementById("export").textContent = exports?.[name]?.text ?? `${name} has no words for these settings.`;
+    document.getElementById("export").textContent = exports?.[name]?.text ?? `${name} cannot express these settings.`;
     document.getElementById("picked-command").textContent = `bsearch export STUDY --to ${name} --trial ${picked}`;
   }
   function download(name, text, type) {
@@ -95,22 +95,22 @@
   for (const one of document.querySelectorAll("[data-trial]")) one.addEventListener("click", () => pick(Number(one.dataset.trial)));
   for (const one of document.querySelectorAll("[data-csv]")) one.addEventListener("click", () => download(one.dataset.csv + ".csv", data.csv[one.dataset.csv], "text/csv"));
   for (const one of document.querySelectorAll("[data-svg]")) one.addEventListener("click", () => Plotly.downloadImage(document.getElementById("plot-" + one.dataset.svg), { format: "svg", filename: one.dataset.svg, width: 960, height: 600 }));
-  document.getElementById("framework")?.addEventListener("change", paste);
+  document.getElementById("framework")?.addEventListener("change", showExport);
   document.getElementById("copy-export")?.addEventListener("click", () => copy(document.getElementById("export").textContent, document.getElementById("framework").value));
   document.getElementById("copy-all")?.addEventListener("click", () => data.trials[picked] && copy(data.trials[picked].yaml, "settings"));
 
-  function dress(dark) {
+  function setTheme(dark) {
     root.classList.toggle("dark", dark);
     button.textContent = dark ? "Light" : "Dark";
     button.setAttribute("aria-label", dark ? "Light colours" : "Dark colours");
     draw();
   }
-  button.addEventListener("click", () => dress(!root.classList.contains("dark")));
-  asked.addEventListener("change", (event) => dress(event.matches));
-  // Paper is white and of another width.
+  button.addEventListener("click", () => setTheme(!root.classList.contains("dark")));
+  preferred.addEventListener("change", (event) => setTheme(event.matches));
+  // Print in the light theme, at the width of the paper.
   let before = false;
-  addEventListener("beforeprint", () => { before = root.classList.contains("dark"); dress(false); });
-  addEventListener("afterprint", () => dress(before));
-  dress(asked.matches);
+  addEventListener("beforeprint", () => { before = root.classList.contains("dark"); setTheme(false); });
+  addEventListener("afterprint", () => setTheme(before));
+  setTheme(preferred.matches);
   if (picked !== null) pick(picked);
 })();
