@@ -1,14 +1,16 @@
-# make run    install, then the example study
-# make test   the tests that need no Ray (six minutes on two cores)
-# make test-ray      the same contract over Ray Tune, drivers that are killed (eight minutes)
-# make test-cluster  Ray jobs, Slurm's script, PostgreSQL, mixed machines, who may listen (under 5 minutes)
-# make test-browser  the report and the dashboard in a headless Chromium
-# make test-frameworks  exports and adapters with the real Hugging Face, Lightning and their kin
-# make test-docs    what the pages say to type (three minutes)
-# make test-faults  every fault once: killed drivers, workers, machines (under 4 minutes)
-# make faults       a hundred random kills, and a table of them
-# make docs   the pages of docs/ as a site, in .cache/site/index.html
-# make check  format, lint, types, layers, wheel, docs
+# make run       install, then the example study
+# make test      the quick tier: laws, the command line, no Ray (under 3 minutes on two idle cores)
+# make test-all  everything that .ci/run runs: the targets below, and the checks
+# make test-slow        laws and commands that take longer: ranks, real step times, live terminals, trainings
+# make test-ray         the runners' contract over Ray Tune, drivers that are killed
+# make test-cluster     Ray jobs, Slurm scripts, PostgreSQL, mixed machines, listening ports
+# make test-browser     the report and the dashboard in headless Chromium
+# make test-frameworks  exports and adapters with the real Hugging Face, Lightning and others
+# make test-docs        the commands and the notebook of the documentation
+# make test-faults      every fault once: killed drivers, workers, machines
+# make faults    a hundred random kills, and a table of them
+# make docs      the documentation as a site, in .cache/site/index.html
+# make check     format, lint, types, layers, wheel, docs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,20 +21,30 @@ export OMP_NUM_THREADS := 1
 # Material's notice of what comes after MkDocs 1 is not about these pages.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install run test test-ray test-cluster test-browser test-frameworks test-docs test-faults faults docs check clean
+.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-faults faults docs check clean
 install: $(STAMP)
 
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable ".[dev,dashboard,postgres,huggingface,lightning,docs]"
+	$(BIN)/python -m pip install --quiet --editable ".[dev,dashboard,notebook,postgres,huggingface,lightning,docs]"
 	touch $@
 
 run: install
 	$(BIN)/bsearch run examples/digits.yaml
 
+# Files stay whole, so that fixtures of a module are made once.
+MARKERS := ray or packaging or cluster or faults or browser or frameworks or docs
+
 test: install
-	$(BIN)/pytest -n 2 -m "not ray and not packaging and not cluster and not faults and not browser and not frameworks and not docs"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not ($(MARKERS))"
+
+test-slow: install
+	$(BIN)/pytest -n 2 --dist loadfile -m "slow and not ($(MARKERS))"
+
+test-all: test test-rest
+
+test-rest: test-slow test-browser test-frameworks test-docs test-ray test-cluster test-faults check
 
 test-ray: install
 	$(BIN)/pytest -m "ray and not cluster and not faults"

@@ -563,7 +563,7 @@ def plan(
     if profile_file is not None:
         from .search.analysis.retime import planned_on, read_profile
 
-        made, known = planned_on(
+        batch_plan, known = planned_on(
             read_profile(profile_file),
             effective_batch,
             epochs,
@@ -573,7 +573,7 @@ def plan(
             smallest_micro_batch=smallest,
         )
     else:
-        made = plan_batch(
+        batch_plan = plan_batch(
             effective_batch,
             devices=devices,
             accumulation=accumulation,
@@ -590,11 +590,11 @@ def plan(
             constants=RuleConstants.at(at_batch, exponent, noise_batch),
         )
     if as_json:
-        click.echo(json.dumps(plan_document(made, rule, settings, known), indent=2))
+        click.echo(json.dumps(plan_document(batch_plan, rule, settings, known), indent=2))
         return
     console = _terminal()
     scaled = None if settings is None else (rule, rate, at_batch, settings)
-    for part in plan_parts(made, accumulation, scaled, epochs, known):
+    for part in plan_parts(batch_plan, accumulation, scaled, epochs, known):
         console.print(part)
 
 
@@ -693,7 +693,7 @@ def show(
 ) -> None:
     """Print what a study has found so far: its front, its trials, or one trial.
 
-    With --watch, exits with 0 when the study has met its budget, and with 1 if nobody runs it.
+    With --watch, exits with 0 when the study has met its budget, and with 1 if no driver runs it.
     """
     if watch:
         if as_json or every or outcome or trial is not None:
@@ -732,7 +732,7 @@ def _watch(study: str, name: str | None, storage: str | None, every_s: float) ->
         with LiveView(console) as view:
             end = watch_study(StoredStudy.open(study, name, storage), view, every_s)
     except KeyboardInterrupt:
-        console.print("stopped watching; the study goes on", style="dim")
+        console.print("stopped watching; the study keeps running", style="dim")
         return INTERRUPTED
     _print_study(StoredStudy.open(study, name, storage), console)
     console.print(end.why)
@@ -1138,9 +1138,9 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script that lets SHELL complete commands, options, study files, studies and launchers."""
-    made = get_completion_class(shell)
-    assert made is not None
-    click.echo(made(main, {}, "bsearch", "_BSEARCH_COMPLETE").source())
+    completer = get_completion_class(shell)
+    assert completer is not None
+    click.echo(completer(main, {}, "bsearch", "_BSEARCH_COMPLETE").source())
 
 
 # ---------------------------------------------------------------- schema and init
@@ -1160,9 +1160,9 @@ def init(folder: Path) -> None:
     from .search.report.export import write_file
 
     names = ("study.yaml", "tasks.py")
-    there = [name for name in names if os.path.lexists(folder / name)]
-    if there:
-        raise StudyFileError(f"{folder}: has {' and '.join(there)} already; nothing was written. Choose another folder.")
+    existing = [name for name in names if os.path.lexists(folder / name)]
+    if existing:
+        raise StudyFileError(f"{folder}: has {' and '.join(existing)} already; nothing was written. Choose another folder.")
     for name in names:
         content = resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
         click.echo(f"wrote {write_file(folder / name, content)}")

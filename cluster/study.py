@@ -1,4 +1,4 @@
-"""The front door: run a study, open one, and get out of it what it found; the command line uses the same functions."""
+"""The Python API: run a study, open one, and get its results; the command line uses the same functions."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Trials(tuple[TrialRecord, ...]):
     _front: ParetoFront
 
     def __new__(cls, records: Iterable[TrialRecord], front: ParetoFront) -> Trials:
-        made = super().__new__(cls, records)
-        made._front = front
-        return made
+        trials = super().__new__(cls, records)
+        trials._front = front
+        return trials
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A flat dict for each trial, with the columns of `bsearch export`."""
@@ -74,13 +74,13 @@ class ExportedText(str):
     notes: tuple[str, ...]
 
     def __new__(cls, text: str, trial: int, notes: Iterable[str]) -> ExportedText:
-        made = super().__new__(cls, text)
-        made.trial, made.notes = trial, tuple(notes)
-        return made
+        exported = super().__new__(cls, text)
+        exported.trial, exported.notes = trial, tuple(notes)
+        return exported
 
 
 class Study:
-    """A study in its storage: its front, its trials, and what to do with them. Made by `run` and `Study.open`.
+    """A study in its storage: its front, its trials, exports, plots and reports. `run` and `Study.open` return one.
 
     It shows the study at one moment; `reload` reads it again.
     """
@@ -120,7 +120,7 @@ class Study:
 
     @property
     def spec(self) -> StudySpec:
-        """What the study file said when it was last run."""
+        """The study file as of the last run."""
         return self._stored.spec
 
     @property
@@ -200,10 +200,10 @@ class Study:
         return write_file(target, report_page(stored, StudyFigures.of(stored).all()))
 
     def resume(self, **overrides: Any) -> Study:
-        """Go on with the study until its budget is met, and return it as it is then; `overrides` as for `run`.
+        """Resume the study until its budget is met, and return it as it is then; `overrides` as for `run`.
 
         Raises:
-            StudyFileError: what changed may not change, such as the space or the task's code.
+            StudyFileError: something changed that must not change, such as the space or the task's code.
         """
         options, sections = _options(overrides)
         return _run(changed_study(self._spec, sections), self._results, **options)
@@ -237,7 +237,7 @@ def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
         StudyFileError: every fault of the study.
         TaskError: the training code does not work.
         StorageError, ClusterError: the database or the cluster cannot be used.
-        BsearchError: the study stopped because it cannot go on; the message says why. Finished trials are in the storage.
+        BsearchError: the study stopped because it cannot continue; the message says why. Finished trials are in the storage.
     """
     options, sections = _options(overrides)
     storage = sections.pop("storage", None) or storage_of(os.environ)
@@ -311,7 +311,7 @@ def choice_words(front: ParetoFront, record: TrialRecord, number: int | None, wi
     if number is not None:
         return "as asked"
     if within is not None:
-        return f"the fastest within {within:.3g} of the best"
+        return f"the fastest within {100 * within:.3g}% of the best"
     return "the knee" if record.number == front.knee else "the best"
 
 
@@ -323,7 +323,7 @@ def _share(value: str | float) -> float:
 
 
 def _from_here(path: Path) -> str:
-    """A path as people would type it from here."""
+    """A path relative to the working directory, if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -64,8 +64,8 @@ _WAKE_S = 0.1
 _SLOTS_FOR_ONE_AHEAD = 16
 # Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
-# Workers that import torch before their first trial.
-_MOST_WARM = 64
+# Workers that import torch before their first trial, and how long they may take.
+_MOST_WARM, _WARM_S = 64, 60.0
 
 
 class StudySearcher(Searcher):
@@ -326,6 +326,8 @@ class TuneRunner:
         return DeviceProfile.from_dict(answer)
 
     def run(self, study: StudyRun) -> None:
+        # An actor takes a process that is idle; while workers still import torch, Ray would start further ones.
+        ray.wait(self._warm, num_returns=len(self._warm), timeout=_WARM_S)
         searcher = StudySearcher(study, study.spec.task, _cached_for(lambda: self.slots, _REFRESH_S))
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(

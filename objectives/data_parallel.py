@@ -140,15 +140,15 @@ class Ranks:
             for buffer, mean in zip(running, means, strict=True):
                 buffer.copy_(mean.view_as(buffer))
 
-    def longest(self, seconds: float) -> float:
+    def max_over_ranks(self, seconds: float) -> float:
         """The maximum over ranks, so that all of them take the same decision."""
         if self.count == 1:
             return seconds
-        longest = torch.tensor(seconds, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
-        dist.all_reduce(longest, dist.ReduceOp.MAX)
-        return float(longest)
+        max_over_ranks = torch.tensor(seconds, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.all_reduce(max_over_ranks, dist.ReduceOp.MAX)
+        return float(max_over_ranks)
 
-    def gathered(self, local: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    def all_gathered(self, local: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The lists of all ranks, concatenated by name."""
         if self.count == 1:
             return dict(local)
@@ -259,7 +259,7 @@ class RankProcesses:
             process.join()
             pipe.close()
 
-    def dismiss(self) -> None:
+    def shutdown(self) -> None:
         """Let idle processes exit on their own, so that they clean up; kill those that do not."""
         for pipe in self._pipes:
             pipe.close()
@@ -330,7 +330,7 @@ def rank_processes(devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> Rank
     for ranks in list(_reusable):
         if ranks.alive and ranks.key == (devices, kind, cpus):
             return ranks
-        ranks.dismiss()
+        ranks.shutdown()
         _reusable.remove(ranks)
     _reusable.append(RankProcesses(devices, kind, cpus))
     return _reusable[-1]
@@ -339,7 +339,7 @@ def rank_processes(devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> Rank
 def close_ranks() -> None:
     """End the ranks that are kept for the next trial."""
     while _reusable:
-        _reusable.pop().dismiss()
+        _reusable.pop().shutdown()
 
 
 # Runs before multiprocessing joins its children at exit, which would wait for idle ranks forever.

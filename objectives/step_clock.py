@@ -96,18 +96,18 @@ class StepClock:
         """The counters so far, for a checkpoint."""
         return {
             "samples": self._samples,
-            "odd_samples": self._excluded_samples,
+            "excluded_samples": self._excluded_samples,
             "running_s": self._running_s,
-            "odd_s": self._excluded_s,
-            "told_s": self._reported_s,
+            "excluded_s": self._excluded_s,
+            "reported_s": self._reported_s,
             "peak_bytes": self.peak_bytes,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Resume from these counters; in a new process each size's first step is excluded again."""
-        self._samples, self._excluded_samples = state["samples"], state["odd_samples"]
-        self._running_s, self._excluded_s, self.peak_bytes = state["running_s"], state["odd_s"], state["peak_bytes"]
-        self._reported_s = state.get("told_s", 0.0)  # missing in older checkpoints
+        self._samples, self._excluded_samples = state["samples"], state["excluded_samples"]
+        self._running_s, self._excluded_s, self.peak_bytes = state["running_s"], state["excluded_s"], state["peak_bytes"]
+        self._reported_s = state["reported_s"]
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

@@ -211,7 +211,7 @@ class TrainingRun:
         }
         ratios = {
             name: _fsum(total for total, _ in pairs) / _fsum(denominator for _, denominator in pairs)
-            for name, pairs in self.ranks.gathered(sums).items()
+            for name, pairs in self.ranks.all_gathered(sums).items()
         }
         if ratios.get("accuracy", 0.0) > 1 + 1e-6:
             raise TaskError(
@@ -283,9 +283,9 @@ class TrainingRun:
     def _save(self, checkpoint: Checkpoint, steps: int, clock: StepClock) -> None:
         """Write a checkpoint if one is due: rank 0 writes it, with the random state of every rank."""
         waited_s = 0.0 if self.ranks.rank else checkpoint.waited_s()
-        if checkpoint.url is None or not checkpoint.due(self.ranks.longest(waited_s)):
+        if checkpoint.url is None or not checkpoint.due(self.ranks.max_over_ranks(waited_s)):
             return
-        rng_states = self.ranks.gathered({"states": [random_state(self.device)]})["states"]
+        rng_states = self.ranks.all_gathered({"states": [random_state(self.device)]})["states"]
         if self.ranks.rank:
             return
         checkpoint.save(
@@ -307,7 +307,7 @@ class TrainingRun:
         seen = sum(plan.effective_batch for plan in plans[:steps])
         # With another micro-batch cap the last steps may differ. All ranks resume, or none does.
         valid = steps and checkpoint.measurements and checkpoint.measurements[-1].samples_seen == seen
-        if state is None or not all(self.ranks.gathered({"valid": [bool(valid)]})["valid"]):
+        if state is None or not all(self.ranks.all_gathered({"valid": [bool(valid)]})["valid"]):
             checkpoint.measurements.clear()
             return 0, 0
         self.model.load_state_dict(state["model"])

@@ -405,7 +405,7 @@ def _fault(details: ErrorDetails, node: yaml.Node, file: str) -> Fault:
     elif kind == "extra_forbidden":
         known = _known_keys(raw)
         if (renamed := _RENAMED.get(".".join(map(str, key)))) is not None:
-            return Fault(_dotted(key), f"renamed to {renamed}", file, _line(node, key))
+            return Fault(_dotted(key), f"now called {renamed}", file, _line(node, key))
         message = f"unknown key.{near_miss(key[-1], known)} Valid keys: {', '.join(known)}"
     elif kind == "literal_error":
         known = [word.strip("' ") for word in re.split(r",| or ", context["expected"])]

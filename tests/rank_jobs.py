@@ -52,9 +52,9 @@ def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tu
         norms = list(batch_norms(run.model))
         return [float(x) for norm in norms for part in (norm.running_mean, norm.running_var) if part is not None for x in part]
 
-    before = run.ranks.gathered({"all": [here()]})["all"]
+    before = run.ranks.all_gathered({"all": [here()]})["all"]
     run.ranks.sync_batch_norm_statistics(batch_norms(run.model))
-    after = run.ranks.gathered({"all": [here()]})["all"]
+    after = run.ranks.all_gathered({"all": [here()]})["all"]
     assert all(one == after[0] for one in after)
     yield before, after[0]
 

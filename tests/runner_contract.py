@@ -83,7 +83,7 @@ class RunnerContract:
             facts = trial.user_attrs
             assert (facts["devices"], facts["train_s_source"]) == (2, "known")
             assert trial.values[0] == facts["train_s"] > 0
-            assert facts["departure"] == pytest.approx(facts["measured_train_s"] / facts["train_s"] - 1)
+            assert facts["train_s_error"] == pytest.approx(facts["measured_train_s"] / facts["train_s"] - 1)
         assert result.failure == ""
 
     def test_the_users_setting_comes_first(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
@@ -110,7 +110,7 @@ class RunnerContract:
 
     def test_the_same_error_three_times_stops_the_study_and_says_so(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         result = go("Raises", budget={"trials": 20})
-        assert result.failure.startswith("3 trials in a row failed alike: Raises: ValueError: the score is not ready")
+        assert result.failure.startswith("3 trials in a row failed with the same error: Raises: ValueError: the score is not ready")
         # Trials that ran beside the third may have failed, or been cut off, by then.
         states = [trial.state.name for trial in kept().trials]
         assert set(states) <= {"FAIL", "WAITING"}
@@ -122,7 +122,7 @@ class RunnerContract:
     def test_different_errors_do_not_count_and_do_not_stop_it(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 30, "high": 60}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
         start = [{"effective_batch": batch, "reference_rate": 0.1} for batch in (35, 36, 37)]
-        result = go("RaisesForSome", space=space, start=start, budget={"trials": 7}, stopping="none")
+        result = go("RaisesForSome", space=space, baseline=start, budget={"trials": 7}, stopping="none")
         outcomes = [trial.user_attrs["outcome"] for trial in kept().trials]
         assert result.failure == ""
         assert outcomes.count("complete") == 7
@@ -199,7 +199,7 @@ class RunnerContract:
         }
         # Adam's shorter average reaches back less than a step from kappa = 10 on, at a batch of 320.
         start = [{"effective_batch": batch, "reference_rate": 0.001} for batch in (340, 400, 200)]
-        go("AdamPoints", space=space, start=start, budget={"trials": 5})
+        go("AdamPoints", space=space, baseline=start, budget={"trials": 5})
         near, far, fits = kept().trials[:3]
         assert (near.state.name, far.state.name, fits.state.name) == ("PRUNED", "PRUNED", "COMPLETE")
         assert 0 < near.system_attrs["constraints"][0] < far.system_attrs["constraints"][0]
@@ -221,7 +221,7 @@ class RunnerContract:
         assert all(trial.params["effective_batch"] <= 128 for trial in kept().trials)
         start = [{"effective_batch": 200, "reference_rate": 0.1, "accumulation": 1}]
         with pytest.raises(StudyFileError, match=r"expected a feasible batch, from 16 to 128; got 200"):
-            go("Points", space=space, memory=memory, start=start, budget={"trials": 7})
+            go("Points", space=space, memory=memory, baseline=start, budget={"trials": 7})
 
     def test_a_loop_of_ones_own_runs_the_same_way(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         go("own_loop", training={"samples": 400}, budget={"trials": 2})

@@ -342,7 +342,7 @@ def test_check_forecasts_the_study(study_file: Callable[..., Path]) -> None:
     path = study_file(space={"effective_batch": {"low": 100, "high": 400}, "reference_rate": 0.1, "epochs": 3})
     result = bsearch("check", path)
     assert result.exit_code == 0
-    assert "1,197 training samples, 300 to evaluate, 17,258 parameters, SGD, on " in result.output
+    assert "1,197 training samples, 300 validation samples, 17,258 parameters, SGD, on " in result.output
     assert "A trial trains for " in result.output
     document = json.loads(bsearch("check", path, "--json").output)
     batches = [plan["effective_batch"] for plan in document["forecast"]["plans"]]

@@ -398,7 +398,7 @@ def test_sizes_are_a_short_list_or_refused(text: str) -> None:
     try:
         assert all(size >= 1 for size in sizes_of(text))
     except StudyFileError as error:
-        assert str(error).startswith("--sizes: ")
+        assert str(error).startswith("sizes: ")
 
 
 _urls = st.builds(

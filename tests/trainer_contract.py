@@ -300,7 +300,8 @@ class TrainerContract:
 
     def test_a_metric_that_nobody_measures_is_refused_with_those_there_are(self) -> None:
         outcome = self.ending("train", setup(50, budget=100, metric="recall"))
-        assert "expected a metric that the training code reports (accuracy), got 'recall'" in outcome.message
+        assert "expected a metric that the training code reports (accuracy" in outcome.message
+        assert "got 'recall'" in outcome.message
 
     @pytest.mark.parametrize(
         ("changes", "message"),

@@ -60,7 +60,7 @@ def _solved(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     return np.asarray(solution / scale)
 
 
-def with_trust(law: StepTime, seed: int = 0) -> StepTime:
+def with_uncertainty(law: StepTime, seed: int = 0) -> StepTime:
     """The law with its interval (bootstrap over rounds) and its misfit (leave-one-out over timed plans)."""
     return replace(law, interval=_interval(law.timed, seed), misfit=_misfit(law.timed))
 

@@ -223,7 +223,7 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
         raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), least, smallest)))
     if limit is not None:
         try:
-            law, largest = confirmed(law, probe, limit, usable, largest)
+            law, largest = verified(law, probe, limit, usable, largest)
         except torch.OutOfMemoryError:
             fault = Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest))
             raise StudyFileError(fault) from None
@@ -297,7 +297,7 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
     return rows
 
 
-def confirmed(
+def verified(
     law: MemoryLaw, probe: MemoryProbe, limit: int, usable: float, largest: int, limit_s: float = 10.0
 ) -> tuple[MemoryLaw, int]:
     """Verify the largest micro-batch on real tensors and calibrate the law: on a GPU always, on a CPU if it takes seconds.
@@ -417,7 +417,7 @@ def _device_bytes(kind: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def profile_apart(reference: str, request: ProfileRequest) -> DeviceProfile:
+def profile_in_subprocess(reference: str, request: ProfileRequest) -> DeviceProfile:
     """`profile_task` for a separate process: ends its ranks, which would otherwise keep the process alive."""
     try:
         return profile_task(reference, request)

@@ -28,7 +28,7 @@ from ..loading import load_task
 from ..step_clock import StepClock
 from ..task import Task
 from ..training import TrainingRun
-from .fit import fit_step_time, with_trust
+from .fit import fit_step_time, with_uncertainty
 
 # Consecutive steps to average, by the seconds of one step at most. The first step after a change of shape is up to 1.45
 # times slower and is dropped. Averages of three short steps were slower than in training, of ten they are not (docs/log.md).
@@ -105,7 +105,7 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
         for index in order:
             steps[index] = _timed(run, plans[index], loader, _timed_steps(run, plans[index], counts[index]), clock, loss_sum)
             if number == 0 and not run.setup.training.workers:
-                step_s = run.ranks.longest(steps[index][0])
+                step_s = run.ranks.max_over_ranks(steps[index][0])
                 counts[index] = next(count for limit_s, count in _TIMED_STEPS if step_s <= limit_s)
             if evaluates_each:
                 evaluations[index] = _evaluation_s(run, plans[index].largest_micro_batch)
@@ -188,7 +188,7 @@ def measured_step_time(rounds: Iterator[Round], plans: Sequence[BatchPlan], limi
         expired = time.perf_counter() - started >= limit_s
         if not expired and (len(measured) <= _MIN_ROUNDS or len(measured) % 3):
             continue
-        law = with_trust(_fitted(measured, plans))
+        law = with_uncertainty(_fitted(measured, plans))
         if expired or (law.interval is not None and law.interval < PRECISION):
             break
     assert law is not None

@@ -1,1 +1,1 @@
-"""What trials say: the front, how sure it is, which scaling rule holds, and the models behind it."""
+"""Analysis of a study's trials: the front and its confidence, the scaling rules they support, and the models behind both."""

@@ -1,4 +1,4 @@
-"""A scale of accuracies to believe in: true to size near the best, compressed below."""
+"""A scale of accuracies for modelling: linear near the best, compressed below."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LINEAR = 1.5
 class AccuracyScale:
     """Accuracies as distances below the best, in units of the median's distance: linear to 1.5 units, logarithmic beyond.
 
-    A trial that failed badly says "bad", not how bad: on the plain scale its depth would distort a model's whole surface.
+    On the raw scale, one badly failed trial would distort a model's whole surface.
 
     >>> scale = AccuracyScale(np.array([0.1, 0.5, 0.9, 0.95, 0.99]))
     >>> scale.of(np.array([0.99, 0.9, 0.1])).round(3).tolist()

@@ -32,12 +32,12 @@ FEWEST, _FEWEST_LEARNED = 20, 12
 _MOST = 150
 # Exponents considered; an interval that reaches an end means only "at least" or "at most".
 _LEAST_EXPONENT, _MOST_EXPONENT = -1.0, 2.0
-# Where the posterior of p is evaluated, in standard stds from its mode: dense in the bulk, far enough for skewed ones.
+# Where the posterior of p is evaluated, in standard deviations from its mode: dense in the bulk, far enough for skewed ones.
 _OFFSETS = np.array([-9.0, -6.0, -4.0, -2.8, -2.0, -1.4, -0.9, -0.4, 0.0, 0.4, 0.9, 1.4, 2.0, 2.8, 4.0, 6.0, 9.0])
 _CONFIDENCE = 0.9  # of the intervals
 _DRAWS, _GRID, _GROUPS = 400, 80, 8
 _JITTER = 1e-8
-# Parameters that act through the rate alone, or not on what is learned.
+# Parameters that act only through the rate, or do not affect what is learned.
 _NOT_OTHERS = frozenset({"effective_batch", "reference_rate", "rule", "exponent", "noise_batch", "devices"})
 
 
@@ -62,7 +62,7 @@ def study_rates(
     low, high = found.rates[0].effective_batch, found.rates[-1].effective_batch
     if beyond := [batch for batch in asked if not low <= batch <= high]:
         raise StudyFileError(
-            f"batch: expected one between those tried, {low} to {high}, got {beyond[0]}: beyond them the best rate may bend"
+            f"batch: expected one between those tried, {low} to {high}, got {beyond[0]}: the fit does not extrapolate"
         )
     return found
 
@@ -91,8 +91,8 @@ def best_rates(
         )
     sign = 1.0 if direction == "maximize" else -1.0
     values = sign * np.array([record.accuracy for record in complete], dtype=np.float64)
-    kept = _learned(values)
-    learned, values = [record for record, good in zip(complete, kept, strict=True) if good], values[kept]
+    mask = _learned(values)
+    learned, values = [record for record, good in zip(complete, mask, strict=True) if good], values[mask]
     left_out = len(ended) - len(learned)
     if len(learned) < _FEWEST_LEARNED:
         raise StudyFileError(
@@ -125,14 +125,14 @@ def best_rates(
 
 
 def _learned(values: Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which trials learned at all: failures lie on a cliff, which says where rates fail and not which are best.
+    """A mask of the trials that learned: failures lie on a cliff, which shows where rates fail and not which are best.
 
     Excluded are those far below the median, since a loss is unbounded, then the lowest tenth of the remaining range.
     """
     middle, best = float(np.median(values)), float(values.max())
-    kept = values >= middle - 3 * (best - middle)
-    worst = float(values[kept].min())
-    return np.asarray(kept & ((values > worst + 0.1 * (best - worst)) | (best == worst)))
+    near = values >= middle - 3 * (best - middle)
+    worst = float(values[near].min())
+    return np.asarray(near & ((values > worst + 0.1 * (best - worst)) | (best == worst)))
 
 
 def _batch_and_rate(record: TrialRecord) -> tuple[float, float]:
@@ -149,8 +149,8 @@ def _check_spread(name: str, points: Array) -> None:
             f"{np.exp(batches.min()):.0f} to {np.exp(batches.max()):.0f}. Search a wider range to discriminate rules."
         )
     centred = batches - batches.mean()
-    away = rates - rates.mean() - centred * (centred @ rates) / (centred @ centred)
-    if away.std() < 0.1:
+    residuals = rates - rates.mean() - centred * (centred @ rates) / (centred @ centred)
+    if residuals.std() < 0.1:
         raise StudyFileError(
             f"study {name}: space.reference_rate: expected rates that differ at the same batch, got none. "
             "Search a range of rates to discriminate rules."
@@ -158,7 +158,7 @@ def _check_spread(name: str, points: Array) -> None:
 
 
 def _others(records: Sequence[TrialRecord]) -> Array:
-    """Every other searched parameter, numbers scaled to unit range and words one-hot: (trials, columns)."""
+    """Every other searched parameter, numbers scaled to unit range and categories one-hot: (trials, columns)."""
     columns: list[Any] = []
     names = {name for record in records for name in record.parameters} - _NOT_OTHERS
     if RULES_FOR_ADAM & {str(record.facts.rule) for record in records}:
@@ -189,14 +189,14 @@ class _Ridge:
     """
 
     def __init__(self, batches: Array, rates: Array, others: Array, values: Array) -> None:
-        self.middle, wide = float(batches.min() + batches.max()) / 2, float(np.ptp(batches))
+        self.middle, width = float(batches.min() + batches.max()) / 2, float(np.ptp(batches))
         self.batches, self.rates = batches - self.middle, rates
-        self.points = np.column_stack([batches / wide, others])
+        self.points = np.column_stack([batches / width, others])
         self.targets = (values - values.mean()) / (values.std() or 1.0)
         length = math.sqrt(2.0) + 0.5 * math.log(self.points.shape[1])  # as in gaussian_process.py
         lengths = self.points.shape[1]
-        # Published exponents lie from 0 to 1; the prior is wide enough to allow all of them where the trials say nothing.
-        # h is a hill some e-folds of rate wide, with a smaller amplitude than g.
+        # Published exponents lie from 0 to 1; the prior is wide enough for all of them where the trials are uninformative.
+        # h is a hill a few e-folds of rate wide, with a smaller amplitude than g.
         self.prior = np.array([0.5, math.log(1.5), -1.0, 0.0, *[length] * lengths, -4.0])
         self.prior_std = np.array([0.6, 0.7, 1.0, 1.0, *[math.sqrt(3.0)] * lengths, 1.5])
         self.bounds = [
@@ -208,16 +208,16 @@ class _Ridge:
             (-12.0, 1.0),
         ]
 
-    def _fitted(self, start: Array, kept: Any, steps: int, exponent: float | None = None) -> tuple[float, Array]:
+    def _fitted(self, start: Array, subset: Any, steps: int, exponent: float | None = None) -> tuple[float, Array]:
         """Negative log posterior and maximum a posteriori θ, by L-BFGS from `start`.
 
         Args:
-            kept: indices or mask of the trials used.
+            subset: indices or mask of the trials used.
             exponent: fixes p, for the profile likelihood.
         """
-        batches = np.subtract.outer(self.batches[kept], self.batches[kept])
-        rates = np.subtract.outer(self.rates[kept], self.rates[kept])
-        points, targets = self.points[kept], self.targets[kept]
+        batches = np.subtract.outer(self.batches[subset], self.batches[subset])
+        rates = np.subtract.outer(self.rates[subset], self.rates[subset])
+        points, targets = self.points[subset], self.targets[subset]
         squares = (points[:, None, :] - points[None, :, :]) ** 2
 
         def loss(free: Array) -> tuple[float, Array]:
@@ -260,8 +260,8 @@ class _Ridge:
         interval of the posterior alone covered the truth in 62 to 84 % of studies, that of both in most (docs/log.md).
         """
         every = np.arange(len(self.targets))
-        begun = min((self._fitted(self.prior, every, 20, exponent) for exponent in (0.0, 0.5, 1.0)), key=lambda one: one[0])
-        least, best = self._fitted(begun[1], every, 60)
+        started = min((self._fitted(self.prior, every, 20, exponent) for exponent in (0.0, 0.5, 1.0)), key=lambda one: one[0])
+        least, best = self._fitted(started[1], every, 60)
         offset = 0.05 if best[0] < 0.5 else -0.05
         rise = self._fitted(best, every, 6, best[0] + offset)[0] - least
         std = float(np.clip(abs(offset) / math.sqrt(max(2 * rise, 1e-9)), 0.005, 0.5))
@@ -335,14 +335,16 @@ def _halves(points: Array, records: Sequence[TrialRecord], values: Array) -> tup
     for half in (points[:, 0] <= middle, points[:, 0] > middle):
         if half.sum() < FEWEST or np.ptp(points[half, 0]) < math.log(2):
             return None
-        lines.append(_drawn(points[half], [record for record, kept in zip(records, half, strict=True) if kept], values[half]))
+        lines.append(
+            _drawn(points[half], [record for record, inside in zip(records, half, strict=True) if inside], values[half])
+        )
     return round(math.exp(middle)), lines[0], lines[1]
 
 
 def _rate_at(batch: int, lines: _Lines, tried: Array) -> RateAt:
     place = math.log(batch)
     rates = lines.tops + lines.exponents * (place - lines.middle)
-    # The rates tried near this batch, failed ones among them: a ridge beyond them was never grid at.
+    # The rates tried near this batch, failed ones included: a ridge beyond them was never sampled.
     near = np.argsort(np.abs(tried[:, 0] - place), kind="stable")[: max(8, len(tried) // 4)]
     low, high = tried[near, 1].min(), tried[near, 1].max()
     margin = 0.02 * (high - low)

@@ -1,4 +1,4 @@
-"""Choosing a point of a front: the knee, the best, the fastest that is nearly as good, or a trial by its number."""
+"""Choosing a point of a front: the knee, the best, the fastest within a tolerance of the best, or a trial by its number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chosen_trial(
         name: the study's, for messages.
         records: all its trials, for messages.
         number: of a trial on the front.
-        within: the fastest whose metric is at most this share of the best one's value away from it.
+        within: choose the fastest whose metric is at most this share of the best value away from it.
 
     Raises:
         StudyFileError: more than one way of choosing, an empty front, no such trial on it, or no knee.
@@ -39,7 +39,7 @@ def chosen_trial(
         if chosen is None:
             members = ", ".join(str(trial.number) for trial in front.trials)
             repeats = next((one.facts.repeats for one in records if one.number == number), None)
-            why = "" if repeats is None else f" (it repeats trial {repeats}, whose mean it counts in)"
+            why = "" if repeats is None else f" (it repeats trial {repeats} and counts in its mean)"
             raise StudyFileError(f"study {name}: trial {number} is not on its front{why}; expected one of {members}")
         return chosen
     if front.knee is None:
@@ -50,10 +50,10 @@ def chosen_trial(
 
 
 def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
-    """The fastest member whose metric is at most a share of the best one's value away from it.
+    """The fastest member whose metric is at most a share of the best value away from it.
 
     >>> points = [(1.0, 0.90), (2.0, 0.991), (9.0, 1.0)]
-    >>> trials = [TrialRecord(number, "complete", {}, TrialFacts(), *point) for number, point in enumerate(points)]
+    >>> trials = [TrialRecord(i, "complete", {}, train_s=s, accuracy=value) for i, (s, value) in enumerate(points)]
     >>> fastest_within(ParetoFront(tuple(trials)), 0.01).number
     1
     """

@@ -1,4 +1,4 @@
-"""A front with confidence intervals: settings trained again with other seeds, and what that says of each.
+"""Confidence of the front, from settings that were trained again with other seeds.
 
 A setting's runs count as one trial with their mean. The standard deviation of a single run is pooled over all settings with
 several runs; from it follow each setting's interval, its probability of being on the front, and ties.
@@ -16,7 +16,7 @@ from typing import Any
 from ...spaces.study import Objectives
 from ...spaces.trial import TrialRecord
 
-# Of intervals; and the probability of really being better below which two members are ties.
+# Of intervals; also the probability of being better below which two members are ties.
 CONFIDENCE = 0.9
 # Settings less likely than this to be on the front are not repeated.
 _LEAST_PROBABILITY = 0.1
@@ -93,8 +93,8 @@ def _mean(runs: Sequence[TrialRecord], failed: int) -> TrialRecord:
 def run_stds(groups: Sequence[Sequence[float]]) -> tuple[Any, int]:
     """Standard deviation of a single run around its setting's mean, (n,), and the total degrees of freedom.
 
-    Settings differ: one that hardly learns repeats to the digit. So each setting's own variance is shrunk towards the median
-    variance, which counts for two runs.
+    Variances differ by setting: one that hardly learns gives the same score each time. So each setting's own variance is shrunk
+    towards the median variance, which is weighted as two runs.
 
     >>> run_stds([[1.0, 3.0], [5.0], [2.0, 2.2, 2.4]])[0].round(3).tolist()
     [1.16, 1.01, 0.728]

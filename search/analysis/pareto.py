@@ -1,7 +1,7 @@
-"""The front: what no other trial beats, the point where it bends, and how it compares with a setting.
+"""The Pareto front of a study's trials, its knee, and how it compares with a setting.
 
-A trial beats another where it is at least as good in both objectives and better in one. So two trials
-with equal values beat each other not, and both stay. Infeasible, diverged and stopped trials are never on it.
+A trial dominates another if it is at least as good in both objectives and better in one. Trials with
+equal values do not dominate each other, so both stay. Infeasible, diverged and stopped trials are never on the front.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def front_members(points: Sequence[tuple[float, float]]) -> list[int]:
     members: list[int] = []
     best = math.inf
     for index in order:
-        # An equal to the last member ties with it; anything else must be better than all that are faster.
+        # A point equal to the last member stays; any other must be better than all faster ones.
         if points[index][1] < best or (members and points[index] == points[members[-1]]):
             members.append(index)
             best = points[index][1]
@@ -44,7 +44,7 @@ def knee(points: Sequence[tuple[float, float]]) -> int | None:
         points: (members, 2), fastest first; time > 0 and loss, lower is better.
 
     Returns:
-        None for fewer than three members: two ends have nothing between them.
+        None for fewer than three members, which have nothing between their ends.
 
     >>> knee([(1.0, 0.9), (2.0, 0.2), (100.0, 0.1)])
     1

@@ -1,4 +1,4 @@
-"""What the best learning rate at each batch was found to be; `best_rate` fits it."""
+"""The best learning rate at each batch, as fitted by `best_rate`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RateAt:
 
 @dataclass(frozen=True, slots=True)
 class BestRates:
-    """What a study's trials say about the best rate.
+    """The best rate as fitted to a study's trials.
 
     Args:
         exponent: p, of the batch in the best rate.

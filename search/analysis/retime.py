@@ -1,4 +1,4 @@
-"""An old study on another device: the same trials and accuracies, the seconds of that device's step-time law."""
+"""Retiming a study for another device: the same trials and accuracies, timed by that device's step-time law."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...spaces.device import DeviceProfile
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
 from ...spaces.files import text_of
 from ...spaces.plan import BatchPlan, plan_batch
-from ...spaces.planning import with_fastest_accumulation, known_train_s, plan_limits, planned, training_cost
+from ...spaces.planning import known_train_s, plan_limits, planned, training_cost, with_fastest_accumulation
 from ...spaces.study import StudySpec
 from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup
 from .pareto import study_front
@@ -22,9 +22,9 @@ from .pareto import study_front
 
 @dataclass(frozen=True, slots=True)
 class KnownDevice:
-    """A device as `bsearch profile --out` wrote it down: a profile for each combination that changes cost.
+    """A device as written by `bsearch profile --out`: a profile for each combination of parameters that change cost.
 
-    `task` and `training` are what it was profiled with, as studies keep them.
+    `task` and `training` are what it was profiled with, as studies store them.
     """
 
     name: str
@@ -52,7 +52,7 @@ class _Profiled:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """What of a profile's document is read here; whatever else it holds is for people."""
+    """The part of a profile's document that is read here; the rest is for people."""
 
     device: str
     task: dict[str, Any]
@@ -61,10 +61,10 @@ class _Document:
 
 
 def read_profile(path: Path) -> KnownDevice:
-    """Read what `bsearch profile --out` wrote; anybody may have written it, so every number is checked.
+    """Read a profile written by `bsearch profile --out`; the file is not trusted, so every number is checked.
 
     Raises:
-        StudyFileError: no such file, or another one, or one without step times.
+        StudyFileError: no such file, not a profile, or one without step times.
     """
     text = text_of(path, "a profile", _LARGEST_PROFILE)
     try:
@@ -78,7 +78,7 @@ def read_profile(path: Path) -> KnownDevice:
         raise StudyFileError(Fault("", f"expected what `bsearch profile` writes: {error}", str(path))) from None
     profiles = tuple((one.parameters, one.profile) for one in document.profiles)
     if not profiles or not all(profile.step_times for _, profile in profiles):
-        raise StudyFileError(f"{path}: its steps were not timed. Profile again, without --seconds 0.")
+        raise StudyFileError(f"{path}: its steps were not timed. Profile again, with `seconds` above 0.")
     return KnownDevice(document.device, document.task, document.training, profiles)
 
 
@@ -87,15 +87,15 @@ def _dotted(loc: Iterable[str | int]) -> str:
 
 
 def _words(details: ErrorDetails) -> str:
-    came = "" if details["type"] in ("missing", "json_invalid") else f", got {cut(repr(details['input']), 60)}"
-    return f"{details['msg'][:1].lower()}{details['msg'][1:]}{came}"
+    got = "" if details["type"] in ("missing", "json_invalid") else f", got {cut(repr(details['input']), 60)}"
+    return f"{details['msg'][:1].lower()}{details['msg'][1:]}{got}"
 
 
 @dataclass(frozen=True, slots=True)
 class Retimed:
     """A study's front in another device's seconds.
 
-    `was` are the old seconds by trial number; `left_out` says why trials have no price there.
+    `was` are the old seconds by trial number; `left_out` says why trials could not be retimed.
     """
 
     front: ParetoFront
@@ -112,10 +112,10 @@ def retimed(
     attempts: Iterable[Mapping[str, Any]],
     device: KnownDevice,
 ) -> Retimed:
-    """Price a study's complete trials by another device's laws; batch, rate and accuracy stay as they were.
+    """Retime a study's complete trials with another device's laws; batch, rate and accuracy stay the same.
 
     Args:
-        task: the study's, as its identity keeps it.
+        task: the study's, as in its identity.
         attempts: the study's, as `Records.attempts` gives them; a trial's last one holds its setup.
 
     Raises:
@@ -126,10 +126,10 @@ def retimed(
             f"profile: expected a profile of the task {task.get('name')}, got one of {device.task.get('name')}"
         )
     setups = {row["number"]: TrialSetup.from_dict(row["setup"]) for row in attempts}
-    priced, left_out, was = [], [], {}
-    notes = [f"the profile is of other training: {key} {value}" for key, value in _differing(device, spec)]
+    timed, left_out, was = [], [], {}
+    notes = [f"the profile was made with another {key}: {value}" for key, value in _differing(device, spec)]
     if device.task != task:
-        notes.append("the profile is of other code of the task")
+        notes.append("the profile was made with other code of the task")
     for record in records:
         if record.outcome != "complete" or record.train_s is None:
             continue
@@ -137,12 +137,14 @@ def retimed(
         profile = device.profile(setup.parameters)
         if profile is None or profile.step_time(setup.plan.devices) is None:
             missing = "its parameters that change cost" if profile is None else f"{setup.plan.devices} devices"
-            left_out.append(f"trial {record.number}: the profile knows nothing of {missing}")
+            left_out.append(f"trial {record.number}: the profile does not cover {missing}")
             continue
-        wished = record.parameters.get("accumulation")
+        requested = record.parameters.get("accumulation")
         limits = plan_limits(spec, profile, setup.plan.devices)
         try:
-            plan = planned(spec, profile, setup.effective_batch, setup.plan.devices, None if wished is None else int(wished))
+            plan = planned(
+                spec, profile, setup.effective_batch, setup.plan.devices, None if requested is None else int(requested)
+            )
             there = replace(
                 setup,
                 plan=plan,
@@ -168,12 +170,12 @@ def retimed(
             micro_batch=plan.largest_micro_batch,
             accumulation=plan.accumulation,
         )
-        priced.append(replace(record, train_s=train_s, facts=facts))
-    return Retimed(study_front(priced, spec.objectives), tuple(priced), was, tuple(left_out), tuple(notes))
+        timed.append(replace(record, train_s=train_s, facts=facts))
+    return Retimed(study_front(timed, spec.objectives), tuple(timed), was, tuple(left_out), tuple(notes))
 
 
 def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]]:
-    """What of the training that a step's cost hangs on differs, as the profile has it."""
+    """Training settings that affect a step's cost and differ from the study's, with the profile's values."""
     ours = training_cost(spec)
     yield from ((key, value) for key, value in device.training.items() if ours.get(key, value) != value)
 
@@ -191,7 +193,7 @@ def retimed_summary(before: ParetoFront, after: Retimed) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownTime:
-    """What a plan takes on a device: one step, and a training of so many samples."""
+    """A plan's time on a device: of one step, and of a training of `samples_budget` samples."""
 
     device: str
     training_set: int
@@ -211,7 +213,7 @@ def planned_on(
     largest_micro_batch: int | None,
     smallest_micro_batch: int,
 ) -> tuple[BatchPlan, KnownTime]:
-    """A batch as it would be trained on a known device, and how long that takes.
+    """The plan of a batch on a known device, and its training time.
 
     Raises:
         StudyFileError: the device was timed with another number of devices, or for several combinations that change cost.

@@ -25,12 +25,13 @@ from ...spaces.study import StudySpec
 from .serial import SerialRunner
 
 
-def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callable[[str], None]) -> dict[str, Any]:
+def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Callable[[str], None]) -> dict[str, Any]:
     """Time the sizes, and those that the rule suggests among them; the document of `bsearch bench`.
 
     Args:
         sizes: effective batches, ascending.
-        repeats: rounds that count; one more goes before them.
+        repeats: rounds that count, after one for warm-up.
+        notify: gets progress messages.
 
     Raises:
         StudyFileError: no size can be planned, or one is larger than the training set.
@@ -38,17 +39,17 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
     """
     devices = max(spec.devices.counts)
     runner = SerialRunner(spec.devices)
-    # What fits is looked for up to the training set's size, whatever sizes are asked about.
+    # The largest size that fits is searched for up to the training set's size, whatever sizes were requested.
     request = replace(profile_request(spec, runner.device), timing_s=0.0, highest=1 << 30, others=())
-    tell("looking at memory ...")
+    notify("measuring memory ...")
     profile = runner.profile(spec.task, request)
     probe = bench_probe(spec.task, request)
     assert profile.training_set is not None
     if profile.unused_parameters:
         names = ", ".join(profile.unused_parameters)
-        raise StudyFileError(f"{spec.task}: expected parameters that the task reads; it never asked for {names}")
+        raise StudyFileError(f"{spec.task}: expected parameters that the task reads; it never read {names}")
     if sizes[-1] > profile.training_set:
-        raise StudyFileError(f"--sizes: expected at most the training set's {profile.training_set} samples, got {sizes[-1]}")
+        raise StudyFileError(f"sizes: expected at most the training set's {profile.training_set} samples, got {sizes[-1]}")
     facts = bench_facts(probe)
     suggested = some_suggestions(facts, sizes)
     beside = [near for one in suggested for near in (one - 1, one, one + 1) if near <= profile.training_set]
@@ -65,8 +66,8 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
         except InfeasiblePlanError as error:
             left_out.append(f"{size} is left out: {error}")
     if not plans:
-        raise StudyFileError(f"--sizes: expected sizes that can be planned, got {list(sizes)}: {left_out[-1]}")
-    with user_code_errors(spec.task, f"looking at batches of up to {max(plans)}"):
+        raise StudyFileError(f"sizes: expected sizes that can be planned, got {list(sizes)}: {left_out[-1]}")
+    with user_code_errors(spec.task, f"measuring the memory of batches of up to {max(plans)}"):
         peaks = peak_bytes(probe, [plan.largest_micro_batch for plan in plans.values()])
     del probe
     setup = replace(
@@ -81,7 +82,7 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, tell: Callabl
     with user_code_errors(spec.task, f"timing batches of up to {max(plans)}"), closing(timed) as timing:  # type: ignore[type-var]
         for seen in islice(timing, repeats + 1):
             rounds.append(seen)
-            tell(f"timing {len(plans)} sizes: round {len(rounds)} of {repeats + 1}")
+            notify(f"timing {len(plans)} sizes: round {len(rounds)} of {repeats + 1}")
     about = {"task": spec.task, "precision": spec.training.precision, "devices": devices, "left_out": left_out}
     return bench_document(profile, plans, rounds[1:], facts, peaks, sizes, suggested, about)
 
@@ -113,7 +114,7 @@ def sizes_of(text: str) -> list[int]:
     for part in text.split(","):
         found = re.fullmatch(r"\s*(around:)?([1-9][0-9]{0,17})\s*", part)
         if found is None:
-            raise StudyFileError(f"--sizes: expected integers >= 1 or around:N, with commas between, got {cut(part, 60)!r}")
+            raise StudyFileError(f"sizes: expected integers >= 1 or around:N, with commas between, got {cut(part, 60)!r}")
         size = int(found[2])
         near = (round(0.78 * size), size - 1, size, size + 1, round(1.22 * size))
         sizes.update(one for one in (near if found[1] else (size,)) if one >= 1)
@@ -135,7 +136,7 @@ def suggested_sizes(facts: BenchFacts, low: int, high: int) -> list[int]:
 
 
 def some_suggestions(facts: BenchFacts, sizes: Sequence[int]) -> list[int]:
-    """A few of them, spread over the sizes that are asked about."""
+    """A few suggested sizes, spread over the requested range."""
     every = suggested_sizes(facts, sizes[0], sizes[-1])
     places = [round((len(every) - 1) * (part + 1) / (_SUGGESTIONS + 1)) for part in range(_SUGGESTIONS)]
     return sorted({every[place] for place in places}) if every else []
@@ -143,7 +144,7 @@ def some_suggestions(facts: BenchFacts, sizes: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Time per sample of one size against another's: relative, with an interval that holds for all comparisons at once."""
+    """Relative difference in time per sample between two sizes, with an interval corrected for all comparisons."""
 
     size: int
     other: int
@@ -157,21 +158,20 @@ class Difference:
         return self.low > 0 or self.high < 0
 
     def words(self) -> str:
-        """In a line."""
+        """As one line."""
         if not self.real:
             noise = f"from {self.low:+.1%} to {self.high:+.1%}"
-            return f"{self.size} against {self.other}: no difference larger than the noise ({noise} a sample)"
+            return f"{self.size} against {self.other}: no difference larger than the noise ({noise} per sample)"
         slower = "slower" if self.change > 0 else "faster"
-        return (
-            f"{self.size} against {self.other}: {abs(self.change):.1%} {slower} a sample ({self.low:+.1%} to {self.high:+.1%})"
-        )
+        change = f"{abs(self.change):.1%} {slower} per sample"
+        return f"{self.size} against {self.other}: {change} ({self.low:+.1%} to {self.high:+.1%})"
 
 
 def differences(per_sample_s: Mapping[int, Sequence[float]], pairs: Sequence[tuple[int, int]]) -> list[Difference]:
-    """Paired comparisons of sizes, round by round: Student's interval of the mean log ratio, after Bonferroni.
+    """Paired comparisons of sizes, round by round: Student's interval of the mean log ratio, Bonferroni-corrected.
 
     Args:
-        per_sample_s: seconds a sample of each round, by size.
+        per_sample_s: seconds per sample of each round, by size.
 
     >>> timed = {127: [1.00, 1.10, 0.90, 1.01], 128: [1.01, 1.09, 0.91, 1.00], 129: [1.20, 1.31, 1.10, 1.22]}
     >>> [one.real for one in differences(timed, [(127, 128), (129, 128)])]
@@ -213,8 +213,8 @@ def bench_document(
     Args:
         plans: by size, in the order of the rounds' figures.
         peaks: peak bytes by micro-batch.
-        asked: sizes that were asked about; the others are there for the rule's sake.
-        rounds: those that count: the first, which warms up, is not among them.
+        asked: the requested sizes; the others were added to test the rule.
+        rounds: those that count, without the warm-up round.
     """
     assert profile.training_set is not None and profile.validation_set is not None
     rows, per_sample_s = [], {}
@@ -228,9 +228,9 @@ def bench_document(
                 "size": size,
                 "micro_batch": plan.largest_micro_batch,
                 "accumulation": plan.accumulation,
-                "epoch_s": _mean_and_deviation(epochs),
-                "inference_s": _mean_and_deviation(inference),
-                "samples_per_s": _mean_and_deviation([size / step_s for step_s in steps]),
+                "epoch_s": _mean_and_std(epochs),
+                "inference_s": _mean_and_std(inference),
+                "samples_per_s": _mean_and_std([size / step_s for step_s in steps]),
                 "peak_bytes": peaks.get(plan.largest_micro_batch),
                 "published_minutes": PUBLISHED.get(plan.devices, {}).get(size),
                 "suggested": size in suggested,
@@ -238,18 +238,18 @@ def bench_document(
         )
     near = neighbours({*asked} & {*plans})
     beside = [(one, other) for one in suggested for other in (one - 1, one + 1) if {one, other} <= {*plans}]
-    told = differences(per_sample_s, near + beside)
+    compared = differences(per_sample_s, near + beside)
     return {
         **about,
         "device": profile.device,
         "rounds": len(rounds),
         "rows": rows,
-        "differences": [_difference(one) for one in told[: len(near)]],
+        "differences": [_difference(one) for one in compared[: len(near)]],
         "rule": {
             "image": facts.image,
             "multiprocessors": facts.multiprocessors,
             "suggested": list(suggested),
-            "differences": [_difference(one) for one in told[len(near) :]],
+            "differences": [_difference(one) for one in compared[len(near) :]],
         },
         "largest_micro_batch": profile.largest_micro_batch,
         "limit_bytes": profile.limit_bytes,
@@ -257,8 +257,8 @@ def bench_document(
     }
 
 
-def _mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
-    return {"mean": mean(values), "deviation": stdev(values) if len(values) > 1 else math.nan}
+def _mean_and_std(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": mean(values), "std": stdev(values) if len(values) > 1 else math.nan}
 
 
 def _difference(one: Difference) -> dict[str, Any]:

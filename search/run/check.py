@@ -1,4 +1,4 @@
-"""Trying a study on this machine before it runs: what `bsearch check` and `bsearch profile` are made of."""
+"""Trying a study on this machine before it runs, for `bsearch check` and `bsearch profile`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .serial import SerialRunner
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
 _CHECK_S, _LEAST_S = 5.0, 1.0
-# Seconds that `profile` spends on measuring memory, unless told.
+# Seconds that `profile` spends on measuring memory by default.
 _MEMORY_S = 5.0
 
 
@@ -32,7 +32,7 @@ class CheckedStudy:
 
     Args:
         profiles: for every combination of parameters that change cost.
-        legal: the effective batches that can be planned.
+        feasible: the effective batches that can be planned, lowest and highest.
         forecast: None for a generator, whose steps cannot be timed beforehand.
         slots: trials that would run side by side here.
     """

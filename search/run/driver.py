@@ -19,8 +19,8 @@ from ...spaces.errors import Fault, StorageError, StudyFileError
 from ...spaces.planning import (
     CostKey,
     common_batches,
-    known_seconds,
     feasible_batches_sentence,
+    known_seconds,
     profile_faults,
     step_time_summary,
 )
@@ -49,7 +49,7 @@ class StudyResult:
 
     Args:
         stopped: why it ended before its budget; empty where it met it.
-        failure: why it cannot go on; empty where it can.
+        failure: why it cannot continue; empty if it can.
         elapsed_s: of this run.
     """
 
@@ -125,7 +125,7 @@ def _open(spec: StudySpec, records: Records, task_hash: str, fresh: bool, notify
     step_times = (records.step_times(name) or {}) if records.any_counted(name) else None
     if step_times is not None and not any(step_times.values()):
         if spec.budget.profile_s:
-            text = "this study's trials are timed by the clock, and stay so; --new creates one with known times"
+            text = "this study's trials are timed by the clock, and stay so; a new study (`new`) has known times"
             notify(Event("message", text=text))
         spec = spec.changed({"budget": {"profile_s": 0}})
     driven_s = next((row.driver_s for row in records.studies(spec.study) if row.name == name), 0.0)
@@ -230,7 +230,7 @@ def _drive(
 
 
 def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, int]) -> Iterator[str]:
-    """What is known before the first trial: legal batches, kinds of devices, how well times are known."""
+    """What is known before the first trial: feasible batches, kinds of devices, accuracy of the known times."""
     everywhere = [profile for of_kind in profiles.values() for profile in of_kind.values()]
     yield feasible_batches_sentence(spec, feasible, everywhere)
     if len(profiles) > 1:
@@ -281,7 +281,7 @@ def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *
             Fault(
                 "",
                 f"study {newest.name} was created with other settings, and its trials would not compare with new ones. "
-                "Restore them, create a new study with --new, or give it another name (warm_start: lets it learn from "
+                "Restore them, create a new study (`new`), or give it another name (warm_start: lets it learn from "
                 "this one).",
             ),
         ]
@@ -312,7 +312,7 @@ def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
         while True:
             ended = over.wait(min(HEARTBEAT_S, max(0.05, limit_s - run.elapsed_s())))
             ours = True
-            # A database that is unavailable or full is not another driver; whoever needs it meanwhile retries or reports.
+            # A database that is unavailable or full is not another driver; calls that need it meanwhile retry or raise.
             with suppress(DatabaseUnavailable, StorageError):
                 ours = records.lock.heartbeat(run.name, run.driven_s + run.elapsed_s())
             if ended:

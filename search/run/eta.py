@@ -1,4 +1,4 @@
-"""Estimated time until a study is done, from its trials' known times and what they took so far."""
+"""Estimated time left of a study, from its trials' known times and their time on the clock so far."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ClockFactors:
     """From known training time to time on the clock, estimated from attempts that ended.
 
     Args:
-        slowdown: clock seconds of training per known second; neighbours make it larger than one.
+        slowdown: clock seconds of training per known second; other load on the device makes it larger than one.
         overhead_s: seconds of an attempt outside training: its start, evaluations, checkpoints.
     """
 
@@ -82,9 +82,9 @@ def at_once(spans: Sequence[Span]) -> int:
 
 def _idle_s(spans: Sequence[Span], slots: int) -> float:
     """Median seconds that a slot waits between two attempts; the mean would count days between runs."""
-    begun = sorted(span.begun_s for span in spans)
-    ended = sorted(span.ended_s for span in spans if span.ended_s is not None)
-    waits = [max(start - end, 0.0) for start, end in zip(begun[slots:], ended, strict=False)]
+    starts = sorted(span.begun_s for span in spans)
+    ends = sorted(span.ended_s for span in spans if span.ended_s is not None)
+    waits = [max(start - end, 0.0) for start, end in zip(starts[slots:], ends, strict=False)]
     return median(waits) if waits else 0.0
 
 
@@ -96,7 +96,7 @@ def eta_s(spans: Sequence[Span], now_s: float, to_come: int) -> float | None:
     ones, stopped and failed ones included, and the expected total of running ones, since fast trials end first and would bias
     the mean. Slots are idle between trials as they were so far. Trials are assigned to the slot that is free first; the
     estimate is when the last slot becomes idle. It is exact where all trials take equally long. Trials that will be stopped
-    early, and repeats under `confirm:`, are not foreseen.
+    early, and repeats under `confirm:`, are not modelled.
 
     Args:
         spans: every attempt so far, running and ended.

@@ -1,4 +1,4 @@
-"""What a study will cost and give, said before it runs: from a few timed steps."""
+"""A forecast of a study's duration and of its front's span, from a few timed steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...spaces.study import StudySpec
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """One effective batch of the space, as it would be trained."""
+    """One effective batch of the space with its plan and times."""
 
     effective_batch: int
     devices: int
@@ -29,7 +29,7 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What `bsearch check` tells; times in seconds, without evaluation unless it says so."""
+    """What `bsearch check` reports; times in seconds, without evaluation unless noted."""
 
     plans: tuple[PlannedBatch, ...]
     fastest_trial_s: float
@@ -52,14 +52,14 @@ def sample_batches(spec: StudySpec, count: int = 5) -> list[int]:
 
 
 def planned_batches(spec: StudySpec, profile: DeviceProfile, law: StepTime, count: int = 5) -> list[PlannedBatch]:
-    """A few effective batches as a law's devices would train them; those without a plan are left out."""
+    """A few effective batches with their plans and times on a law's devices; those without a plan are left out."""
     assert profile.training_set is not None
     limits = plan_limits(spec, profile, law.devices)
-    wished = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
+    requested = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
     batches = []
     for batch in sample_batches(spec, count):
         try:
-            plan = planned(spec, profile, batch, law.devices, wished)
+            plan = planned(spec, profile, batch, law.devices, requested)
         except InfeasiblePlanError:
             continue
         batches.append(
@@ -76,7 +76,7 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, law: StepTime, coun
 
 
 def forecast(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: int) -> Forecast:
-    """Price the corners of the space and the study's length, by the step-time laws of its profiles; plans are of the first."""
+    """Time the corners of the space and the whole study by its profiles' step-time laws; plans are of the first profile."""
     each = [
         [plan for law in profile.step_times for plan in planned_batches(spec, profile, law)] for profile in profiles.values()
     ]
@@ -109,15 +109,13 @@ def _advice(
     if evaluation_s > 0.5 * trial_s:
         advice.append(
             f"evaluating takes {evaluation_s / (evaluation_s + trial_s):.0%} of a trial's time: fewer `training.evaluations` "
-            "or a smaller evaluation set would leave more for training"
+            "or less validation data would leave more for training"
         )
     if not spec.baseline:
-        advice.append("add your current settings under `baseline:`, and the end will compare the front with them")
+        advice.append("add your current settings under `baseline:`, and the result will compare the front with them")
     searched = len(spec.searched())
     if spec.budget.trials < 5 * searched:
-        advice.append(
-            f"{spec.budget.trials} trials are few for {searched} searched parameters; {10 * searched} are a good number"
-        )
+        advice.append(f"{spec.budget.trials} trials are few for {searched} searched parameters; aim for about {10 * searched}")
     if profile.batch_statistics and (micro_batch_cap(spec, profile) or spec.space.accumulation is not None):
         advice.append(
             "the model has BatchNorm, which sees the micro-batch and not the whole batch: accumulation changes what is learned"

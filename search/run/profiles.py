@@ -76,7 +76,7 @@ def _profiles_of(
 
 
 def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, device_id: str) -> str:
-    """Everything a profile depends on, as text."""
+    """Everything a profile depends on, as JSON text."""
     setup = request.setup
     cost = {
         "parameters": dict(setup.parameters),

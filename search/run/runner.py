@@ -1,4 +1,4 @@
-"""What runs attempts: the `Runner` interface, and the events of a run that people watch."""
+"""What runs attempts: the `Runner` interface, and the events of a run, for progress displays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Runner(Protocol):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of devices here by their makers' names, those with the most slots first; `""` where they are unnamed."""
+        """The kinds of devices here by their vendors' names, those with the most slots first; `""` where they are unnamed."""
 
     def device_id(self, kind: str = "") -> str:
         """Identifies the device that profiles are valid for; known without asking a worker."""
@@ -39,7 +39,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened in a run, for whoever watches."""
+    """Something that happened in a run, for progress displays."""
 
     kind: Literal["started", "measured", "ended", "message"]
     setup: TrialSetup | None = None

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from ...objectives.profiling.probe import device_name, profile_apart, profile_task
+from ...objectives.profiling.probe import device_name, profile_in_subprocess, profile_task
 from ...objectives.trial import start_attempt
 from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.errors import Fault, StudyFileError
@@ -52,9 +52,9 @@ class SerialRunner:
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
         if self.device == "cpu":
             return profile_task(reference, request)
-        # A process of its own: running out of memory there leaves nothing behind here.
+        # A separate process: running out of memory there does not affect this one.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            return process.submit(profile_apart, reference, request).result()
+            return process.submit(profile_in_subprocess, reference, request).result()
 
     def run(self, study: StudyRun) -> None:
         while True:
@@ -69,7 +69,7 @@ class SerialRunner:
                     elif study.report(setup.number, report, socket.gethostname()):
                         break
             if study.stop_reason and outcome.kind == "stopped":
-                return  # interrupted, and swept by the driver
+                return  # interrupted; `StudyRun.sweep` queues it again
             study.end(setup.number, outcome)
 
 

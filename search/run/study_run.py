@@ -1,8 +1,8 @@
-"""One study's life on the driver: what is tried, what an attempt's end means, when it is over.
+"""One study on the driver: which attempts run, how their outcomes are handled, and when the study ends.
 
 A `Runner` (in this process, or over Ray Tune) takes attempts from a `StudyRun` and reports back; everything it reports is
-written to the storage before anything else happens. The storage is the only truth: running the study again reads there what
-is left to do.
+written to the storage before anything else happens. The storage is the source of truth: running the study again reads from
+it what is left to do.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LOST_ATTEMPTS = 3
 NODE_DIED = "its node died"
 # Infeasible plans in a row after which the space is to blame.
 INFEASIBLE_IN_A_ROW = 100
-# A trial whose measured time differs from the known one by more than this share ran beside others, or was timed beside some.
+# Relative difference of measured from known time beyond which a trial's device must have been shared, then or in profiling.
 CONTENDED = 0.15
 
 # The latest attempts, from which the remaining time is estimated.
@@ -83,8 +83,8 @@ class StudyRun:
         profiles: of every kind of device, by parameters that change cost; the first kind's laws time all trials.
 
     Attributes:
-        stop_reason: why the study stops before its budget; empty while it goes on. Runners check it often.
-        failure: why it cannot go on; empty where it can.
+        stop_reason: why the study stops before its budget; empty while it runs. Runners check it often.
+        failure: why it cannot continue; empty if it can.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class StudyRun:
             if self.counted + len(self._running) >= self.spec.budget.trials:
                 return "wait" if self._running else None
             self._queue_repeat()
-            # A sampler may take long: the runner's loop goes on meanwhile.
+            # A sampler may be slow: the runner's loop continues meanwhile.
             self._suggestion = self._suggestion or self._asker.submit(self._suggester.ask)
             if self._running and not self._suggestion.done():
                 return "wait"
@@ -153,7 +153,7 @@ class StudyRun:
                 self._record_infeasible(suggestion, error)
                 continue
             return self._start(_Attempt(suggestion, setup, self.timed_on, self._known_s(setup)))
-        self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no legal plan; the last: {self.done[-1].message}")
+        self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
 
     def setups(self, number: int) -> dict[str, TrialSetup]:
@@ -178,13 +178,13 @@ class StudyRun:
         """Record a measurement; True where the attempt should stop here, because the trial or the study does.
 
         Args:
-            host: the name of the machine that it was made on.
+            host: the name of the machine that it was taken on.
         """
         attempt = self._running[number]
         setup = attempt.setup
         if host != attempt.host:
             attempt.host = host
-            self._suggester.annotate(number, {"host": host})  # for whoever follows the study from elsewhere
+            self._suggester.annotate(number, {"host": host})  # for `bsearch show --watch` in another process
         attempt.measurements.append(measurement)
         self._records.add_measurement(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
@@ -218,7 +218,7 @@ class StudyRun:
         self._records.end_attempt(setup, outcome, result.to_dict())
         self._finish(number, result)
         if setup.checkpoint is not None:
-            self._asker.submit(delete_checkpoint, setup.checkpoint)  # an object store may take its time
+            self._asker.submit(delete_checkpoint, setup.checkpoint)  # an object store may be slow
         if measurements:
             trained = outcome.kind == "complete"
             accuracy = self._sign * measurements[-1].score(setup.metric) if trained else None
@@ -226,7 +226,7 @@ class StudyRun:
         self._count_errors(outcome)
 
     def fail(self, why: str) -> None:
-        """Stop the study because it cannot go on."""
+        """Stop the study because it cannot continue."""
         self.failure = self.failure or why
         self.stop_reason = self.stop_reason or why
 
@@ -246,7 +246,7 @@ class StudyRun:
         return front
 
     def view(self) -> StudyView:
-        """What a person who watches sees now; another thread may ask."""
+        """The study as displayed now; may be called from another thread."""
         attempts, done = list(self._running.values()), tuple(self.done)
         return study_view(
             self.name,
@@ -264,7 +264,7 @@ class StudyRun:
         return time.monotonic() - self.begun_s
 
     def recover(self) -> None:
-        """Settle what an earlier driver left RUNNING: tell Optuna what it had recorded, queue the rest again."""
+        """Settle trials that an earlier driver left RUNNING: report to Optuna those it had recorded, queue the rest again."""
         for trial in self._suggester.trials():
             if trial.state.name != "RUNNING":
                 continue
@@ -278,11 +278,11 @@ class StudyRun:
         """Leave nothing RUNNING behind: interrupted trials are queued for the next run."""
         self._asker.shutdown()
         if not self._records.lock.held(self.name):
-            return  # whoever took the study over has settled our trials
+            return  # the driver that took the study over has settled our trials
         why = self.stop_reason or "the driver stopped"
         for attempt in list(self._running.values()):
             self._records.end_attempt(attempt.setup, Outcome("interrupted", why), {})
-        # We hold the study, so every trial still RUNNING is one of ours that nobody runs any longer.
+        # We hold the study, so every trial still RUNNING is one of ours that no process runs any longer.
         for trial in self._suggester.trials():
             if trial.state.name == "RUNNING":
                 self._suggester.continue_later(trial.number, why)
@@ -321,7 +321,7 @@ class StudyRun:
         return known_train_s(self._profile(setup, self.timed_on), setup)
 
     def _expected_s(self, attempt: _Attempt) -> float | None:
-        """Seconds that it should have taken on the device it ran on."""
+        """Expected seconds of its training on the device it ran on."""
         if attempt.kind == self.timed_on:
             return attempt.known_s
         return known_train_s(self._profile(attempt.setup, attempt.kind), attempt.setup)
@@ -393,7 +393,7 @@ class StudyRun:
             return self._smaller_evaluation(setup)
         if setup.plan.largest_micro_batch == 1:
             return None
-        # The same experiment: batch and rate stay, only micro-batches shrink. And no later trial asks for as much.
+        # The same experiment: batch and rate stay, only micro-batches shrink. No later trial gets as large a micro-batch.
         of_kind = self.profiles[attempt.kind]
         key = cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})
         headroom, devices = self.spec.memory.headroom, setup.plan.devices
@@ -421,8 +421,8 @@ class StudyRun:
         return replace(setup, attempt=setup.attempt + 1, evaluation_batch=batch // 2)
 
     def _record_infeasible(self, suggestion: Suggestion, error: InfeasiblePlanError) -> None:
-        asked = {key: value for key, value in suggestion.parameters.items() if key in ("effective_batch", "accumulation")}
-        facts = TrialFacts.of({"message": str(error), **asked})
+        requested = {key: value for key, value in suggestion.parameters.items() if key in ("effective_batch", "accumulation")}
+        facts = TrialFacts.of({"message": str(error), **requested})
         self._finish(suggestion.number, TrialResult("PRUNED", "infeasible", facts, constraint=error.violation))
 
     def _finish(self, number: int, result: TrialResult) -> None:
@@ -474,7 +474,7 @@ def _setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
 
 
 def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed: str) -> TrialResult:
-    """What Optuna is told of an attempt that ended a trial, with every fact that is stored.
+    """What is reported to Optuna of an attempt that ended a trial, with every fact that is stored.
 
     Args:
         expected_s: training time expected on the device it ran on.
@@ -504,6 +504,6 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
     if outcome.kind in ("complete", "diverged") and math.isfinite(value):
         return TrialResult("COMPLETE", outcome.kind, facts, (seconds, value), constraint=0.0)
     if outcome.kind in ("complete", "diverged", "stopped", "infeasible"):
-        # Optuna takes no NaN: told PRUNED, the sampler still learns that this point is bad.
+        # Optuna accepts no NaN: from PRUNED, the sampler still learns that this point is bad.
         return TrialResult("PRUNED", outcome.kind, facts, constraint=float(outcome.kind == "infeasible"))
     return TrialResult("FAIL", outcome.kind, facts)

@@ -1,4 +1,4 @@
-"""A study at one moment, as people watch it: from the run itself, or from its database elsewhere."""
+"""A study at one moment, for display: built from the run itself, or from its database by another process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .eta import ClockFactors, Span, eta_s
 
 @dataclass(frozen=True, slots=True)
 class RunningTrial:
-    """A trial under way: where it runs, and how far it is.
+    """A running trial: where it runs, and its progress.
 
     Args:
         where: the machine and its devices; empty while unknown.
@@ -56,7 +56,7 @@ class StudyView:
         outcomes: how many trials ended in which way.
         records: every trial that ended, for the plot.
         elapsed_s: of this run.
-        eta_s: until the budget is done; None where nothing tells it yet.
+        eta_s: estimated seconds until the budget is met; None while there is no estimate.
         driver: who runs it, in words; empty where it is this process.
     """
 
@@ -85,11 +85,11 @@ def study_view(
     driven_s: float,
     driver: str = "",
 ) -> StudyView:
-    """The picture that a run and a database give alike.
+    """The view of a study, the same from a run and from its database.
 
     Args:
         done: trials that ended.
-        running: what trains, its last measurement, its machine, its time on the clock.
+        running: each running trial's setup, last measurement, machine and time on the clock.
         ended: attempts that ended, on the same clock.
         now_s: by that clock.
         elapsed_s: of this run.

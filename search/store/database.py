@@ -1,4 +1,4 @@
-"""Connecting to the database: the engine, retries while it is unavailable, and its errors in words people can act on.
+"""Connecting to the database: the engine, retries while it is unavailable, and its errors as messages people can act on.
 
 Optuna's engine is configured here as well, so that both use the same timeouts and the same messages.
 """
@@ -59,15 +59,15 @@ class RetryPolicy:
         Raises:
             StorageError: the database stayed unavailable.
         """
-        begun, wait_s = time.monotonic(), 0.1
+        started_s, wait_s = time.monotonic(), 0.1
         while True:
             try:
                 result = call()
             except DatabaseUnavailable as error:
-                down_s = time.monotonic() - begun
+                down_s = time.monotonic() - started_s
                 if self.cancelled or not self._answered or down_s >= self._limit_s:
                     raise self._final(error, down_s) from error
-                if wait_s > 1:  # a connection that was only cut is made anew before that
+                if wait_s > 1:  # a dropped connection is reopened before that
                     self._report(
                         True, f"the database does not answer ({error}); retrying for up to {self._limit_s / 60:.2g} min"
                     )
@@ -77,7 +77,7 @@ class RetryPolicy:
                     time.sleep(0.05)
             else:
                 self._answered = True
-                self._report(False, f"the database answers again, after {time.monotonic() - begun:.0f} s")
+                self._report(False, f"the database answers again, after {time.monotonic() - started_s:.0f} s")
                 return result
 
     def _report(self, unavailable: bool, text: str) -> None:
@@ -92,7 +92,7 @@ class RetryPolicy:
         self.cancelled = True
         return StorageError(
             f"storage {self.shown}: the database has not answered for {down_s:.0f} s: {error}. "
-            "Finished trials are kept: once it is back, the same command resumes the study."
+            "Finished trials are saved: once it is back, the same command resumes the study."
         )
 
 
@@ -196,7 +196,7 @@ def configure_engine(engine: Engine) -> None:
 
 
 def network_storage(engine: Engine) -> str | None:
-    """The type of the network file system that an SQLite file lies on; None elsewhere."""
+    """The type of the network file system that an SQLite file is on; None elsewhere."""
     if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
         return None
     try:
@@ -263,7 +263,7 @@ def storage_refused(url: str, error: BaseException) -> StorageError:
     cause = getattr(error, "orig", None) or error
     full = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL or getattr(cause, "sqlstate", "") == "53100"
     if full:
-        advice = "Free space on its disk: finished trials are kept, and the same command resumes the study."
+        advice = "Free space on its disk: finished trials are saved, and the same command resumes the study."
     else:
         advice = "Check that it exists, is writable, and has free space."
     return StorageError(f"storage {masked(url)}: the database refused: {first_line(cause)}. {advice}")

@@ -1,4 +1,4 @@
-"""A database as it is found, before anything is written to it; what `bsearch doctor` reports of the storage."""
+"""The state of a database, read without changing it; `bsearch doctor` reports it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .schema import known_revisions, revision_of
 
 @dataclass(frozen=True, slots=True)
 class StorageReport:
-    """A database as it is found.
+    """The state of a database.
 
     Args:
         revision: of bsearch's tables there; None where there are none yet.
-        newer: a newer bsearch has written them.
-        network: the type of the network file system that an SQLite file lies on.
+        newer: they were written by a newer bsearch.
+        network: the type of the network file system that an SQLite file is on.
         refusal: why it cannot be written; empty where it can.
         drivers: who runs which study.
     """
@@ -65,8 +65,8 @@ def _refusal(engine: Engine) -> str:
     if engine.dialect.name == "postgresql":
         may_write = "current_setting('transaction_read_only') = 'off' AND NOT pg_is_in_recovery()"
         with engine.connect() as connection:
-            asked = f"SELECT {may_write}, has_schema_privilege(current_schema(), 'CREATE')"
-            writes, may_create = connection.exec_driver_sql(asked).one()
+            query = f"SELECT {may_write}, has_schema_privilege(current_schema(), 'CREATE')"
+            writes, may_create = connection.exec_driver_sql(query).one()
         if not writes:
             return "the server is read-only (a standby, or default_transaction_read_only)"
         return "" if may_create else "its user may not create tables in this schema"

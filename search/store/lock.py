@@ -61,7 +61,7 @@ class StudyLock:
 
     @retrying
     def driver(self, study: str) -> Driver | None:
-        """Who holds a study; None where nobody does, or there is no such study."""
+        """The driver that holds a study; None if none does, or there is no such study."""
         query = sa.select(studies.c.holder, self._clock - studies.c.heartbeat_at).where(studies.c.name == study)
         with transaction(self.url, self.engine) as connection:
             holder, silent_s = connection.execute(query).one_or_none() or (None, None)
@@ -87,7 +87,7 @@ class StudyLock:
                     f"study {study}: process {process} on {host} has been running it since {since} (last heartbeat "
                     f"{silent_s:.0f} s ago). Wait for it, stop it, or follow it with `bsearch show --watch`."
                 )
-            # Compare and swap: of two drivers that both saw a free study one wins, and a holder that comes to life keeps it.
+            # Compare and swap: of two drivers that both saw a free study one wins, and a holder that revives keeps it.
             taken = connection.execute(
                 sa.update(studies)
                 .where(
@@ -98,7 +98,7 @@ class StudyLock:
                 .values(holder=self.holder, heartbeat_at=self._clock)
             )
             if taken.rowcount != 1:
-                raise StorageError(f"study {study}: another driver took it a moment ago")
+                raise StorageError(f"study {study}: another driver has just taken it")
 
     def heartbeat(self, study: str, driver_s: float) -> bool:
         """Record that this driver is alive, and its seconds so far; False where the study is no longer ours.
@@ -152,7 +152,7 @@ class _Holder(NamedTuple):
         return f"{socket.gethostname()}:{os.getpid()}:{since} {_mark(os.getpid())}-{uuid.uuid4().hex[:8]}"
 
     def alive(self) -> bool | None:
-        """Whether the very process still runs; None where that cannot be seen from here."""
+        """Whether this very process still runs; None if that cannot be checked from here."""
         theirs, ours = self.mark.partition(".")[0], _mark(os.getpid()).partition(".")[0]
         if self.host != socket.gethostname() or (theirs and theirs != ours):
             return None  # another machine, or another container's process numbers
@@ -168,7 +168,7 @@ class _Holder(NamedTuple):
 
 
 def _mark(process: int) -> str:
-    """What tells a process from another of the same number: its PID namespace, and ticks from boot to its start."""
+    """Distinguishes processes with the same PID: the PID namespace, and ticks from boot to the process's start."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         return f"{namespace}.{Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
@@ -177,9 +177,9 @@ def _mark(process: int) -> str:
 
 
 def _is_gone(holder: str, silent_s: float | None) -> bool:
-    """A holder is gone when its process is, or where that cannot be seen, when its heartbeat is too old.
+    """A holder is gone if its process is or, where that cannot be checked, if its heartbeat is too old.
 
-    A heartbeat far in the future was written before the database's clock was set back: it proves as little as an old one.
+    A heartbeat far in the future was written before the database's clock was set back: it counts as too old.
     """
     alive = _Holder.read(holder).alive()
     if alive is not None:

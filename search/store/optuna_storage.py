@@ -1,4 +1,4 @@
-"""Optuna's own storage on our database: opened with our settings, its errors in our words."""
+"""Optuna's own storage on our database: opened with our settings, its errors translated into ours."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def translate_optuna_errors(url: str) -> Iterator[None]:
 
 
 def open_storage(url: str | None) -> BaseStorage:
-    """Optuna's storage on the URL, configured as ours is; None keeps everything in this process.
+    """Optuna's storage on the URL, configured as ours is; None stores everything in memory.
 
     Raises:
         StudyFileError: as `storage_engine`.
@@ -52,7 +52,7 @@ def open_storage(url: str | None) -> BaseStorage:
     if url is None:
         return InMemoryStorage()
     storage_engine(url).dispose()  # our messages for what is wrong with a URL
-    # Optuna takes braces in a URL for a template's.
+    # Optuna reads braces in a URL as template fields.
     escaped, options = url.replace("{", "{{").replace("}", "}}"), engine_options(url)
     try:
         with translate_optuna_errors(url):

@@ -1,7 +1,7 @@
 """Queries on our tables: studies, device profiles, attempts and measurements.
 
-Only the driver writes. An attempt's end is written here before Optuna is told, so a driver that dies between the two loses
-nothing: the next one tells Optuna what is recorded here.
+Only the driver writes. An attempt's end is written here before it is reported to Optuna, so a driver that dies between the
+two loses nothing: the next one reports to Optuna what is recorded here.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Records:
     """bsearch's tables in one database; `study` is the full name of one study in it.
 
     Args:
-        create: make the tables where there are none.
-        patience: waits where the database goes away; not given, nothing waits.
+        create: create the tables if there are none.
+        retry_policy: for when the database is unavailable; not given, nothing is retried.
 
     Raises:
         StorageError: the database cannot be opened, or a newer bsearch has written it.
@@ -63,7 +63,7 @@ class Records:
         self.engine.dispose()
 
     def _upsert(self, table: sa.Table, row: Mapping[str, Any], change: Mapping[str, Any] | None = None) -> None:
-        """Insert a row, or update the one with its key: a retry of ours, or another process was faster."""
+        """Insert a row, or update the one with its key, which a retry or another process has inserted."""
         try:
             with transaction(self.url, self.engine) as connection:
                 connection.execute(sa.insert(table).values(**row))
@@ -112,8 +112,8 @@ class Records:
     def step_times(self, study: str) -> dict[str, list[dict[str, Any]]] | None:
         """The step-time laws that time a study's trials; None where none are stored yet."""
         with transaction(self.url, self.engine) as connection:
-            kept = connection.execute(sa.select(schema.studies.c.step_times).where(schema.studies.c.name == study)).scalar()
-        return json.loads(kept) if kept else None
+            stored = connection.execute(sa.select(schema.studies.c.step_times).where(schema.studies.c.name == study)).scalar()
+        return json.loads(stored) if stored else None
 
     @retrying
     def save_step_times(self, study: str, step_times: Mapping[str, Any]) -> None:
@@ -133,10 +133,10 @@ class Records:
     def profile(self, about: str) -> Mapping[str, Any] | None:
         """The device profile stored by an earlier run, by everything it depends on; None where there is none."""
         with transaction(self.url, self.engine) as connection:
-            kept = connection.execute(
+            stored = connection.execute(
                 sa.select(schema.profiles.c.profile).where(schema.profiles.c.key == _digest(about))
             ).scalar()
-        return json.loads(kept) if kept else None
+        return json.loads(stored) if stored else None
 
     @retrying
     def profiles(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -197,7 +197,7 @@ class Records:
 
     @retrying
     def end_attempt(self, setup: TrialSetup, outcome: Outcome, result: Mapping[str, Any]) -> None:
-        """Record an attempt's end; `result` is what Optuna is told, empty where the trial is not over."""
+        """Record an attempt's end; `result` is what is reported to Optuna, empty if the trial is not over."""
         with transaction(self.url, self.engine) as connection:
             connection.execute(
                 sa.update(schema.attempts)

@@ -14,7 +14,7 @@ from ...spaces.storage import masked
 
 # Of our own: Optuna owns `alembic_version`, and a second head there breaks `optuna.load_study`.
 VERSION_TABLE = "bsearch_alembic_version"
-# The newest revision in `migrations/versions`; a test holds the two together, so that reading a database imports no Alembic.
+# The newest revision in `migrations/versions`; a test keeps the two in step, so that reading a database imports no Alembic.
 HEAD = "0003"
 
 metadata = sa.MetaData()
@@ -53,7 +53,7 @@ attempts = sa.Table(
     sa.Column("outcome", sa.String(20)),
     sa.Column("message", sa.Text),
     sa.Column("traceback", sa.Text),
-    sa.Column("result", sa.Text),  # JSON of the TrialResult that Optuna is told
+    sa.Column("result", sa.Text),  # JSON of the TrialResult that is reported to Optuna
 )
 measurements = sa.Table(
     "bsearch_measurement",
@@ -88,24 +88,24 @@ def migrate(engine: Engine, *, create: bool) -> None:
     """Bring our tables to this version.
 
     Args:
-        create: make them where there are none.
+        create: create them if there are none.
 
     Raises:
-        StorageError: there are none and none may be made, or a newer bsearch has written them.
+        StorageError: there are none and none may be created, or a newer bsearch has written them.
     """
     with engine.connect() as connection:
         revision = revision_of(connection)
     if revision == HEAD:
         return
     shown = masked(engine.url.render_as_string())
-    if revision is None and not create:  # whoever only reads leaves other people's databases as they are
+    if revision is None and not create:  # reading leaves a foreign database unchanged
         raise StorageError(f"storage {shown}: holds no study of bsearch's. `bsearch run` creates one.")
     if revision is not None and revision not in known_revisions():
         raise StorageError(
             f"storage {shown}: a newer bsearch has written it (schema {revision}, known here up to {HEAD}). "
             "Use that version or another storage."
         )
-    # Alembic takes 0.2 s to import, and most commands find the tables as they should be.
+    # Alembic takes 0.2 s to import, and for most commands the tables are up to date.
     from alembic import command
     from alembic.config import Config
 
@@ -119,7 +119,7 @@ def migrate(engine: Engine, *, create: bool) -> None:
 
 @contextmanager
 def _exclusive(engine: Engine) -> Iterator[Connection]:
-    """A transaction beside which no other process changes the schema."""
+    """A transaction during which no other process changes the schema."""
     if engine.dialect.name != "sqlite":
         with engine.begin() as connection:
             if engine.dialect.name == "postgresql":

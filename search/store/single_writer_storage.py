@@ -50,7 +50,7 @@ class SingleWriterStorage(InMemoryStorage):
             super().create_new_trial(study_id, trial)
 
     def reread(self) -> None:
-        """Read everything anew: the answer to a write was lost, so it may have been applied or not."""
+        """Read everything again: the reply to a write was lost, so it may or may not have been applied."""
         with self._creating:
             for trial in self._backend.get_all_trials(self._backend_study)[: len(self._ids)]:
                 trial._trial_id = trial.number
@@ -67,7 +67,7 @@ class SingleWriterStorage(InMemoryStorage):
             if created.number == len(self._ids):
                 self._ids.append(created._trial_id)
                 super().create_new_trial(study_id, created)
-            else:  # somebody queued trials through Optuna, or the answer to a write of ours was lost
+            else:  # trials were queued through Optuna, or the reply to a write of ours was lost
                 self._read_new(study_id)
             return created.number
 
@@ -82,7 +82,7 @@ class SingleWriterStorage(InMemoryStorage):
         try:
             done = self._backend.set_trial_state_values(backend_id, state, values)
         except UpdateFinishedTrialError:
-            # Applied before, and the answer was lost.
+            # Applied before, and the reply was lost.
             if self._backend.get_trial(backend_id).state != state:
                 raise
             done = True
@@ -105,7 +105,7 @@ class SingleWriterStorage(InMemoryStorage):
         rows = [{"trial_id": backend_id, "key": key, "value_json": text} for key, text in texts.items()]
         try:
             with self._backend.engine.begin() as connection:
-                # They may exist: to be replaced, or written before, and the answer was lost.
+                # They may exist: to be replaced, or written before, and the reply was lost.
                 where = _attributes.c.trial_id == backend_id, _attributes.c.key.in_(list(texts))
                 connection.execute(sa.delete(_attributes).where(*where))
                 connection.execute(sa.insert(_attributes), rows)

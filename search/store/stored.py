@@ -1,4 +1,4 @@
-"""A study as its database holds it, found by its file or by the database's URL: what commands that only read start from."""
+"""A stored study, opened by its file or by its database's URL; commands that only read start from it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def study_identity(spec: StudySpec, task_hash: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StoredStudy:
-    """A study with everything its database knows of it at one moment.
+    """A study with everything its database holds, at one moment.
 
     Args:
         url: of the database; may hold a password, so it is shown as `masked(url)`.
         name: the study's full name there.
-        spec: what the study file said when it was last run.
-        identity: what may not change between runs, as hashes and values by name.
+        spec: the study file as of the last run.
+        identity: what must not change between runs, as hashes and values by name.
         driver_s: driver time in seconds, summed over runs.
         records: every trial, by number.
         front: of those records.
@@ -134,5 +134,5 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
         )
     if base is None and len({row.base_name for row in rows}) > 1:
         names = ", ".join(row.name for row in rows)
-        raise StudyFileError(f"storage {masked(url)}: holds several studies, so give a name (--name): {names}")
+        raise StudyFileError(f"storage {masked(url)}: holds several studies, so give a name: {names}")
     return url, next((row for row in rows if row.name == name), rows[-1])

@@ -1,7 +1,7 @@
 """Reading a study's trials straight from Optuna's tables, without importing Optuna.
 
-Commands that only read answer at once this way: Optuna and its storage take most of a second to import. Only Optuna writes
-these tables; a test holds every record read here to what Optuna itself reads (docs/decisions/0017).
+Commands that only read start faster this way: Optuna and its storage take most of a second to import. Only Optuna writes
+these tables; a test compares every record read here with what Optuna itself reads (docs/decisions/0017).
 """
 
 from __future__ import annotations

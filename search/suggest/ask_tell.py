@@ -11,7 +11,7 @@
             search.tell(suggestion.number, train_s, accuracy)
     print(search.front())
 
-Several suggestions may be asked for before the first is told: each takes the others into account.
+Several suggestions may be pending at once: each takes the others into account.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Search:
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
         stopping: front, halving or none; `risk` is the share of trials that would have risen above the front that may be
             stopped.
-        storage: SQLAlchemy URL; not given, the search lives in this process. A search of the same name there is resumed;
-            trials asked for and never told count as running until they are told.
+        storage: SQLAlchemy URL; not given, the search is in memory. A search of the same name there is resumed;
+            trials without a result count as running.
 
     Raises:
         StudyFileError: the space or a name is wrong.
@@ -117,14 +117,14 @@ class Search:
         rule = str(values.get("rule", self.rule or ""))
         if "reference_rate" not in values or "effective_batch" not in values or not rule:
             return suggestion
-        made = scaled_settings(
+        scaled = scaled_settings(
             rule,
             OptimizerSettings(float(values["reference_rate"])),
             reference_batch=self.reference_batch,
             effective_batch=int(values["effective_batch"]),
             constants=RuleConstants.at(self.reference_batch, values.get("exponent"), values.get("noise_batch")),  # type: ignore[arg-type]
         )
-        return Suggestion(suggestion.number, {**values, "learning_rate": made.learning_rate})
+        return Suggestion(suggestion.number, {**values, "learning_rate": scaled.learning_rate})
 
     def report(self, number: int, fraction: float, train_s: float, accuracy: float) -> bool:
         """Report a trial's progress; True where it should be stopped.

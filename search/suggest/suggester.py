@@ -1,4 +1,4 @@
-"""The bridge to Optuna: ask for the next trial, tell how it ended.
+"""The bridge to Optuna: ask for the next trial, tell its result.
 
 Everything is stored so that optuna-dashboard and `optuna.load_study` read it without bsearch: both directions, metric names,
 parameters by their own names, derived values as user attributes.
@@ -29,7 +29,7 @@ from .sampler import FrontSampler
 
 _STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}
 
-# Notes a trial was queued with, and is queued with again when its driver stopped.
+# Notes of a queued trial that stay with it when it is queued again because its driver stopped.
 _QUEUED_NOTES = {"baseline", "repeats", "seed", "began_as"}
 
 # Optuna's own key for a trial's constraints; its dashboard and its samplers read this system attribute.
@@ -66,8 +66,8 @@ def _sampler(
             return optuna.samplers.RandomSampler(seed=seed)
     module, _, name = named.partition(":")
     try:
-        made = getattr(importlib.import_module(module), name)
-        sampler = made() if isinstance(made, type) else made
+        found = getattr(importlib.import_module(module), name)
+        sampler = found() if isinstance(found, type) else found
     except Exception as error:
         raise StudyFileError(Fault("sampler", f"{named}: {type(error).__name__}: {error}")) from None
     if not isinstance(sampler, BaseSampler):
@@ -88,17 +88,17 @@ def distribution(domain: Domain) -> BaseDistribution:
 
 
 class Suggester:
-    """One Optuna study under our rules.
+    """One Optuna study, with our samplers, retries and stored facts.
 
     Args:
-        url: of its storage; None keeps it in this process.
+        url: of its storage; None stores it in memory.
         name: its full name there.
         domains: of every parameter; those of one value are not searched.
-        legal: the effective batches that can be planned.
+        feasible: the effective batches that can be planned, lowest and highest.
         known_seconds: of parameters, where a law knows them.
         prior_trials: trials of earlier studies that the sampler `front` learns from.
         retry_policy: for when the storage is unavailable; not given, nothing is retried.
-        single_writer: nobody else writes to this study, so it can be cached in memory.
+        single_writer: no other process writes to this study, so it can be cached in memory.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Suggester:
             self.searched["effective_batch"] = IntDistribution(*feasible, log=batches.log)
         self.study = self._open_study(name, objectives, single_writer)
         trials = self.trials()
-        # Trials that are RUNNING and not among these were started by an `ask` of ours whose answer was lost.
+        # Trials that are RUNNING and not among these were started by an `ask` of ours whose reply was lost.
         self._known = {trial.number for trial in trials if trial.state == TrialState.RUNNING}
         with translate_optuna_errors(self.url):
             self.study.sampler = _sampler(sampler, self.searched, known_seconds, prior_trials, seed, len(trials))
@@ -167,11 +167,11 @@ class Suggester:
         with translate_optuna_errors(self.url):
             if again:
                 self._reread()
-                for begun in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                    if begun.number not in self._known:
-                        trial = Trial(self.study, begun._trial_id)
+                for running in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                    if running.number not in self._known:
+                        trial = Trial(self.study, running._trial_id)
                         for name, domain in self.searched.items():
-                            trial._suggest(name, domain)  # keeps what it was given before the connection was lost
+                            trial._suggest(name, domain)  # keeps values set before the connection was lost
                         return trial
             return self.study.ask(self.searched)
 
@@ -185,7 +185,7 @@ class Suggester:
             with translate_optuna_errors(self.url):
                 if next(tries) > 0:
                     self._reread()
-                # The answer to an earlier try may have been lost; nobody else queues trials.
+                # The reply to an earlier try may have been lost; no other process queues trials.
                 if not any(dict(notes) == trial.user_attrs for trial in self.trials()[before:]):
                     self.study.enqueue_trial(chosen, user_attrs=dict(notes))
 
@@ -219,8 +219,8 @@ class Suggester:
         trials = self.trials()
         trial = trials[number]
         if not any(other.user_attrs.get("continues") == number for other in trials):
-            kept = {key: value for key, value in trial.user_attrs.items() if key in _QUEUED_NOTES}
-            self.enqueue(trial.params, {"continues": number, "began_as": number, **kept})
+            notes = {key: value for key, value in trial.user_attrs.items() if key in _QUEUED_NOTES}
+            self.enqueue(trial.params, {"continues": number, "began_as": number, **notes})
         follower = next(other.number for other in self.trials() if other.user_attrs.get("continues") == number)
         self.tell(number, TrialResult("FAIL", "interrupted", TrialFacts(message=why, continued_by=follower)))
 
@@ -231,13 +231,13 @@ class Suggester:
 
     @retrying
     def reread_trials(self) -> list[FrozenTrial]:
-        """The trials, read from the database anew."""
+        """The trials, read from the database again."""
         with translate_optuna_errors(self.url):
             self._reread()
             return self.study.get_trials(deepcopy=False)
 
     def _reread(self) -> None:
-        """Read the trials from the database anew: the answer to a write was lost. Nothing to do where there is no cache."""
+        """Read the trials from the database again: the reply to a write was lost. Does nothing if there is no cache."""
         if isinstance(self.storage, SingleWriterStorage):
             self.storage.reread()
 

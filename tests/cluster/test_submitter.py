@@ -45,7 +45,7 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
     dry = bsearch("submit", path, "--nodes", 3, "--dry-run")
     assert dry.exit_code == 0, dry.output
     assert "replicas: 3\n" in dry.output
-    assert bsearch("jobs", "list", "--study", path).output == "no jobs of bsearch there\n"
+    assert bsearch("jobs", "list", "--study", path).output == "no bsearch jobs there\n"
     sent = bsearch("submit", path, "--namespace", "vision")
     assert sent.exit_code == 0, sent.output
     id = sent.stdout.splitlines()[0].removeprefix("submitted study small to kuberay as job ")

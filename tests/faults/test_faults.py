@@ -96,7 +96,7 @@ def test_of_two_drivers_started_at_once_one_runs_the_study_and_the_other_says_wh
     assert sorted(driver.returncode for driver in drivers) == [0, 1], told
     refused = told[0] if drivers[0].returncode else told[1]
     winner = drivers[1] if drivers[0].returncode else drivers[0]
-    assert f"process {winner.pid} on " in refused or "another driver took it a moment ago" in refused
+    assert f"process {winner.pid} on " in refused or "another driver has just taken it" in refused
     assert "Traceback" not in refused
     assert len(finished(folder)) == 4
 

@@ -15,7 +15,7 @@ import torchvision
 from bsearch.cli import main
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.memory import MemoryProbe, calibrated, evaluation_batch, memory_law
-from bsearch.objectives.profiling.probe import confirmed, fastest_evaluation_batch, profile_task
+from bsearch.objectives.profiling.probe import verified, fastest_evaluation_batch, profile_task
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import train_task
 from bsearch.search.store.records import Records
@@ -276,7 +276,7 @@ def test_a_measurement_calibrates_the_law_and_confirms_the_answer() -> None:
     assert better.peak_bytes(100) == pytest.approx(measured[100], rel=1e-6)
     assert better.peak_bytes(1) >= measured[1]
     assert measured[100] == limit
-    fixed, largest = confirmed(wrong, probe, limit, limit, hopeful)
+    fixed, largest = verified(wrong, probe, limit, limit, hopeful)
     assert 95 <= largest <= 100
     assert fixed.peak_bytes(largest) <= limit
     assert fixed.scale > 1.2
@@ -349,7 +349,7 @@ def test_a_law_that_promised_too_much_is_mended_by_the_first_failure(
 
     monkeypatch.setattr(MemoryProbe, "_traced", hopeful)
     monkeypatch.setattr(
-        "bsearch.objectives.profiling.probe.confirmed", lambda law, probe, limit, usable, largest: (law, largest)
+        "bsearch.objectives.profiling.probe.verified", lambda law, probe, limit, usable, largest: (law, largest)
     )
     run(limited_study(study_file, 12))
     trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials

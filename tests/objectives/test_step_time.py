@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from bsearch.cli import main
-from bsearch.objectives.profiling.fit import fit_step_time, with_trust
+from bsearch.objectives.profiling.fit import fit_step_time, with_uncertainty
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.profiling.step_time import Round, measured_step_time, timed_rounds
 from bsearch.objectives.task_code import task_code_hash
@@ -154,7 +154,7 @@ def test_one_busy_minute_does_not_move_the_law() -> None:
     plans = timing_plans(1, 512)
     truth = a_law(0.01, [1e-4] * 5, 0.004, sorted({p.largest_micro_batch for p in plans if p.accumulation == 1}))
     timed = [TimedPlan(plan, (*(truth.step_s(plan),) * 5, truth.step_s(plan) * 9)) for plan in plans]
-    law = with_trust(fit_step_time(timed))
+    law = with_uncertainty(fit_step_time(timed))
     assert law.step_s(BatchPlan(200)) == pytest.approx(truth.step_s(BatchPlan(200)), rel=1e-6)
     assert StepTime.from_dict(json.loads(json.dumps(law.to_dict()))) == law
 
@@ -380,7 +380,7 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     assert "On both fronts:" in plain.output
     known = CliRunner().invoke(main, ["plan", "100", "--profile", str(profile), "--epochs", "2"])
     assert (
-        "training time: 2 x 400 samples / 100 a step = 8 steps x 1 s; with the last step as small as it is 8 s" in known.output
+        "training time: 2 x 400 samples / 100 per step = 8 steps x 1 s; with a smaller last step: 8 s" in known.output
     )
     too_large = CliRunner().invoke(main, ["plan", "401", "--profile", str(profile)])
     assert (too_large.exit_code, "at most the 400 samples there are" in too_large.output) == (2, True)

@@ -1,7 +1,7 @@
 """`bsearch bench`: do batch sizes have to be powers of two, on this model and this device?
 
 Sizes are timed in rounds, in random order within each, so that two sizes compare as pairs under the same load. A difference
-is called one only where its interval, widened for the number of comparisons, leaves zero out.
+counts as real only if its interval, corrected for the number of comparisons, excludes zero.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         table.add_row(
             str(row["size"]),
             f"{row['micro_batch']} x {row['accumulation']}",
-            _with_deviation(row["epoch_s"], seconds),
-            _with_deviation(row["inference_s"], seconds),
-            _with_deviation(row["samples_per_s"], number),
+            _with_std(row["epoch_s"], seconds),
+            _with_std(row["inference_s"], seconds),
+            _with_std(row["samples_per_s"], number),
             "-" if row["peak_bytes"] is None else readable_bytes(row["peak_bytes"]),
             *([f"{reference:.2f} min" if reference else ""] if published else []),
             "rule" if row["suggested"] else "",
@@ -46,13 +46,13 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
             f"published: minutes of 10 epochs of MobileNetV3-large on CIFAR-10 at 224 pixels on {where} in mixed precision, "
             "one run each (Raschka 2022)"
         )
-    told = document["differences"]
-    for one in told:
+    compared = document["differences"]
+    for one in compared:
         yield one["words"]
-    if told:
-        real = sum(one["real"] for one in told)
+    if compared:
+        real = sum(one["real"] for one in compared)
         yield (
-            f"Beside powers of two: {real} of {len(told)} differences are larger than the noise "
+            f"Near powers of two: {real} of {len(compared)} differences are larger than the noise "
             "(95 % for all comparisons together)."
         )
     yield from _rule_words(document["rule"])
@@ -66,7 +66,7 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
 
 def _rule_words(rule: Mapping[str, Any]) -> Iterator[str]:
     if rule["image"] is None:
-        yield "The rule int(n x 2^14 x SM / (H x W x C)) speaks of images; these inputs are none."
+        yield "The rule int(n x 2^14 x SM / (H x W x C)) is for images, which these inputs are not."
         return
     channels, height, width = rule["image"]
     sizes = ", ".join(map(str, rule["suggested"])) or "none in this range"
@@ -85,7 +85,7 @@ def _rule_words(rule: Mapping[str, Any]) -> Iterator[str]:
     yield f"  its sizes are faster than their neighbours in {len(held)} of {len(rule['differences'])} comparisons: {verdict}"
 
 
-def _with_deviation(value: Mapping[str, float], words: Any) -> str:
+def _with_std(value: Mapping[str, float], words: Any) -> str:
     middle = value["mean"]
-    share = value["deviation"] / middle if middle else 0.0
+    share = value["std"] / middle if middle else 0.0
     return f"{words(middle)} ± {share:.1%}"

@@ -35,14 +35,14 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     key, profile = next(iter(profiles.items()))
     at = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
     yield (
-        f"{profile.training_set:,} training samples, {profile.validation_set:,} to evaluate, "
+        f"{profile.training_set:,} training samples, {profile.validation_set:,} validation samples, "
         f"{profile.model_parameters:,} parameters{at}, {profile.optimizer}, on {profile.device}"
     )
-    smallest = f" (the model needs at least {profile.smallest_micro_batch} samples in a pass)"
+    smallest = f" (the model needs micro-batches of at least {profile.smallest_micro_batch} samples)"
     yield f"searched: {', '.join(spec.searched())}" + (smallest if profile.smallest_micro_batch > 1 else "")
     if "exponent" in spec.searched() and "power" in values_of(spec.space.rule):
         yield (
-            f"rule: power, its exponent searched over {spec.space.exponent}; afterwards `bsearch rules {study}` tells which "
+            f"rule: power, its exponent searched over {spec.space.exponent}; afterwards `bsearch rules {study}` shows which "
             "rules hold"
         )
     table = Table(box=None, header_style="bold", pad_edge=False)

@@ -35,10 +35,10 @@ _NOTEBOOK_COLUMNS, _NOTEBOOK_ROWS, _NOTEBOOK_REFRESH_S = 110, 30, 0.5
 
 
 class Picture:
-    """A study's view, made to fit the terminal at every drawing: what does not fit is left out, the least needed first.
+    """A study's view, laid out for the terminal at every refresh: what does not fit is left out, least important first.
 
     Args:
-        view: what is seen now; None before there is anything.
+        view: returns the study's current view; None before there is one.
     """
 
     def __init__(self, view: Callable[[], StudyView | None]) -> None:
@@ -53,7 +53,7 @@ class Picture:
         # The cursor has a row of its own below the picture.
         height = max((options.height or console.height) - 1, 1)
         parts = Group(*self._parts(view, options.max_width, height, plots=not options.ascii_only))
-        # Cut here, for a terminal wraps what is too long, and rows that nobody counted stay behind.
+        # Cut here: a terminal would wrap longer lines, and rows that were not counted are not erased.
         lines = console.render_lines(parts, options.update(height=None), pad=False)[:height]
         self.widths = [sum(segment.cell_length for segment in line) for line in lines]
         for index, line in enumerate(lines):
@@ -65,7 +65,7 @@ class Picture:
         head = list(_head(view, width))[:height]
         yield from head
         left = height - len(head)
-        # A third of what is left for what runs, and the rest for what was found.
+        # A third of the rows left is for running trials, the rest for the front.
         rows = min(len(view.running), max(left // 3, 1), left)
         if rows:
             more = len(view.running) - rows
@@ -106,9 +106,9 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
-    """What is done, what is left, and how trials ended: two rows, or one where there is no room."""
+    """Progress, time left, and how trials ended; one row more where it is narrow."""
     counts = f"{view.counted}/{view.trials} trials"
-    left = "" if view.eta_s is None else f", about {seconds(view.eta_s)} left"
+    left = f", about {seconds(view.eta_s)} left" if view.eta_s else ""
     times = f"{seconds(view.elapsed_s)} so far{left}"
     name = Text(plain(view.name), style="bold")
     name.truncate(max(width // 4, 1), overflow="ellipsis")
@@ -121,27 +121,27 @@ def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
         yield _line(f"{view.name}: {counts}", style="bold")
         yield _line(times)
     outcomes = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in view.outcomes.items())
-    for told in filter(None, (outcomes, view.driver)):
-        yield _line(told, style="dim")
+    for text in filter(None, (outcomes, view.driver)):
+        yield _line(text, style="dim")
 
 
 def _running_table(trials: Iterable[RunningTrial], metric: str, width: int) -> Table:
     table = Table.grid(padding=(0, 2))
-    wide = width >= _WIDE
-    for _ in range(7 if wide else 4):
+    full = width >= _WIDE
+    for _ in range(7 if full else 4):
         table.add_column(no_wrap=True, overflow="ellipsis")
     for trial in trials:
         left = "" if trial.left_s is None else f"{seconds(trial.left_s)} left"
         score = "" if trial.score is None else f"{metric} {number(trial.score)}"
-        bar = ProgressBar(total=1.0, completed=trial.share, width=_BAR if wide else _BAR // 2)
-        told = [f"B {trial.effective_batch}"]
-        told += [f"rate {trial.learning_rate:.3g}", score, left, trial.where] if wide else [score]
-        table.add_row(f"trial {trial.number}", bar, *map(plain, told))
+        bar = ProgressBar(total=1.0, completed=trial.share, width=_BAR if full else _BAR // 2)
+        cells = [f"B {trial.effective_batch}"]
+        cells += [f"rate {trial.learning_rate:.3g}", score, left, trial.where] if full else [score]
+        table.add_row(f"trial {trial.number}", bar, *map(plain, cells))
     return table
 
 
 def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Table:
-    """As much of the front as so many rows hold: both ends, and evenly what lies between."""
+    """As many members of the front as fit: both ends, and evenly spaced ones between."""
     members, most = front.trials, max(most, 1)
     if len(members) > most:
         members = tuple(members[round(row * (len(members) - 1) / max(most - 1, 1))] for row in range(most))
@@ -162,7 +162,7 @@ def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Tabl
 
 
 class _Reflowed(Live):
-    """A live picture that stays whole when its terminal becomes narrower: the rows it wrapped into are wiped out too."""
+    """A live picture that survives its terminal becoming narrower: the rows it wrapped into are erased too."""
 
     def __init__(self, picture: Picture, console: Console) -> None:
         # No ellipsis of rich's: the picture is never higher than the terminal.
@@ -194,7 +194,7 @@ class LiveView:
             self._live.stop()
 
     def show(self, view: Callable[[], StudyView | None]) -> None:
-        """Draw this view, again and again, until the end."""
+        """Draw this view repeatedly until the end."""
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = _Reflowed(Picture(view), self._console)
             self._live.start(refresh=True)
@@ -299,10 +299,10 @@ def trial_end_line(record: TrialRecord, counted: int, trials: int, metric: str) 
     """How a trial ended, in a line."""
     values = record.settings
     if record.accuracy is not None:
-        came = f"{metric} {number(record.accuracy)} in {seconds(record.train_s)}"
+        result = f"{metric} {number(record.accuracy)} in {seconds(record.train_s)}"
     else:
-        came = record.message.splitlines()[0] if record.message else ""
+        result = record.message.splitlines()[0] if record.message else ""
     settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
     again = f" · repeats trial {record.facts.repeats}" if record.is_repeat else ""
-    told = f"[{counted}/{trials}] trial {record.number} {record.outcome}: {came} · {settings} · epochs {values.get('epochs')}"
-    return told + again
+    line = f"[{counted}/{trials}] trial {record.number} {record.outcome}: {result} · {settings} · epochs {values.get('epochs')}"
+    return line + again

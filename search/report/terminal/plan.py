@@ -1,4 +1,4 @@
-"""How one step is made, as `bsearch plan` tells it: a document, and words for people."""
+"""How one step is split, for `bsearch plan`: a document, and text for people."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _shares(plan: BatchPlan) -> list[dict[str, Any]]:
 
 def plan_parts(
     plan: BatchPlan,
-    wished: int | None,
+    requested: int | None,
     scaled: tuple[str, float | None, int, OptimizerSettings] | None,
     epochs: float,
     known: KnownTime | None,
@@ -49,15 +49,15 @@ def plan_parts(
     """What `bsearch plan` prints for people.
 
     Args:
-        wished: passes that were asked for.
-        scaled: a rule, its reference rate and batch, and what it makes of them.
-        epochs: that `known` is the time of.
+        requested: the accumulation that was asked for; None where it was left to the plan.
+        scaled: a rule, its reference rate and batch, and the scaled settings.
+        epochs: of the training that `known` times.
     """
-    raised = wished is not None and plan.accumulation > wished
+    raised = requested is not None and plan.accumulation > requested
     yield (
         f"{plan.effective_batch} samples per step = {plan.devices} device{'s' * (plan.devices > 1)} x {plan.accumulation} "
-        f"pass{'es' * (plan.accumulation > 1)} of at most {plan.largest_micro_batch} samples"
-        + (f" (raised from {wished}: more does not fit)" if raised else "")
+        f"micro-batch{'es' * (plan.accumulation > 1)} of at most {plan.largest_micro_batch} samples"
+        + (f" (raised from {requested}: fewer do not fit)" if raised else "")
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("device", "samples", "micro-batches", "weights"):
@@ -74,23 +74,23 @@ def plan_parts(
         if settings.weight_decay:
             yield f"weight decay {settings.weight_decay:.6g}"
     if known is not None:
-        # The rule of thumb read aloud, then the exact figure, which prices the last step as small as it is.
+        # The rough figure first, then the exact one, whose last step has only the samples that are left.
         steps = known.samples_budget / plan.effective_batch
         trust = "" if known.interval is None else f" (±{known.interval:.1%})"
         yield (
-            f"training time: {epochs:g} x {known.training_set} samples / {plan.effective_batch} a step = {steps:.4g} steps x "
-            f"{seconds(known.step_s)}; with the last step as small as it is {seconds(known.train_s)}{trust} on {known.device}"
+            f"training time: {epochs:g} x {known.training_set} samples / {plan.effective_batch} per step = {steps:.4g} steps x "
+            f"{seconds(known.step_s)}; with a smaller last step: {seconds(known.train_s)}{trust} on {known.device}"
         )
     if plan.accumulation > 1:
         yield Text(
-            "Each pass adds its summed loss over the whole step's denominator, so the step equals one large batch.\n"
-            "BatchNorm is the exception: it sees the pass, not the step.",
+            "Each micro-batch adds its summed loss over the whole step's denominator, so the step equals one large batch.\n"
+            "BatchNorm is the exception: it sees the micro-batch, not the step.",
             style="dim",
         )
 
 
 def _runs(values: Iterable[Any]) -> str:
-    """Neighbours that are alike, counted.
+    """Runs of equal values, with their lengths.
 
     >>> _runs([65, 64, 64])
     '65, 64 x 2'

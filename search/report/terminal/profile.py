@@ -1,4 +1,4 @@
-"""What `bsearch profile` tells: a task's memory and step time on a device, as a document, tables and pictures."""
+"""What `bsearch profile` prints: a task's memory and step time on a device, as a document, tables and pictures."""
 
 from __future__ import annotations
 
@@ -187,17 +187,17 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         )
     yield table
     parts = ", ".join(f"{part} {readable_bytes(value)}" for part, value in document["breakdown"].items() if value)
-    yield f"At the largest size looked at that fits: {parts}"
+    yield f"At the largest size traced that fits: {parts}"
     largest = document["largest_micro_batch"]
     if document["limit_bytes"] is None:
         yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
         return
     yield (
         f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
-        f"{largest}, an evaluation pass takes {document['evaluation_batch']}"
+        f"{largest}, the evaluation batch is {document['evaluation_batch']}"
     )
     reach = ", ".join(f"{batch} in {micro_batches}" for micro_batches, batch in document["largest_effective_batch"].items())
-    yield f"Largest effective batch by passes per step: {reach}"
+    yield f"Largest effective batch by micro-batches per step: {reach}"
     if document["note"] and document["source"] == "traced":
         yield f"Note: {document['note']}"
 
@@ -221,7 +221,7 @@ def memory_plot(document: Mapping[str, Any], width: int) -> str:
 def profile_picture(document: Mapping[str, Any]) -> bytes:
     """Memory and samples per second against the micro-batch as PNG."""
     parts = [part for part in (document["memory"], document["speed"]) if part]
-    from matplotlib.figure import Figure  # half a second, which few need
+    from matplotlib.figure import Figure  # takes half a second to import
 
     figure = Figure(figsize=(8 * max(len(parts), 1), 5), dpi=120, layout="constrained")
     figure.suptitle(f"{document['study']} on {document['device']}")

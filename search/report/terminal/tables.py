@@ -1,4 +1,4 @@
-"""Words, tables and plots for the terminal: what a study came to."""
+"""A study's results for the terminal: sentences, tables and plots."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _SHOWN = ("effective_batch", "learning_rate", "rule", "epochs")
 
 
 def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
-    """Every trial in order, with how it came out."""
+    """Every trial in order, with its outcome."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("trial", "outcome", front.speed, front.metric, *_SHOWN, ""):
         column(table, name, "left" if name in ("outcome", "rule", "") else "right")
@@ -73,12 +73,12 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
     members = {trial.number for trial in front.trials}
     for record in records:
         values = record.settings
-        said = [record.message or ("front" if record.number in members else "")]
+        notes = [record.message or ("front" if record.number in members else "")]
         if record.is_repeat:
-            said.append(f"repeats trial {record.facts.repeats} with seed {record.facts.seed}")
+            notes.append(f"repeats trial {record.facts.repeats} with seed {record.facts.seed}")
         if record.facts.continued_by is not None:
-            said.insert(0, f"trial {record.facts.continued_by} continues it")
-        note = "; ".join(filter(None, said))
+            notes.insert(0, f"trial {record.facts.continued_by} continues it")
+        note = "; ".join(filter(None, notes))
         table.add_row(
             str(record.number),
             record.outcome,
@@ -93,6 +93,7 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
 def outcome_counts(records: Iterable[TrialRecord]) -> str:
     """How many trials ended in which way.
 
+    >>> from bsearch.spaces.trial import TrialFacts
     >>> cut_off = TrialRecord(3, "interrupted", {}, TrialFacts(continued_by=8))
     >>> print(outcome_counts([TrialRecord(0, "out_of_memory", {}), cut_off, TrialRecord(8, "complete", {})]))
     1 complete, 1 interrupted (continued as trial 8), 1 out of memory
@@ -107,7 +108,7 @@ def outcome_counts(records: Iterable[TrialRecord]) -> str:
 
 
 def blank_plot(width: int, height: int) -> Any:
-    """plotext, which keeps one figure, with that figure empty and as wide as the terminal allows."""
+    """plotext, which has one global figure, with that figure empty and as wide as the terminal allows."""
     import plotext
 
     plotext.clear_figure()
@@ -125,7 +126,7 @@ def plot_text(plotext: Any) -> str:
 def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
     """Accuracy over seconds as text, without colour: o the front, * the baseline, . other trials."""
     complete = [record for record in records if record.outcome == "complete" and front.seconds(record)]
-    # One loss that ran away would press all others into a line.
+    # A single diverged loss would flatten all others.
     levels = [trial.accuracy for trial in front.trials if trial.accuracy is not None]
     if len(levels) > 1:
         reach = 3 * (max(levels) - min(levels))
@@ -235,28 +236,29 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
 
 
 def contention_sentence(records: Iterable[TrialRecord]) -> str | None:
-    """How many trials took another time than was known, in a sentence; None where none did."""
+    """How many trials deviated from their known times, in a sentence; None if none did."""
     errors = [record.facts.train_s_error for record in records if record.counts and record.facts.train_s_error is not None]
     contended = sum(bool(record.facts.contended) for record in records if record.counts)
     if not contended:
         return None
     middle = median(errors)
-    # Neighbours come and go; what is off in most trials may be the law itself.
+    # Load from other processes varies; an error in most trials may be the law's own.
     if abs(middle) < 0.15:
         why = "the device was shared"
     elif middle > 0:
         why = "the device was shared all along; alone, trials should take the known times"
     else:
-        why = "the device was shared while its steps were timed; begun on an idle one (--new), a study knows shorter times"
+        why = "the device was shared while its steps were timed; a new study started on an idle device has shorter times"
     return (
         f"{contended} of {len(errors)} trials took over 15 % longer or shorter than known (median of all: {middle:+.0%}): "
-        f"{why}. The front is drawn in known times, which no neighbour changes."
+        f"{why}. The front is drawn in known times, which other load does not change."
     )
 
 
 def noise_scale_sentence(records: Iterable[TrialRecord]) -> str | None:
     """The gradient noise scale that trials measured, in a sentence; None where none did.
 
+    >>> from bsearch.spaces.trial import TrialFacts
     >>> facts = TrialFacts(noise_scale=182.3, noise_scale_low=71.0, noise_scale_high=418.0)
     >>> print(noise_scale_sentence([TrialRecord(0, "complete", {}, facts)]))
     Gradient noise scale: about 182 samples (71 to 418 in 1 trial): batches far above it learn little more per step. A hint \

@@ -1,4 +1,4 @@
-"""A study that runs elsewhere, followed through its database: the same picture as its driver shows."""
+"""Following a study that another process runs, through its database: the same picture as its driver shows."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ from ...store.stored import StoredStudy
 from ...store.trials import StoredTrials
 from .live import LiveView
 
-# From so many attempts the pace of a study is told; those of last week say less.
+# Attempts from which the time left is estimated; older ones say little about the present pace.
 _LATEST_ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class WatchEnd:
-    """Why there is nothing left to watch; `done` where the study came to its budget."""
+    """Why there is nothing left to watch; `done` if the study has met its budget."""
 
     why: str
     done: bool
 
 
 def watch_study(study: StoredStudy, show: LiveView, every_s: float, sleep: Callable[[float], None] = time.sleep) -> WatchEnd:
-    """Show a study that another process drives until its budget is done or nobody drives it.
+    """Show a study that another process drives, until its budget is met or it has no driver.
 
-    Reads only. A database that goes away is waited for as long as a driver would.
+    Reads only. An unavailable database is retried for as long as a driver would.
 
     Raises:
-        StorageError: the database stayed away.
+        StorageError: the database stayed unavailable.
     """
     retry_policy = RetryPolicy(study.url, show.say, UNAVAILABLE_LIMIT_S)
     records = Records(study.url, create=False, retry_policy=retry_policy)
     seen: list[StudyView] = []  # the latest, once there is one
-    told: set[int] = set()
+    shown: set[int] = set()
     try:
         with StoredTrials(study.url, study.name, retry_policy) as trials:
             while True:
-                # Asked before the trials are: what a driver ended before it left is then among them.
+                # Read before the trials, so that those a driver ended before it exited are among them.
                 driver = records.lock.driver(study.name)
-                kept = next((one for one in records.studies() if one.name == study.name), None)
-                if kept is None or records.vanished():
+                row = next((one for one in records.studies() if one.name == study.name), None)
+                if row is None or records.vanished():
                     return WatchEnd(f"{study.name} is gone from {masked(study.url)}: it was deleted.", False)
-                spec, read = StudySpec.model_validate(kept.spec), trials.read()
-                view = _view(kept, spec, read, records.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
+                spec, read = StudySpec.model_validate(row.spec), trials.read()
+                view = _view(row, spec, read, records.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
                 if not seen:
                     if view.counted:
                         show.say(f"{view.counted} of {view.trials} trials are done")
                     show.show(lambda: seen[-1] if seen else None)
-                elif news := [record for record in view.records if record.number not in told]:
+                elif news := [record for record in view.records if record.number not in shown]:
                     counted = seen[-1].counted
                     for record in sorted(news, key=lambda record: record.ended_at):
                         counted += record.counts
                         show.ended(record, counted, view.trials, view.front.metric)
-                seen[:], told = [view], {record.number for record in view.records}
-                if end := _end(view, spec, kept, driver):
+                seen[:], shown = [view], {record.number for record in view.records}
+                if end := _end(view, spec, row, driver):
                     return end
                 sleep(every_s)
     finally:
@@ -74,7 +74,7 @@ def watch_study(study: StoredStudy, show: LiveView, every_s: float, sleep: Calla
 
 
 def _view(
-    kept: StudyRow,
+    stored: StudyRow,
     spec: StudySpec,
     records: list[TrialRecord],
     attempts: list[Mapping[str, Any]],
@@ -99,15 +99,15 @@ def _view(
             running.append((setup, measured, host, span_of(setup, measured, known_s, begun_s)))
     done = tuple(record for record in records if record.outcome not in ("running", "waiting"))
     return study_view(
-        kept.name,
+        stored.name,
         spec,
         study_front(done, spec.objectives),
         done,
         running,
         ended,
         now_s=now_s,
-        elapsed_s=kept.driver_s if driver is None else max(now_s - driver.since.timestamp(), 0.0),
-        driven_s=kept.driver_s,
+        elapsed_s=stored.driver_s if driver is None else max(now_s - driver.since.timestamp(), 0.0),
+        driven_s=stored.driver_s,
         driver="" if driver is None else _driver_words(driver),
     )
 
@@ -117,19 +117,19 @@ def _driver_words(driver: Driver) -> str:
     return f"run by process {driver.process} on {driver.host} since {since}, seen {max(driver.silent_s, 0):.0f} s ago"
 
 
-def _end(view: StudyView, spec: StudySpec, kept: StudyRow, driver: Driver | None) -> WatchEnd | None:
+def _end(view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | None) -> WatchEnd | None:
     if driver is not None and not driver.gone:
         return None
     done = f"{view.counted} of {view.trials} trials are done"
     if view.counted >= view.trials:
         return WatchEnd(f"{view.name} is done: {done}.", True)
-    if spec.budget.hours is not None and kept.driver_s >= spec.budget.hours * 3600:
+    if spec.budget.hours is not None and stored.driver_s >= spec.budget.hours * 3600:
         return WatchEnd(f"{view.name} is done: budget.hours: {spec.budget.hours:g} h are used up; {done}.", True)
     if driver is None:
-        return WatchEnd(f"Nobody runs {view.name} now: {done}. `bsearch run` goes on.", False)
+        return WatchEnd(f"No driver is running {view.name}: {done}. `bsearch run` resumes it.", False)
     return WatchEnd(
-        f"The driver of {view.name} is gone: process {driver.process} on {driver.host} gave its last sign of life "
-        f"{seconds(max(driver.silent_s, 0.0))} ago; {done}. `bsearch run` goes on from there.",
+        f"The driver of {view.name} is gone: process {driver.process} on {driver.host} sent its last heartbeat "
+        f"{seconds(max(driver.silent_s, 0.0))} ago; {done}. `bsearch run` resumes it.",
         False,
     )
 
@@ -137,7 +137,7 @@ def _end(view: StudyView, spec: StudySpec, kept: StudyRow, driver: Driver | None
 def _measurement(row: Mapping[str, Any] | None) -> Measurement | None:
     if row is None:
         return None
-    # Kept as null, what was not finite is no number again.
+    # Non-finite values were stored as null.
     scores = {name: float("nan") if value is None else value for name, value in row["scores"].items()}
     accuracy = float("nan") if row["accuracy"] is None else row["accuracy"]
     return Measurement(row["samples_seen"], row["elapsed_s"], accuracy, scores)

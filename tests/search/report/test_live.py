@@ -217,7 +217,7 @@ def test_a_watcher_goes_when_it_is_told_to_or_when_the_driver_is_gone(study_file
             seen.until("run by process")
             seen.process.send_signal(signal.SIGINT)
             assert seen.end() == 130
-            assert "stopped watching; the study goes on" in seen.text()
+            assert "stopped watching; the study keeps running" in seen.text()
             assert not seen.screen.cursor.hidden
         assert driver.poll() is None
         with terminal(BSEARCH, "show", path, "--watch", "--every", "0.2", columns=200, rows=50) as seen:
@@ -225,7 +225,7 @@ def test_a_watcher_goes_when_it_is_told_to_or_when_the_driver_is_gone(study_file
             driver.kill()
             driver.wait()
             assert seen.end() == 1
-            gone = rf"The driver of small is gone: process {driver.pid} on .*`bsearch run` goes on"
+            gone = rf"The driver of small is gone: process {driver.pid} on .*`bsearch run` resumes it"
             assert re.search(gone, seen.text(), re.DOTALL)
     again = subprocess.run([BSEARCH, "show", path, "--watch"], capture_output=True, text=True, check=False)
     assert (again.returncode, "is gone" in again.stdout) == (1, True)

@@ -154,7 +154,7 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
         {"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"},
         {"effective_batch": 32, "reference_rate": 0.1, "rule": "linear"},
     ]
-    path = study_file(task=f"{TASKS}:Points", budget={"trials": 8}, confirm=1, start=start, storage=url)
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 8}, confirm=1, baseline=start, storage=url)
     spec = read_study(path)
     monkeypatch.setattr(PGDialect_psycopg, "do_commit", breaks)
     losing = False

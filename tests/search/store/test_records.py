@@ -132,7 +132,7 @@ def test_of_many_drivers_at_once_exactly_one_wins(url: str, before: str | None) 
         try:
             driver.lock.acquire("law")
         except StorageError as error:
-            assert re.search("has been running it since|took it a moment ago", str(error))
+            assert re.search("has been running it since|has just taken it", str(error))
             return False
         return True
 
@@ -155,7 +155,7 @@ def test_a_holder_that_comes_to_life_keeps_its_study(records: Records, url: str,
         return True
 
     monkeypatch.setattr("bsearch.search.store.lock._is_gone", meanwhile)
-    with pytest.raises(StorageError, match="another driver took it a moment ago"):
+    with pytest.raises(StorageError, match="another driver has just taken it"):
         records.lock.acquire("law")
     assert elsewhere.lock.held("law")
 
@@ -273,7 +273,7 @@ def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., 
     told = str(error.value).splitlines()
     assert "task.name: was Points, now NeedsTwo" in told
     assert "training.evaluations: was 2, now 3" in told
-    assert "create a new study with --new" in told[-1]
+    assert "create a new study (`new`)" in told[-1]
     assert run(changed, fresh=True).study.name == "small-2"
     # Each file goes on with its own study.
     assert run(changed).study.name == "small-2"
@@ -282,7 +282,7 @@ def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., 
 
 def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[..., Path], tmp_path: Path) -> None:
     start = [{"effective_batch": 64, "reference_rate": 0.1, "rule": "sqrt"}]
-    path = study_file(task="tasks.py:Mine", start=start, budget={"trials": 2})
+    path = study_file(task="tasks.py:Mine", baseline=start, budget={"trials": 2})
     good = f"import sys; sys.path.insert(0, {str(TASKS.parent)!r})\nfrom tasks_for_tests import Points, Raises\n"
     (tmp_path / "tasks.py").write_text(good + "class Mine(Raises): pass\n")
     assert "failed with the same error" in run(path).failure
@@ -293,7 +293,7 @@ def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[...
     result = run(path)
     assert (result.study.name, result.failure) == ("small", "")
     complete = [record for record in result.study.records if record.outcome == "complete"]
-    assert [record.facts.start for record in complete] == [0, None]
+    assert [record.facts.baseline for record in complete] == [0, None]
     (tmp_path / "tasks.py").write_text(good + "class Mine(Points): depth = 2\n")
     with pytest.raises(StudyFileError, match=r"task\.code: was "):
         run(path)
