@@ -278,7 +278,7 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
         raise StudyFileError(
             Fault(
                 "space.effective_batch",
-                f"expected some feasible batch, of at least {feasible[0]} and at most {feasible[1]} samples; got {low} to {high}. "
+                f"expected a feasible batch, of at least {feasible[0]} and at most {feasible[1]} samples; got {low} to {high}. "
                 "Check memory and space.accumulation.",
             )
         )

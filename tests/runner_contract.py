@@ -73,6 +73,7 @@ class RunnerContract:
         assert go("Points", budget={"trials": 5}).elapsed_s < 5
         assert len(kept().trials) == 5
 
+    @pytest.mark.slow
     def test_two_devices_share_a_trial_whose_time_is_known(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         devices = {"per_trial": 2, "kind": "cpu"}
         result = go("KillsARank", devices=devices, budget={"trials": 3, "profile_s": 0.5})
@@ -110,7 +111,9 @@ class RunnerContract:
 
     def test_the_same_error_three_times_stops_the_study_and_says_so(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         result = go("Raises", budget={"trials": 20})
-        assert result.failure.startswith("3 trials in a row failed with the same error: Raises: ValueError: the score is not ready")
+        assert result.failure.startswith(
+            "3 trials in a row failed with the same error: Raises: ValueError: the score is not ready"
+        )
         # Trials that ran beside the third may have failed, or been cut off, by then.
         states = [trial.state.name for trial in kept().trials]
         assert set(states) <= {"FAIL", "WAITING"}
@@ -128,6 +131,7 @@ class RunnerContract:
         assert outcomes.count("complete") == 7
         assert outcomes.count("error") >= 3
 
+    @pytest.mark.slow
     def test_a_trial_that_cannot_reach_the_front_is_stopped_and_its_curve_kept(
         self, go: Run, kept: Callable[[], optuna.Study]
     ) -> None:
@@ -157,6 +161,7 @@ class RunnerContract:
         more = go("known_by_its_rate", space=space, training=training, budget={"trials": 30}, sampler="qmc")
         assert sum(record.counts for record in more.study.records) == 30
 
+    @pytest.mark.slow
     def test_members_of_the_front_are_trained_again_with_other_seeds(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
         training = {"evaluations": 10, "samples": 400}
@@ -236,6 +241,7 @@ class RunnerContract:
         losses = [trial.accuracy for trial in result.study.front.trials]
         assert losses == sorted(losses, reverse=True)
 
+    @pytest.mark.slow
     def test_an_interrupt_leaves_nothing_running_and_loses_nothing(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         ended: list[int] = []
 
@@ -287,6 +293,7 @@ class RunnerContract:
         assert [seen for seen, _ in curve] == list(range(40, 401, 40))
         assert not folder.exists()
 
+    @pytest.mark.slow
     def test_hours_end_the_study_and_are_summed_over_runs(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
         budget = {"trials": 50, "hours": 3 / 3600}

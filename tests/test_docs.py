@@ -75,6 +75,7 @@ def commands(command: click.Command, path: str = "bsearch") -> Iterator[str]:
         yield from commands(one, f"{path}-{name}")
 
 
+@pytest.mark.slow
 def test_every_command_rule_and_key_is_in_the_reference(site: Path) -> None:
     assert set(commands(main)) <= ids(site / "reference" / "commands.html")
     assert set(RATE_RULES) <= ids(site / "reference" / "rules.html")
@@ -103,6 +104,7 @@ def test_every_key_says_what_it_means() -> None:
             assert meaning.endswith("."), f"{name}.{key}: {meaning!r} is no sentence"
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     fetched = re.compile(
         r'<(?:script|img|iframe|source)[^>]+src="(?:https?:)?//|<link[^>]+(?:stylesheet|preconnect|icon)[^>]+"(?:https?:)?//'

@@ -33,6 +33,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_only_reads_imports_nothing_heavy(name: str, finished_study: Path, tmp_path: Path) -> None:
     arguments = [part.format(study=finished_study, folder=tmp_path) for part in COMMANDS[name]]

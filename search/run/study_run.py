@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ from ..analysis.confirm import next_repeat, next_seed
 from ..analysis.pareto import study_front
 from ..store.optuna_storage import frozen_record
 from ..store.records import Records
+from ..suggest.front_model import preload
 from ..suggest.stopping import EARLY_STOPPING, stopped_sentence
 from ..suggest.suggester import Suggester
 from .eta import Span
@@ -108,6 +110,7 @@ class StudyRun:
         self._sign = spec.objectives.metric.sign
         self._early_stopping = EARLY_STOPPING[spec.stopping.kind](spec.stopping.risk)
         self._repeats: set[int] = set()  # trials that repeat a setting, which are never stopped early
+        self._preloaded = False
         self._suggestion: Future[Suggestion] | None = None  # being computed by the sampler
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask")
         self._retries: deque[_Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
@@ -371,6 +374,10 @@ class StudyRun:
         if setup.attempt == 0:
             self._suggester.annotate(setup.number, _setup_facts(setup, attempt.known_s).to_dict())
         self.notify(Event("started", setup=setup))
+        if not self._preloaded:
+            # Not while a trial is asked for: killed then, it would be RUNNING without its parameters.
+            self._preloaded = True
+            threading.Thread(target=preload, name="bsearch-preload", daemon=True).start()
         return setup
 
     def _kills_its_workers(self, number: int, measurements: list[Measurement], outcome: Outcome) -> bool:

@@ -42,10 +42,10 @@ _attributes = sa.table("trial_user_attributes", *(sa.column(name) for name in ("
 
 
 def stored_trials(url: str, name: str) -> list[TrialRecord]:
-    """Every trial of a study in the storage, by number.
+    """Every trial of a study in the storage, by number; none where Optuna has no such study yet.
 
     Raises:
-        StorageError: the storage cannot be opened or holds no such study.
+        StorageError: the storage cannot be opened, or its schema is unknown.
     """
     with StoredTrials(url, name, RetryPolicy(url)) as trials:
         return trials.read()
@@ -55,7 +55,7 @@ class StoredTrials:
     """A study's trials as the storage holds them, for repeated reading: a finished trial is read once.
 
     Raises:
-        StorageError: the storage cannot be opened or holds no such study.
+        StorageError: the storage cannot be opened, or its schema is unknown.
     """
 
     def __init__(self, url: str, name: str, retry_policy: RetryPolicy) -> None:
@@ -74,6 +74,8 @@ class StoredTrials:
         """All trials now, by number."""
         with transaction(self._url, self._engine) as connection:
             study_id = self._study_id(connection)
+            if study_id is None:
+                return []
             rows = connection.execute(sa.select(_trials).where(_trials.c.study_id == study_id).order_by(_trials.c.number)).all()
             fresh = [row.trial_id for row in rows if row.trial_id not in self._finished]
             params: dict[int, dict[str, Any]] = defaultdict(dict)
@@ -105,10 +107,11 @@ class StoredTrials:
             records.append(record)
         return records
 
-    def _study_id(self, connection: Connection) -> int:
+    def _study_id(self, connection: Connection) -> int | None:
+        """Optuna's id of the study; None before its driver has created it there."""
         shown = masked(self._url)
         if not sa.inspect(connection).has_table("version_info"):
-            raise StorageError(f"storage {shown}: holds no study {self._name!r}")
+            return None
         version = connection.execute(sa.select(_version.c.schema_version)).scalar()
         if version != SCHEMA_VERSION:
             raise StorageError(
@@ -116,9 +119,7 @@ class StoredTrials:
                 "`optuna storage upgrade` brings older ones up to date."
             )
         study_id = connection.execute(sa.select(_studies.c.study_id).where(_studies.c.study_name == self._name)).scalar()
-        if study_id is None:
-            raise StorageError(f"storage {shown}: holds no study {self._name!r}")
-        return int(study_id)
+        return None if study_id is None else int(study_id)
 
 
 def trial_record(

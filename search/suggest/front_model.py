@@ -178,6 +178,11 @@ class TrialHistory:
         return _IGNORED if "continued_by" in facts else _FAILED
 
 
+def preload() -> None:
+    """Import what `FrontModel.best` needs, which takes a second: better while trials train than while one is asked for."""
+    import scipy.stats  # noqa: F401
+
+
 class FrontModel:
     """Models of seconds and accuracy, and the expected hypervolume improvement of points of the cube.
 

@@ -23,7 +23,7 @@ from bsearch.spaces.planning import known_seconds, known_train_s, trial_setup
 from bsearch.spaces.step_time import StepTime
 from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study
-from bsearch.spaces.trial import Suggestion
+from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 PROFILE = DeviceProfile(
@@ -68,11 +68,11 @@ def test_the_law_of_seconds_is_that_of_the_trials_setup(study_file: Callable[...
 
 def suggester(path: Path, **how: Any) -> Suggester:
     domains = {"effective_batch": Range(low=1, high=1000, log=True), "rate": Range(low=0.01, high=1.0, log=True)}
-    return Suggester(f"sqlite:///{path}/kept.db", "kept", domains, Objectives(), alone=True, **how)
+    return Suggester(f"sqlite:///{path}/kept.db", "kept", domains, Objectives(), single_writer=True, **how)
 
 
-def ended(number: int) -> dict[str, Any]:
-    return {"state": "COMPLETE", "values": [1.0 + number, 0.5], "constraint": 0.0, "facts": {"outcome": "complete"}}
+def ended(number: int) -> TrialResult:
+    return TrialResult("COMPLETE", "complete", TrialFacts(), (1.0 + number, 0.5), constraint=0.0)
 
 
 @contextmanager
@@ -83,11 +83,11 @@ def statements(storage: SingleWriterStorage) -> Iterator[list[str]]:
     def hear(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
         asked.append(statement)
 
-    sa.event.listen(storage._kept.engine, "before_cursor_execute", hear)
+    sa.event.listen(storage._backend.engine, "before_cursor_execute", hear)
     try:
         yield asked
     finally:
-        sa.event.remove(storage._kept.engine, "before_cursor_execute", hear)
+        sa.event.remove(storage._backend.engine, "before_cursor_execute", hear)
 
 
 def seen(trial: FrozenTrial) -> tuple[Any, ...]:
@@ -107,7 +107,7 @@ def test_a_trial_asks_the_database_as_often_after_many_trials_and_beside_many(tm
             one.ask()
         with statements(one.storage) as asked:
             suggestion = one.ask()
-            one.note(suggestion.number, {"micro_batch": 3, "rule": "sqrt"})
+            one.annotate(suggestion.number, {"micro_batch": 3, "rule": "sqrt"})
             one.trials()
             one.tell(suggestion.number, ended(0))
         return asked
@@ -123,12 +123,12 @@ def test_what_is_known_is_what_is_kept(tmp_path: Path) -> None:
     one = suggester(tmp_path)
     for number in range(7):
         suggestion = one.ask()
-        one.note(suggestion.number, {"betas": (0.9, 0.99), "rule": "sqrt", "none": None, "number": number})
-        one.note(suggestion.number, {"number": -number, "more": {"a": [1, 2]}})
+        one.annotate(suggestion.number, {"betas": (0.9, 0.99), "rule": "sqrt", "none": None, "number": number})
+        one.annotate(suggestion.number, {"number": -number, "more": {"a": [1, 2]}})
         if number % 3 == 0:
             one.tell(suggestion.number, ended(number))
         elif number % 3 == 1:
-            one.tell(suggestion.number, {"state": "PRUNED", "values": None, "constraint": 1.0, "facts": {}})
+            one.tell(suggestion.number, TrialResult("PRUNED", "infeasible", TrialFacts(), constraint=1.0))
     one.enqueue({"effective_batch": 17}, {"baseline": 0})
     kept = optuna.load_study(study_name="kept", storage=one.url)
     assert list(map(seen, one.trials())) == list(map(seen, kept.trials))

@@ -54,6 +54,7 @@ def whole(made: TrialSetup) -> tuple[list[tuple[Any, ...]], list[torch.Tensor]]:
     return told(list(run.measurements())), weights(run)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     batch=st.integers(2, 130),
@@ -114,6 +115,7 @@ def test_going_on_takes_the_remaining_steps_alone_and_says_where_it_began(tmp_pa
     assert elapsed == sorted(elapsed)  # the clock goes on too
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_each_with_its_own_dice(tmp_path: Path) -> None:
     made = noisy(tmp_path, plan=BatchPlan(33, 2, 2), smallest_micro_batch=2)
     ranks = RankProcesses(2, "cpu", 1)

@@ -41,6 +41,7 @@ def on(devices: int, batch: int, accumulation: int = 1, **changes: Any) -> dict[
     return setup(batch, **({"plan": BatchPlan(batch, accumulation, devices)} | changes)).to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["samples", "weights", "ignored", "tokens"])
 @pytest.mark.parametrize(("batch", "accumulation"), [(501, 1), (385, 3), (7, 3), (3, 2), (2, 1), (128, 4)])
 def test_two_ranks_equal_one_process(ranks: RankProcesses, kind: str, batch: int, accumulation: int) -> None:
@@ -51,6 +52,7 @@ def test_two_ranks_equal_one_process(ranks: RankProcesses, kind: str, batch: int
         assert float((one - other).norm()) <= 1e-12 * float(one.norm())
 
 
+@pytest.mark.slow
 def test_clipping_and_parameters_that_are_never_used_change_nothing(ranks: RankProcesses) -> None:
     changes: dict[str, Any] = {"parameters": {"unused": True}, "training": {"clip_norm": 0.05}}
     (alone,) = trained(WIDE, on(1, 101, **changes), 5)
@@ -97,6 +99,7 @@ def ended_ranks() -> Iterator[None]:
     close_ranks()
 
 
+@pytest.mark.slow
 def test_ranks_are_kept_between_trials_and_stopped_ones_too() -> None:
     ended(attempt("Points"))
     kept = rank_processes(2, "cpu", 1)
@@ -110,6 +113,7 @@ def test_ranks_are_kept_between_trials_and_stopped_ones_too() -> None:
     assert list(kept.run(who, 2)) == [first, first]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_an_interruption_and_the_next_trial_gets_new_ones() -> None:
     begun = time.monotonic()
     _, outcome = ended(attempt("KillsARank", number=1))
@@ -119,6 +123,7 @@ def test_a_killed_rank_is_an_interruption_and_the_next_trial_gets_new_ones() -> 
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "kind"), [("memory", "out_of_memory"), ("code", "error")])
 def test_what_fails_on_one_rank_ends_the_attempt_on_all(how: str, kind: str) -> None:
     _, outcome = ended(attempt("OneRankFails", parameters={"how": how}))
@@ -130,11 +135,13 @@ def test_what_fails_on_one_rank_ends_the_attempt_on_all(how: str, kind: str) -> 
         assert "Traceback" in outcome.traceback
 
 
+@pytest.mark.slow
 def test_a_diverged_trial_diverges_on_all_ranks() -> None:
     _, outcome = ended(attempt("Explodes", budget=4000, **{"optimizer": setup(rate=1e6).optimizer}))
     assert outcome.kind == "diverged"
 
 
+@pytest.mark.slow
 def test_errors_of_a_job_come_through_in_words(ranks: RankProcesses) -> None:
     own = RankProcesses(2, "cpu", 1)
     with pytest.raises(TaskError, match="no such file"):
@@ -142,6 +149,7 @@ def test_errors_of_a_job_come_through_in_words(ranks: RankProcesses) -> None:
     assert not own.alive
 
 
+@pytest.mark.slow
 def test_a_rank_killed_between_trials_is_told() -> None:
     own = RankProcesses(2, "cpu", 1)
     reports = own.run(who, 5)
@@ -151,6 +159,7 @@ def test_a_rank_killed_between_trials_is_told() -> None:
         list(reports)
 
 
+@pytest.mark.slow
 def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Path) -> None:
     """As the serial runner makes them on GPUs: ranks that wait for more work must not keep that process from ending."""
     script = tmp_path / "profiles.py"
@@ -160,7 +169,7 @@ def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Pat
         "from multiprocessing import get_context\n"
         "from rank_jobs import profiled\n"
         "if __name__ == '__main__':\n"
-        "    for name in ('profile_apart', 'profile_task'):\n"
+        "    for name in ('profile_in_subprocess', 'profile_task'):\n"
         "        with ProcessPoolExecutor(1, mp_context=get_context('spawn')) as process:\n"
         "            print(process.submit(profiled, name).result(), flush=True)\n"
     )
@@ -169,6 +178,7 @@ def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Pat
     assert done.stdout.split() == ["2", "2"], done.stderr
 
 
+@pytest.mark.slow
 def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -201,6 +211,7 @@ def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, R
     return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task)), Records(spec.storage)
 
 
+@pytest.mark.slow
 def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file: Callable[..., Path]) -> None:
     result, records = run(study_file, task=f"{TASKS}:KillsARank", budget={"trials": 4})
     assert [record.outcome for record in result.study.records] == ["complete"] * 4
@@ -209,6 +220,7 @@ def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file:
     assert all(record.facts.devices == 2 and record.facts.samples_budget == 800 for record in result.study.records)
 
 
+@pytest.mark.slow
 def test_the_number_of_devices_is_searched_and_many_are_not_free(study_file: Callable[..., Path]) -> None:
     result, _ = run(
         study_file,

@@ -15,7 +15,7 @@ import torchvision
 from bsearch.cli import main
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.memory import MemoryProbe, calibrated, evaluation_batch, memory_law
-from bsearch.objectives.profiling.probe import verified, fastest_evaluation_batch, profile_task
+from bsearch.objectives.profiling.probe import fastest_evaluation_batch, profile_task, verified
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import train_task
 from bsearch.search.store.records import Records
@@ -197,6 +197,7 @@ MODELS: list[tuple[Task, int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("task", "size"), MODELS, ids=lambda value: getattr(value, "name", type(value).__name__))
 def test_the_trace_is_within_four_percent_of_real_tensors(task: Task, size: int, precision: str) -> None:
@@ -209,6 +210,7 @@ def test_the_trace_is_within_four_percent_of_real_tensors(task: Task, size: int,
     assert predicted.parts["parameters"] >= sum(4 * p.numel() for p in probe.run.parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [Digits(), Tokens(), Checkpointed(), Images("resnet18", 32)], ids=lambda t: type(t).__name__)
 def test_the_largest_micro_batch_fits_and_one_more_does_not(task: Task) -> None:
     probe = MemoryProbe(task, setup(rate=0.01, smallest_micro_batch=2))
@@ -329,6 +331,7 @@ def limited_study(study_file: Callable[..., Path], trials: int, **changes: Any) 
     return study_file(space=space, memory={"limit": "600kB"}, budget={"trials": trials}, **more, **changes)
 
 
+@pytest.mark.slow
 def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(study_file: Callable[..., Path], tmp_path: Path) -> None:
     run(limited_study(study_file, 40))
     trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
@@ -338,6 +341,7 @@ def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(study_file: 
     assert max(trial.user_attrs["peak_bytes"] for trial in trials) <= 600_000
 
 
+@pytest.mark.slow
 def test_a_law_that_promised_too_much_is_mended_by_the_first_failure(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +381,7 @@ def test_a_second_study_pays_nothing_for_the_profile(study_file: Callable[..., P
         run(limited_study(study_file, 2, task=f"{TASKS}:AdamDigits", study="third", storage="sqlite:///small.db"))
 
 
+@pytest.mark.slow
 def test_each_value_that_changes_cost_has_a_profile_of_its_own(study_file: Callable[..., Path], tmp_path: Path) -> None:
     space = {
         "effective_batch": {"low": 200, "high": 400},
@@ -391,6 +396,7 @@ def test_each_value_that_changes_cost_has_a_profile_of_its_own(study_file: Calla
     assert (narrow.user_attrs["attempts"], wide.user_attrs["attempts"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path = limited_study(study_file, 1)
     result = CliRunner().invoke(main, ["profile", str(path), "--png", str(tmp_path / "memory.png")])

@@ -134,6 +134,7 @@ def ranks() -> Iterator[RankProcesses]:
     started.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["samples", "weights", "tokens"])
 @pytest.mark.parametrize(("batch", "accumulation"), [(64, 1), (101, 3), (3, 1)])
 def test_two_ranks_show_what_gradients_of_their_shares_do(
@@ -146,6 +147,7 @@ def test_two_ranks_show_what_gradients_of_their_shares_do(
     assert np.array(ours) == pytest.approx(np.array(theirs), rel=1e-8, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_alike_whether_looked_at_or_not(ranks: RankProcesses) -> None:
     made = setup(101, plan=BatchPlan(101, 2, 2), training={"clip_norm": 0.05}).to_dict()
     (plain,) = ranks.run(trained, WIDE, made, 5)
@@ -166,6 +168,7 @@ def last_facts(made: TrialSetup, task: Any = None) -> dict[str, Any]:
     return dict(last.facts)
 
 
+@pytest.mark.slow
 def test_a_trial_in_passes_tells_and_one_whole_does_not() -> None:
     told = last_facts(setup(64, 8, 64 * 200, 0.01))
     assert 0 <= told["noise_scale_low"] < told["noise_scale"] < told["noise_scale_high"] < math.inf

@@ -189,6 +189,7 @@ def test_timing_trains_nothing_away_and_tells_what_input_took() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, run.parameters, strict=True))
 
 
+@pytest.mark.slow
 def test_what_loaders_cannot_deliver_is_in_the_step(tmp_path: Path) -> None:
     """Loader processes run ahead; a plan timed on what they had fetched before would look free."""
     plans = [BatchPlan(20), BatchPlan(60)]
@@ -208,6 +209,7 @@ def profiled(name: str, **request: object) -> DeviceProfile:
     return profile_task(f"{TASKS}:{name}", asked)
 
 
+@pytest.mark.slow
 def test_a_profile_holds_a_law_for_each_number_of_devices() -> None:
     profile = profiled("Points", devices=(1, 2))
     assert [law.devices for law in profile.step_times] == [1, 2]
@@ -222,6 +224,7 @@ def test_sizes_that_run_out_of_memory_are_not_timed() -> None:
     assert law.largest_micro_batch == 50
 
 
+@pytest.mark.slow
 def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Callable[..., Path]) -> None:
     space = {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1, "epochs": 1}
     choices = {"width": [32, 64], "optimizer": ["sgd", "adam"], "label": ["a", "b"]}
@@ -276,6 +279,7 @@ def test_a_study_that_was_timed_by_the_clock_stays_so(study_file: Callable[..., 
     assert all(record.train_s == record.facts.measured_train_s for record in later.study.records)
 
 
+@pytest.mark.slow
 def test_a_rough_law_is_timed_anew_where_there_is_more_time(study_file: Callable[..., Path]) -> None:
     changes = {"task": f"{TASKS}:Points", "space": {"effective_batch": 50, "reference_rate": 0.1, "epochs": 1}}
     rough = study_file(**changes, budget={"trials": 1, "profile_s": 0.001})
@@ -304,6 +308,7 @@ def test_devices_that_the_machine_lacks_are_refused_at_once(study_file: Callable
         assert "devices.per_trial: expected at most the " in result.output
 
 
+@pytest.mark.slow
 def test_mended_code_is_priced_anew_until_a_trial_counts(study_file: Callable[..., Path]) -> None:
     path = study_file(task="tasks.py:Mine", budget=KNOWN)
     code = "import time\nfrom tasks_for_tests import Points, Raises\n\n\n"
@@ -324,6 +329,7 @@ def test_mended_code_is_priced_anew_until_a_trial_counts(study_file: Callable[..
     assert all(record.train_s is not None and record.train_s < 0.02 * record.facts.steps for record in counted)
 
 
+@pytest.mark.slow
 def test_out_of_memory_on_two_devices_is_planned_anew_and_priced_so(study_file: Callable[..., Path]) -> None:
     path = study_file(
         task=f"{TASKS}:SmallMemory",
@@ -353,6 +359,7 @@ def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callab
         assert trial["train_s"] < 0.5
 
 
+@pytest.mark.slow
 def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 6, "profile_s": 0.4})
     result = run(path)
@@ -379,9 +386,7 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     assert "on Steady" in plain.output
     assert "On both fronts:" in plain.output
     known = CliRunner().invoke(main, ["plan", "100", "--profile", str(profile), "--epochs", "2"])
-    assert (
-        "training time: 2 x 400 samples / 100 per step = 8 steps x 1 s; with a smaller last step: 8 s" in known.output
-    )
+    assert "training time: 2 x 400 samples / 100 per step = 8 steps x 1 s; with a smaller last step: 8 s" in known.output
     too_large = CliRunner().invoke(main, ["plan", "401", "--profile", str(profile)])
     assert (too_large.exit_code, "at most the 400 samples there are" in too_large.output) == (2, True)
     document["task"]["name"] = "Other"

@@ -175,6 +175,7 @@ def test_layout_changes_nothing_but_rounding() -> None:
     assert last.train_loss == pytest.approx(plain.train_loss, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_model_learns_the_same() -> None:

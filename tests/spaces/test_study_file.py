@@ -123,7 +123,11 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "per_trial: {low: 1, high: 4}",
             "expected a number or a list of numbers, got a range. Write [1, 2, 4].",
         ),
-        ("per_trial: 1", "per_trial: [1, 2]", "baseline[0]: expected a value for every searched parameter, got none for devices"),
+        (
+            "per_trial: 1",
+            "per_trial: [1, 2]",
+            "baseline[0]: expected a value for every searched parameter, got none for devices",
+        ),
         ("kind: cpu", "kind: cuda", "devices.kind: expected one of auto, cpu, gpu; got 'cuda'."),
         ("speed: train_s", "speed: time", "objectives.speed: expected one of train_s, device_s; got 'time'"),
         ("effective_batch: 256, r", "effective_batch: 9000, r", "baseline[0].effective_batch: expected 16 to 4096 (log)"),

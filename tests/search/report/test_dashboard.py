@@ -98,6 +98,7 @@ def study_document(address: str, query: str = "") -> dict[str, Any]:
     return dict(json.loads(text))
 
 
+@pytest.mark.slow
 def test_the_study_is_served_with_its_names_its_front_and_its_fates(study: Path) -> None:
     front = [int(row["trial"]) for row in csv.DictReader(bsearch("export", study).splitlines())]
     records = StoredStudy.open(str(study)).records
@@ -134,6 +135,7 @@ def test_the_study_is_served_with_its_names_its_front_and_its_fates(study: Path)
         assert f"bsearch export {study} --to hf" in note
 
 
+@pytest.mark.slow
 def test_the_dashboard_writes_nothing_and_keeps_what_a_person_wrote(study: Path) -> None:
     def attributes() -> list[Any]:
         with sqlite3.connect(study.parent / "small.db") as database:
@@ -154,6 +156,7 @@ def test_the_dashboard_writes_nothing_and_keeps_what_a_person_wrote(study: Path)
     bsearch("run", study, "--serial", "--trials", "13")  # a driver is not disturbed by what a person wrote
 
 
+@pytest.mark.slow
 def test_older_studies_and_those_of_others_are_served_too(study: Path) -> None:
     with sqlite3.connect(study.parent / "small.db") as database:
         database.execute("DELETE FROM study_system_attributes WHERE key = 'study:metric_names'")
@@ -166,6 +169,7 @@ def test_older_studies_and_those_of_others_are_served_too(study: Path) -> None:
         assert (another["name"], another["note"]["body"], len(another["best_trials"])) == ("another", "", 1)
 
 
+@pytest.mark.slow
 def test_pages_of_other_sites_and_changes_of_trials_are_refused(study: Path) -> None:
     with served(study) as address:
         base = address.split("/dashboard")[0]
@@ -187,6 +191,7 @@ def test_pages_of_other_sites_and_changes_of_trials_are_refused(study: Path) -> 
     assert StoredStudy.open(str(study)).records
 
 
+@pytest.mark.slow
 def test_the_report_is_linked_once_it_is_written_and_runs_apart(study: Path) -> None:
     with served(study) as address:
         assert "bsearch report" in study_document(address)["note"]["body"]

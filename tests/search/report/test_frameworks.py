@@ -356,6 +356,7 @@ def run_script(text: str, folder: Path, launcher: list[str]) -> dict[str, torch.
     return torch.load(folder / "model.pt", weights_only=True)
 
 
+@pytest.mark.slow
 def test_the_script_runs_alone_and_on_two_devices_with_the_same_result(tmp_path: Path) -> None:
     trained = []
     for devices, launcher in ((1, []), (2, ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])):

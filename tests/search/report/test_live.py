@@ -110,6 +110,7 @@ def slow(study_file: Callable[..., Path]) -> Path:
     return study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 3})
 
 
+@pytest.mark.slow
 def test_a_run_shows_trials_and_the_time_left_and_ends_with_the_front(slow: Path) -> None:
     with terminal(BSEARCH, "run", slow, "--serial", columns=120, rows=40) as seen:
         seen.until(r"small +\S+ +1/3 trials, .* so far, about .* left")
@@ -123,6 +124,7 @@ def test_a_run_shows_trials_and_the_time_left_and_ends_with_the_front(slow: Path
         assert COLOUR.search(seen.written)
 
 
+@pytest.mark.slow
 def test_ctrl_c_gives_the_terminal_back_as_it_was(slow: Path) -> None:
     with terminal(BSEARCH, "run", slow, "--serial") as seen:
         seen.until("1/3 trials")
@@ -133,6 +135,7 @@ def test_ctrl_c_gives_the_terminal_back_as_it_was(slow: Path) -> None:
         assert b"\x1b[?1049h" not in seen.written  # nor was another screen in between
 
 
+@pytest.mark.slow
 def test_a_terminal_may_shrink_and_grow(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 10})
     with terminal(BSEARCH, "run", path, "--serial", columns=120, rows=40) as seen:
@@ -152,6 +155,7 @@ def test_a_terminal_may_shrink_and_grow(study_file: Callable[..., Path]) -> None
         assert not seen.screen.cursor.hidden
 
 
+@pytest.mark.slow
 def test_no_color_draws_without_colour(slow: Path) -> None:
     with terminal(BSEARCH, "run", slow, "--serial", NO_COLOR="1") as seen:
         seen.until("1/3 trials")
@@ -159,6 +163,7 @@ def test_no_color_draws_without_colour(slow: Path) -> None:
         assert not COLOUR.search(seen.written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dumb", [True, False])
 def test_a_pipe_and_a_dumb_terminal_get_a_line_per_trial(slow: Path, dumb: bool) -> None:
     if dumb:
@@ -171,6 +176,7 @@ def test_a_pipe_and_a_dumb_terminal_get_a_line_per_trial(slow: Path, dumb: bool)
     assert re.findall(r"\[(\d)/3\] trial \d complete: accuracy", written) == ["1", "2", "3"]
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_leaves_a_line_above_the_picture(study_file: Callable[..., Path]) -> None:
     tasks = study_file().with_name("tasks.py")
     tasks.write_text(
@@ -192,6 +198,7 @@ def test_a_trial_that_fails_leaves_a_line_above_the_picture(study_file: Callable
         assert seen.end() == 0
 
 
+@pytest.mark.slow
 def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 25})
     with driven(path) as driver:
@@ -210,6 +217,7 @@ def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: C
     assert told.rstrip().endswith("small is done: 25 of 25 trials are done.")
 
 
+@pytest.mark.slow
 def test_a_watcher_goes_when_it_is_told_to_or_when_the_driver_is_gone(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 400})
     with driven(path) as driver:

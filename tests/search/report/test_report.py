@@ -77,6 +77,7 @@ def page(study: StoredStudy) -> str:
     return report_page(strangers, StudyFigures.of(strangers).all())
 
 
+@pytest.mark.slow
 def test_the_page_holds_all_it_shows_and_asks_nothing_of_a_network(page: str) -> None:
     ours = page.replace(page[page.index("<script>") : page.index('<script type="application/json"')], "")
     assert not re.findall(r"""(?:src|href)=["'](?!data:)[^"'#]""", ours)
@@ -85,12 +86,14 @@ def test_the_page_holds_all_it_shows_and_asks_nothing_of_a_network(page: str) ->
     assert "https://" not in ours
 
 
+@pytest.mark.slow
 def test_texts_of_strangers_stay_texts(page: str) -> None:
     assert "<script>document.title" not in page
     assert "<img src=x" not in page
     assert "owned" in page  # shown, not lost
 
 
+@pytest.mark.slow
 def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(study: StoredStudy) -> None:
     figures = StudyFigures.of(study).all()
     assert [figure.name for figure in figures] == [
@@ -132,6 +135,7 @@ def test_only_a_study_with_profiles_has_memory_and_speed(tmp_path: Path) -> None
     assert "step-time" in names  # the clock's own
 
 
+@pytest.mark.slow
 def test_the_command_writes_page_and_figures(study_path: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["report", str(study_path), "--figures", str(tmp_path)])
     assert result.exit_code == 0, result.output

@@ -66,6 +66,7 @@ def test_the_rule_speaks_of_images_alone() -> None:
     assert set(PUBLISHED[1]) == {100, 127, 128, 129, 156, 511, 512, 513}
 
 
+@pytest.mark.slow
 def test_bench_tells_every_size(tmp_path: Path) -> None:
     arguments = ["bench", f"{TASKS}:NeedsTwo", "--sizes", "1,31,32,33,70", "--repeats", "3", "--memory", "20KiB"]
     result = CliRunner().invoke(main, [*arguments, "--json"])

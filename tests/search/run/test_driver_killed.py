@@ -67,7 +67,8 @@ def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path]
     assert set(states) <= {"COMPLETE", "FAIL"}
     for trial in trials:
         if trial.state.name == "FAIL":
-            assert trials[trial.user_attrs["continued_by"]].params == trial.params
+            # Killed while it was being asked for, a trial has no parameters yet.
+            assert trial.params in ({}, trials[trial.user_attrs["continued_by"]].params)
 
 
 def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_fil
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
         assert driver.wait(timeout=60) == 130
     told = (tmp_path / "out").read_text()
-    assert "interrupted (SIGINT). To go on: bsearch run" in told
+    assert "interrupted (SIGINT). To resume: bsearch run" in told
     assert "Traceback" not in told
     for _ in range(100):
         if not rays_of(driver.pid):

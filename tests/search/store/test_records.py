@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from bsearch.search.run.driver import differences
 from bsearch.search.run.runner import Event
 from bsearch.search.run.study_run import StudyRun
-from bsearch.search.store.database import RetryPolicy
+from bsearch.search.store.database import RetryPolicy, transaction
 from bsearch.search.store.lock import LOCK_EXPIRES_S
 from bsearch.search.store.optuna_storage import open_storage
 from bsearch.search.store.records import Records
@@ -160,6 +160,7 @@ def test_a_holder_that_comes_to_life_keeps_its_study(records: Records, url: str,
     assert elsewhere.lock.held("law")
 
 
+@pytest.mark.slow
 def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) -> None:
     context = get_context("forkserver")
     context.set_forkserver_preload(["bsearch.search.suggest.suggester", "psycopg"])
@@ -201,7 +202,7 @@ def _answered(retry_policy: RetryPolicy) -> RetryPolicy:
 
 
 def open_and_write(url: str) -> None:
-    with Records(url)._transaction() as connection:
+    with transaction(url, Records(url).engine) as connection:
         connection.execute(sa.text("UPDATE bsearch_study SET spec = ''"))
 
 

@@ -157,6 +157,7 @@ def studied(sampler: optuna.samplers.BaseSampler, trials: int) -> list[tuple[flo
     return [(math.log(one.values[0]), one.values[1]) for one in study.trials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True])
 def test_it_finds_more_front_than_rng(known: bool) -> None:
     def of(sampler: optuna.samplers.BaseSampler) -> float:
@@ -219,6 +220,7 @@ def test_infinite_values_and_laws_do_no_harm() -> None:
         study.tell(trial, [math.inf, 0.5] if number % 4 == 1 else trade(trial.params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["front", "gp", "nsga2", "qmc", "random", "optuna.samplers:RandomSampler"])
 def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str) -> None:
     path = study_file(task=f"{TASKS}:Points", sampler=sampler, budget={"trials": 7, "profile_s": 0.3})
