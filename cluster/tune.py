@@ -40,11 +40,13 @@ os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 import ray
 from ray import tune
 from ray.exceptions import RayError
+from ray.tune.progress_reporter import ProgressReporter
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..objectives.environment import environment
+from ..search.report.terminal.live import in_notebook
 from ..search.run.study_run import NODE_DIED, StudyRun
 from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
@@ -151,6 +153,15 @@ class StudySearcher(Searcher):
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles its searcher to restore it later; a database connection cannot be pickled
+
+
+class _SilentReporter(ProgressReporter):
+    """In a notebook, Tune's own reporter would clear the cell's output, and with it our progress display."""
+
+    def should_report(self, trials: list[Any], done: bool = False) -> bool:
+        return False
+
+    def report(self, trials: list[Any], done: bool, *sys_info: str) -> None: ...
 
 
 class _FailureObserver(FIFOScheduler):
@@ -348,6 +359,7 @@ class TuneRunner:
                     storage_path=folder,
                     stop=_StudyStopper(study, searcher),
                     verbose=0,
+                    progress_reporter=_SilentReporter() if in_notebook() else None,  # Tune warns of it elsewhere
                     failure_config=tune.FailureConfig(max_failures=0),
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 ),

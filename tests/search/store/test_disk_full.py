@@ -64,7 +64,7 @@ def test_a_full_disk_stops_the_study_and_with_room_again_it_goes_on(study_file: 
         driver.kill()
         told, _ = driver.communicate()
     assert driver.returncode == 1, told
-    assert f"storage sqlite:///{database}: the database refused: database or disk is full. Make room on its disk" in told
+    assert f"storage sqlite:///{database}: the database refused: database or disk is full. Free space on its disk" in told
     assert "Traceback" not in told
     (small_disk / "filled").unlink()
     before = finished(database)

@@ -82,14 +82,14 @@ def test_the_second_driver_is_told_who_holds_the_study_and_follows_a_killed_one(
         wait_for(lambda: postgres.states(url)["COMPLETE"] >= 1, first)
         refused = CliRunner().invoke(main, ["run", str(path), "--serial"])
         assert refused.exit_code == 1
-        assert f"study small: process {first.pid} on {os.uname().nodename} is running it since 20" in refused.output
+        assert f"study small: process {first.pid} on {os.uname().nodename} has been running it since 20" in refused.output
         first.send_signal(signal.SIGKILL)
         first.wait()
     done = postgres.states(url)["COMPLETE"]
     assert postgres.states(url)["RUNNING"] == 1
     again = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert again.exit_code == 0, again.output
-    assert f"going on: {done} of 4 trials are done" in again.output
+    assert f"resuming: {done} of 4 trials are done" in again.output
     assert postgres.states(url) == {"COMPLETE": 4, "FAIL": 1}
 
 
@@ -167,7 +167,7 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
     losing = False
     assert lost[0] > 3
     assert postgres.states(url) == {"COMPLETE": 8}
-    assert Counter(record.facts.start for record in result.study.records) == {0: 1, 1: 1, None: 6}
+    assert Counter(record.facts.baseline for record in result.study.records) == {0: 1, 1: 1, None: 6}
     repeats = [(record.facts.repeats, record.facts.seed) for record in result.study.records if record.facts.repeats is not None]
     assert len(repeats) == len(set(repeats)) > 0
     records = Records(url)
