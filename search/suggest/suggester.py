@@ -202,10 +202,15 @@ class Suggester:
             for key, value in facts.items():
                 self.storage.set_trial_user_attr(trial_id, key, value)
 
-    @retrying
     def tell(self, number: int, result: TrialResult) -> None:
         """End a trial with its result; idempotent."""
+        tries = itertools.count()
+        self.retry_policy(lambda: self._tell(number, result, again=next(tries) > 0))
+
+    def _tell(self, number: int, result: TrialResult, *, again: bool) -> None:
         with translate_optuna_errors(self.url):
+            if again:
+                self._reread()  # it may have ended, and only the reply was lost
             if self.storage.get_trial(self._id(number)).state.is_finished():
                 return
         self.annotate(number, result.attributes)
