@@ -75,7 +75,7 @@ def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_fil
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 30})
     with (tmp_path / "out").open("wb") as out:
         driver = subprocess.Popen([BSEARCH, "run", path], start_new_session=True, stdout=out, stderr=out)
-        limit = time.monotonic() + 100
+        limit = time.monotonic() + 200
         while not finished(tmp_path / "small.db"):
             assert driver.poll() is None, (tmp_path / "out").read_text()
             assert time.monotonic() < limit
