@@ -27,6 +27,7 @@ from .search.report.completion import launchers, study_files, study_names
 from .spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, cut, plain
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
+from .spaces.readable import from_here
 from .spaces.storage import masked, storage_of
 from .spaces.study import StudySpec, share
 from .spaces.study_file import located, plain_value, read_study, resolve_study, study_from_dict
@@ -94,7 +95,7 @@ storage_option = click.option(
 
 
 class _Share(click.ParamType[float]):
-    """A share from 0 up to 1, written 5% or 0.05."""
+    """A share >= 0 and < 1, written 5% or 0.05."""
 
     name = "share"
 
@@ -103,7 +104,7 @@ class _Share(click.ParamType[float]):
         try:
             return share(value if value.strip().endswith("%") else float(value))
         except ValueError:
-            self.fail(f"expected a share from 0 up to 1, got {cut(value, 60)!r}. Write 5% or 0.05.", param, ctx)
+            self.fail(f"expected a share >= 0 and < 1, got {cut(value, 60)!r}. Write 5% or 0.05.", param, ctx)
 
 
 _SHARE = _Share()
@@ -138,7 +139,7 @@ def _terminal(as_json: bool = False) -> Console:
 @click.option("--rule", metavar="RULE[,RULE]", help="Learning-rate rules, if STUDY is a task; default: sqrt.")
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
-@click.option("--new", "fresh", is_flag=True, help="Create a new study beside the existing one.")
+@click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
 @click.option("--serial", is_flag=True, help="Run trials one after the other in this process, without Ray.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for front.csv, front.json and front.png.")
 @storage_option
@@ -153,7 +154,7 @@ def run(
     rule: str | None,
     name: str | None,
     trials: int | None,
-    fresh: bool,
+    new: bool,
     serial: bool,
     out: Path | None,
     storage: str | None,
@@ -169,7 +170,7 @@ def run(
     console = _terminal(as_json)
     with _located(file):
         with _documents_only(as_json):
-            result = _run(spec, out or _results(spec, spec.study), console, fresh=fresh, serial=serial)
+            result = _run(spec, out or _results(spec, spec.study), console, new=new, serial=serial)
         _print_result(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
 
@@ -244,20 +245,12 @@ def _located(file: Path | None) -> Any:
         raise (located(error, file) if file is not None else error) from None
 
 
-def _run(spec: StudySpec, out: Path, console: Console, *, fresh: bool, serial: bool) -> StudyResult:
+def _run(spec: StudySpec, out: Path, console: Console, *, new: bool, serial: bool) -> StudyResult:
     from .cluster.study import run_study_here
     from .search.report.terminal.live import LiveView
 
     with LiveView(console) as view:
-        return run_study_here(spec, out, serial=serial, fresh=fresh, notify=view.notify, watch=view.watch)
-
-
-def _from_here(path: Path) -> str:
-    """A path relative to the working directory, if it is below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+        return run_study_here(spec, out, serial=serial, new=new, notify=view.notify, watch=view.watch)
 
 
 def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
@@ -276,7 +269,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     if stored.front.trials:
         _print_front(stored, counted, console)
         for path in write_front(out, document, picture(StudyFigures(stored).front_figure(), "png")):
-            console.print(f"wrote {_from_here(path)}", style="dim")
+            console.print(f"wrote {from_here(path)}", style="dim")
     else:
         console.print(f"{stored.name} has no finished trial yet, so there is no front.")
     others = outcome_counts(record for record in stored.records if record.outcome not in ("complete", "waiting"))
@@ -418,8 +411,8 @@ def retime(study: str, profile_file: Path, name: str | None, storage: str | None
     )
     console.print(front_table(after.front))
     console.print(front_plot(after.front, after.records, console.width))
-    for words in (knee_sentence(after.front), retimed_summary(stored.front, after), *after.notes, *after.left_out):
-        console.print(words or "")
+    for sentence in (knee_sentence(after.front), retimed_summary(stored.front, after), *after.notes, *after.left_out):
+        console.print(sentence or "")
 
 
 # ---------------------------------------------------------------- bench
@@ -476,7 +469,7 @@ def bench(
     }
     console = _terminal(as_json)
     with _documents_only(as_json), console.status("timing ...") as status:
-        document = run_bench(spec.changed(changes), wanted, repeats, lambda words: status.update(words))
+        document = run_bench(spec.changed(changes), wanted, repeats, status.update)
     if as_json:
         click.echo(json_text(document), nl=False)
         return
@@ -509,7 +502,7 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
 @main.command(epilog=_epilog("bsearch plan 500 --devices 2 --cap 96 --rate 0.1 --at-batch 256 --rule linear"))
 @click.argument("effective_batch", type=click.IntRange(min=1))
 @click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel workers.")
-@click.option("--cap", type=click.IntRange(min=1), help="The largest micro-batch that fits one device.")
+@click.option("--cap", type=click.IntRange(min=1), help="The largest micro-batch that fits in one device's memory.")
 @click.option("--accumulation", type=click.IntRange(min=1), help="Micro-batches per step; raised where fewer do not fit.")
 @click.option(
     "--smallest",
@@ -650,7 +643,8 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
     console.print(rule_verdict(found))
     console.print(rates_table(found))
     console.print(
-        "Intervals are 90 %. They hold for the batches and rates tried, and for training as long as these trials.", style="dim"
+        "Intervals are 90 %. They apply only to the batches and rates tried, and to training runs of the same length.",
+        style="dim",
     )
 
 
@@ -697,7 +691,9 @@ def show(
     """
     if watch:
         if as_json or every or outcome or trial is not None:
-            raise click.UsageError("--watch is for people; programs can poll `show --json`")
+            raise click.UsageError(
+                "--watch cannot be combined with --all, --outcome, --trial or --json; programs can poll `show --json`"
+            )
         ctx.exit(_watch(study, name, storage, every_s))
     from .search.report.export import json_text, study_document, trial_document
     from .search.report.terminal.tables import trials_table
@@ -766,7 +762,8 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     front, records = study.front, study.records
     record = next((record for record in records if record.number == number), None)
     if record is None:
-        raise StudyFileError(f"study {study.name}: has no trial {number}; its trials are 0 to {len(records) - 1}")
+        known = f"its trials are numbered 0 to {len(records) - 1}" if records else "it has no trials yet"
+        raise StudyFileError(f"study {study.name}: has no trial {number}; {known}")
     tables = study.tables()
     curve = [
         {key: row[key] for key in ("attempt", "samples_seen", "elapsed_s", "accuracy", "train_loss")}
@@ -842,7 +839,7 @@ def export(
     stored = StoredStudy.open(study, name, storage)
     front, records = stored.front, stored.records
     if framework is not None:
-        text = _pasted(stored, framework, number, at_knee, within, to_terminal=out is None and sys.stdout.isatty())
+        text = _exported(stored, framework, number, at_knee, within, to_terminal=out is None and sys.stdout.isatty())
     else:
         rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
         if kind == "csv":
@@ -864,24 +861,20 @@ def _check_export(ctx: click.Context, framework: str | None) -> None:
         raise click.UsageError("--trial, --knee and --within choose a trial for --to; add --to FRAMEWORK")
 
 
-def _pasted(
+def _exported(
     stored: StoredStudy, framework: str, number: int | None, at_knee: bool, within: float | None, *, to_terminal: bool
 ) -> str:
     """One trial's settings for a framework; which trial, its result, and notes that the text lacks go to stderr."""
-    from .cluster.study import choice_words
-    from .search.analysis.choice import chosen_trial
-    from .search.report.frameworks.settings import chosen_settings
+    from .search.report.frameworks.settings import settings_to_export
     from .search.report.frameworks.texts import FRAMEWORKS
 
-    record = chosen_trial(stored.name, stored.front, stored.records, number=number, at_knee=at_knee, within=within)
-    why = choice_words(stored.front, record, number, within)
-    chosen = chosen_settings(stored, record, why)
-    pasted = FRAMEWORKS[framework](chosen)
-    click.echo(plain(f"study {stored.name}, trial {chosen.trial} ({why}): {chosen.promise}"), err=True)
-    seen = to_terminal and "# note: " in pasted.text
-    for note in () if seen else pasted.notes:
+    chosen = settings_to_export(stored, number=number, at_knee=at_knee, within=within)
+    exported = FRAMEWORKS[framework](chosen)
+    click.echo(plain(f"study {stored.name}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"), err=True)
+    seen = to_terminal and "# note: " in exported.text
+    for note in () if seen else exported.notes:
         click.echo(plain(f"note: {note}"), err=True)
-    return pasted.text
+    return exported.text
 
 
 @main.command(epilog=_epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
@@ -907,9 +900,9 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
     stored = StoredStudy.open(study, name, storage).with_rates()
     drawn = StudyFigures.of(stored).all()
     path = write_file(out or _results_beside(study) / stored.name / "report.html", report_page(stored, drawn))
-    click.echo(f"wrote {plain(_from_here(path.absolute()))}")
+    click.echo(f"wrote {plain(from_here(path.absolute()))}")
     for figure in write_figures(drawn, figures) if figures else ():
-        click.echo(f"wrote {plain(_from_here(figure.absolute()))}")
+        click.echo(f"wrote {plain(from_here(figure.absolute()))}")
     if opened:
         click.launch(str(path.absolute()))
 
@@ -1011,7 +1004,7 @@ def _launcher_options(command: Any) -> Any:
             "study_file",
             type=click.Path(path_type=Path),
             shell_complete=study_files,
-            help="Study file whose submit section gives all this.",
+            help="Study file whose submit section holds these settings.",
         ),
         click.option("--launcher", metavar="NAME", shell_complete=launchers, help="ray, slurm, kuberay or a plug-in."),
     ):
@@ -1091,7 +1084,7 @@ def stop_job(id: str, **where: Any) -> None:
 
 @main.command(epilog=_epilog("bsearch doctor study.yaml\n  bsearch doctor --no-ray"))
 @click.argument("study", metavar="[STUDY]", required=False, type=click.Path(path_type=Path), shell_complete=study_files)
-@click.option("--no-ray", is_flag=True, help="Skip starting or reaching Ray, which takes seconds.")
+@click.option("--no-ray", is_flag=True, help="Do not start or contact Ray, which takes several seconds.")
 @storage_option
 @json_option
 @click.pass_context
@@ -1162,7 +1155,9 @@ def init(folder: Path) -> None:
     names = ("study.yaml", "tasks.py")
     existing = [name for name in names if os.path.lexists(folder / name)]
     if existing:
-        raise StudyFileError(f"{folder}: has {' and '.join(existing)} already; nothing was written. Choose another folder.")
+        raise StudyFileError(
+            f"{folder}: already contains {' and '.join(existing)}; nothing was written. Choose another folder."
+        )
     for name in names:
         content = resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
         click.echo(f"wrote {write_file(folder / name, content)}")

@@ -13,7 +13,7 @@ from ..search.analysis.choice import chosen_trial
 from ..search.report.export import trial_document, write_file
 from ..search.store.stored import StoredStudy
 from ..spaces.errors import BsearchError, StudyFileError
-from ..spaces.readable import number
+from ..spaces.readable import from_here, number
 from ..spaces.storage import masked, storage_of
 from ..spaces.study import StudySpec, share
 from ..spaces.study_file import changed_study, read_study, resolve_study, study_from_dict
@@ -161,17 +161,14 @@ class Study:
         Raises:
             StudyFileError: no such framework, no such trial on the front, or both trial and within.
         """
-        from ..search.report.frameworks.settings import chosen_settings
+        from ..search.report.frameworks.settings import settings_to_export
         from ..search.report.frameworks.texts import FRAMEWORKS
 
         if to not in FRAMEWORKS:
             raise StudyFileError(f"to: expected one of {', '.join(FRAMEWORKS)}; got {to!r}")
-        stored = self._stored
-        tolerance = None if within is None else _share(within)
-        record = chosen_trial(self.name, stored.front, stored.records, number=trial, within=tolerance)
-        chosen = chosen_settings(stored, record, choice_words(stored.front, record, trial, tolerance))
-        pasted = FRAMEWORKS[to](chosen)
-        return ExportedText(pasted.text, record.number, pasted.notes)
+        chosen = settings_to_export(self._stored, number=trial, within=None if within is None else _share(within))
+        exported = FRAMEWORKS[to](chosen)
+        return ExportedText(exported.text, chosen.trial, exported.notes)
 
     def plot(self) -> plotly.graph_objects.Figure:
         """The front as a Plotly figure, which a notebook shows.
@@ -234,7 +231,7 @@ def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
             creates a new study beside an existing one; `storage` names another database; `progress=False` shows nothing.
 
     Raises:
-        StudyFileError: every fault of the study.
+        StudyFileError: lists every error in the study.
         TaskError: the training code does not work.
         StorageError, ClusterError: the database or the cluster cannot be used.
         BsearchError: the study stopped because it cannot continue; the message says why. Finished trials are in the storage.
@@ -262,7 +259,7 @@ def _run(spec: StudySpec, results: Path, *, serial: bool = False, new: bool = Fa
 
     out = results / spec.study
     with open_progress(progress) as shown:
-        result = run_study_here(spec, out, serial=serial, fresh=new, notify=shown.notify, watch=shown.watch)
+        result = run_study_here(spec, out, serial=serial, new=new, notify=shown.notify, watch=shown.watch)
     if result.failure:
         raise BsearchError(f"study {result.study.name} stopped: {result.failure}")
     if result.interrupted:
@@ -275,7 +272,7 @@ def run_study_here(
     out: Path,
     *,
     serial: bool,
-    fresh: bool,
+    new: bool,
     notify: Callable[[Event], None],
     watch: Callable[[StudyRun], None],
 ) -> StudyResult:
@@ -297,37 +294,20 @@ def run_study_here(
 
             yield SerialRunner(spec.devices)
             return
-        notify(Event("message", text=f"study {spec.study}: starting Ray (its messages: {_from_here(out / 'ray.log')})"))
+        notify(Event("message", text=f"study {spec.study}: starting Ray (its messages: {from_here(out / 'ray.log')})"))
         from .tune import TuneRunner
 
         with TuneRunner(spec.cluster, spec.devices, out / "ray.log") as opened:
             yield opened
 
-    return run_study(spec, runner(), task_code_hash(spec.task), fresh=fresh, notify=notify, watch=watch)
-
-
-def choice_words(front: ParetoFront, record: TrialRecord, number: int | None, within: float | None) -> str:
-    """Why this trial of the front was chosen."""
-    if number is not None:
-        return "as asked"
-    if within is not None:
-        return f"the fastest within {100 * within:.3g}% of the best"
-    return "the knee" if record.number == front.knee else "the best"
+    return run_study(spec, runner(), task_code_hash(spec.task), new=new, notify=notify, watch=watch)
 
 
 def _share(value: str | float) -> float:
     try:
         return share(value)
     except ValueError:
-        raise StudyFileError(f"within: expected a share from 0 up to 1, such as '1%' or 0.01; got {value!r}") from None
+        raise StudyFileError(f"within: expected a share >= 0 and < 1, such as '1%' or 0.01; got {value!r}") from None
 
 
-def _from_here(path: Path) -> str:
-    """A path relative to the working directory, if it is below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-__all__ = ["ExportedText", "Study", "Trials", "choice_words", "run", "run_study_here"]
+__all__ = ["ExportedText", "Study", "Trials", "run", "run_study_here"]

@@ -174,7 +174,7 @@ class _FailureObserver(FIFOScheduler):
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         with contextlib.suppress(OSError, TypeError):
             text = Path(trial.error_file).read_text(encoding="utf-8", errors="replace")
-            if any(words in text for words in ("node has died", "node is dead", "node was terminated")):
+            if any(sign in text for sign in ("node has died", "node is dead", "node was terminated")):
                 self._searcher.died[trial.trial_id] = NODE_DIED
         super().on_trial_error(controller, trial)
 

@@ -41,7 +41,7 @@ class SampleKeys:
     """The samples of one micro-batch: everything that determines their order and their randomness.
 
     Args:
-        index: index in the data set, (n,) int64.
+        index: index in the dataset, (n,) int64.
         epoch: epoch that the sample belongs to, (n,) int64.
         seed: the trial's seed.
     """
@@ -64,7 +64,7 @@ class SampleKeys:
 
 @runtime_checkable
 class BatchDataset(Protocol):
-    """A data set that fetches a whole micro-batch at once, with randomness drawn from `keys.uniform`."""
+    """A dataset that fetches a whole micro-batch at once, with randomness drawn from `keys.uniform`."""
 
     def __len__(self) -> int: ...
 
@@ -169,7 +169,7 @@ def _unchanged(batch: Any) -> Any:
 
 
 def in_order(samples: int, batch: int, seed: int) -> Sequence[SampleKeys]:
-    """Keys of all samples of a data set in order, `batch` at a time."""
+    """Keys of all samples of a dataset in order, `batch` at a time."""
     index = np.arange(samples)
     return [
         SampleKeys(index[start : start + batch], np.zeros(len(index[start : start + batch]), dtype=np.int64), seed)

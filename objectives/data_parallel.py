@@ -144,9 +144,9 @@ class Ranks:
         """The maximum over ranks, so that all of them take the same decision."""
         if self.count == 1:
             return seconds
-        max_over_ranks = torch.tensor(seconds, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
-        dist.all_reduce(max_over_ranks, dist.ReduceOp.MAX)
-        return float(max_over_ranks)
+        longest = torch.tensor(seconds, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        return float(longest)
 
     def all_gathered(self, local: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """The lists of all ranks, concatenated by name."""

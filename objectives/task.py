@@ -22,7 +22,7 @@ TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Map-style data sets: for training, for comparing trials, and optionally for scoring the final front once."""
+    """Map-style datasets: for training, for comparing trials, and optionally a test set (not scored yet)."""
 
     train: Dataset[Any]
     validation: Dataset[Any]
@@ -55,7 +55,7 @@ class Task(ABC):
 
     @abstractmethod
     def data(self, setup: TrialSetup) -> Data:
-        """The data sets. Called once per trial, so cache data that is slow to load."""
+        """The datasets. Called once per trial, so cache data that is slow to load."""
 
     @abstractmethod
     def model(self, setup: TrialSetup) -> nn.Module:

@@ -462,9 +462,9 @@ def _checked_data(data: Any) -> Data:
     for name in ("train", "validation"):
         dataset = getattr(data, name)
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
-            raise TaskError(f"Task.data: {name}: expected a map-style data set with a length, got {type(dataset).__name__}")
+            raise TaskError(f"Task.data: {name}: expected a map-style dataset with a length, got {type(dataset).__name__}")
         if len(dataset) == 0:
-            raise TaskError(f"Task.data: {name}: expected at least one sample, got an empty data set")
+            raise TaskError(f"Task.data: {name}: expected at least one sample, got an empty dataset")
     return data
 
 

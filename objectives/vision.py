@@ -1,9 +1,9 @@
-"""Image classification with torchvision's models and data sets.
+"""Image classification with torchvision's models and datasets.
 
 Parameters (fixed or searched, all optional but `root`):
 
 - `dataset`: cifar10, cifar100, fashionmnist, mnist, or folder (train/ and val/ or test/ in ImageFolder's layout).
-- `root`: folder of the data, relative to the study file. `download: true` downloads torchvision's data sets.
+- `root`: folder of the data, relative to the study file. `download: true` downloads torchvision's datasets.
 - `model`: small_cnn, or any classification model of torchvision by name; `width` of small_cnn.
 - `image_size`: pixels; images are resized (shorter side) and cropped. `augment`: none, flip or crop_flip.
 - `train_samples`, `evaluation_samples`: limits on training and validation samples, drawn evenly from the classes.

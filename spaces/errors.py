@@ -66,7 +66,7 @@ class StudyFileError(BsearchError):
             faults = Fault("", faults)
         self.faults = (faults,) if isinstance(faults, Fault) else tuple(faults)
         lines = [str(fault) for fault in self.faults[:MOST_FAULTS]]
-        more = [f"... and {len(self.faults) - MOST_FAULTS} more faults"] if len(self.faults) > MOST_FAULTS else []
+        more = [f"... and {len(self.faults) - MOST_FAULTS} more errors"] if len(self.faults) > MOST_FAULTS else []
         super().__init__("\n".join([*lines, *more]))
 
 

@@ -400,7 +400,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
                 f"space.{name}",
                 f"expected changes_cost: true, since at {value} a step's bytes or operations are {factor:.3g} times those at "
                 "the first value. Write {choices: [...], changes_cost: true} to time each value separately, or "
-                "budget: {profile_s: 0} to time trials by the clock.",
+                "budget: {profile_s: 0} to use measured wall-clock times.",
             )
         )
     for name in profile.unused_parameters:
@@ -425,12 +425,16 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Ite
     profiles = list(profiles)
     laws = [law for profile in profiles for law in profile.step_times]
     if not laws:
-        yield "train_s is measured by the clock: steps were not timed in advance"
+        yield "train_s is measured wall-clock time: steps were not timed in advance"
     for devices in sorted({law.devices for law in laws}):
         these = [law for law in laws if law.devices == devices]
         intervals, misfits = [law.interval for law in these], [law.misfit[0] for law in these if law.misfit]
         known = [interval for interval in intervals if interval is not None]
-        precision = f"to ±{max(known):.1%}" if len(known) == len(intervals) else "roughly: there was time for only a few rounds"
+        precision = (
+            f"to ±{max(known):.1%}"
+            if len(known) == len(intervals)
+            else "only roughly: there was time for only a few timing rounds"
+        )
         if misfits:
             precision += f" (plans between the timed ones: {max(misfits):.1%})"
         yield f"train_s is known in advance on {devices} device{'s' * (devices > 1)} {precision}"

@@ -1,8 +1,9 @@
-"""Numbers in readable form: durations, table cells, bytes."""
+"""Values as people read them: durations, table cells, bytes, paths."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 
 def seconds(value: float | None) -> str:
@@ -40,3 +41,11 @@ def readable_bytes(value: float) -> str:
         value /= 1024
         unit, *larger = larger
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:#.3g} {unit}"
+
+
+def from_here(path: Path) -> str:
+    """A path relative to the working directory, if it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

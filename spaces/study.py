@@ -217,7 +217,7 @@ class Training(Section):
         10,
         ge=1,
         le=10_000,
-        description="Evaluations per trial, at equal fractions of its samples; the last one counts.",
+        description="Evaluations per trial, at equal fractions of its samples; the last one is the trial's result.",
     )
     seed: StrictInt = Field(
         0,
@@ -410,7 +410,7 @@ class StoppingRule(Section):
 
     kind: Annotated[StrictStr, AfterValidator(lambda value: one_of(value, STOPPINGS))] = Field(
         "front",
-        description="front: stop trials that can no longer reach the front at their own training time; halving: asynchronous "
+        description="front: stop trials that are unlikely to reach the front at their training time; halving: asynchronous "
         "successive halving by Pareto rank; none: every trial trains its full budget.",
     )
     risk: Share = Field(

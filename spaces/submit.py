@@ -137,7 +137,9 @@ class SlurmJob(Section):
         "default: none, using the Python that submits.",
     )
     requeues: StrictInt = Field(
-        20, ge=0, description="How often the job may requeue itself when its time limit ends before the study does."
+        20,
+        ge=0,
+        description="How many times the job may requeue itself when it reaches its time limit before the study is done.",
     )
 
 
@@ -169,7 +171,7 @@ class KubeRayJob(Section):
         None, description="Ray version in the image; default: the version installed here."
     )
     token: StrictBool = Field(False, description="The cluster requires a token (KubeRay 1.5 and Ray 2.52 or later).")
-    retries: StrictInt = Field(2, ge=0, description="How often a failed cluster is created again; the study resumes.")
+    retries: StrictInt = Field(2, ge=0, description="How many times a failed cluster is recreated; the study then resumes.")
     keep_s: StrictInt = Field(600, ge=0, description="Seconds that the pods are kept after the study ends.")
     run_as_user: StrictInt = Field(1000, ge=1, description="User id in the image; 1000 is that of Ray's images.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field("IfNotPresent", description="When nodes pull the image.")

@@ -98,5 +98,5 @@ def profiled(name: str) -> int:
 def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
     """So many measurements of a training that is left then, and the weights it stood at."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
-    told = [(one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)]
-    yield told, [value.clone() for value in run.model.state_dict().values()]
+    measured = [(one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)]
+    yield measured, [value.clone() for value in run.model.state_dict().values()]

@@ -187,7 +187,7 @@ class RunnerContract:
         trials = kept().trials
         assert [trial.state.name for trial in trials] == ["COMPLETE"] * 5
         assert all(trial.user_attrs["micro_batch"] <= 50 for trial in trials)
-        # No law is known for a device that only the task knows of: passes are halved until they fit, and stay so.
+        # No law is known for a device that only the task knows of: micro-batches are halved until they fit, and stay so.
         assert trials[0].user_attrs["attempts"] == 2
         assert trials[4].user_attrs["attempts"] == 1
         rows = Records(f"sqlite:///{kept_path(kept())}").attempts("small", 0)
@@ -218,10 +218,10 @@ class RunnerContract:
             "epochs": 1,
             "accumulation": {"low": 1, "high": 2},
         }
-        told: list[str] = []
+        messages: list[str] = []
         memory = {"largest_micro_batch": 64}
-        go("Points", space=space, memory=memory, budget={"trials": 6}, notify=lambda event: told.append(event.text))
-        assert "feasible batches: 16 to 128, in micro-batches of at most 64 samples" in told
+        go("Points", space=space, memory=memory, budget={"trials": 6}, notify=lambda event: messages.append(event.text))
+        assert "feasible batches: 16 to 128, in micro-batches of at most 64 samples" in messages
         assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 6
         assert all(trial.params["effective_batch"] <= 128 for trial in kept().trials)
         start = [{"effective_batch": 200, "reference_rate": 0.1, "accumulation": 1}]
@@ -288,7 +288,7 @@ class RunnerContract:
         assert (cut.state.name, whole.state.name) == ("FAIL", "COMPLETE")
         assert (whole.user_attrs["began_as"], whole.params) == (0, cut.params)
         assert whole.user_attrs["resumed_at"] >= 200 - 40
-        # The curve is whole: what the first attempt measured is told again.
+        # The curve is whole: what the first attempt measured is reported again.
         curve = Records(f"sqlite:///{kept_path(kept())}").curves("small")[1]
         assert [seen for seen, _ in curve] == list(range(40, 401, 40))
         assert not folder.exists()

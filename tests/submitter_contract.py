@@ -118,11 +118,11 @@ class SubmitterContract:
         assert job.submitted is not None
         assert job.id in [one.id for one in submitter.jobs()]
         self.carry_on(submission, job)
-        told = "".join(followed(submitter, job.id, every_s=1))
+        output = "".join(followed(submitter, job.id, every_s=1))
         ended = submitter.job(job.id)
-        assert ended.state == "succeeded", told
-        assert f"[{TRIALS}/{TRIALS}] trial" in told
-        assert submitter.logs(job.id) == told
+        assert ended.state == "succeeded", output
+        assert f"[{TRIALS}/{TRIALS}] trial" in output
+        assert submitter.logs(job.id) == output
         assert ended in submitter.jobs()
         if self.REMEMBERS_STOPPED:
             submitter.stop(job.id)

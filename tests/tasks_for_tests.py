@@ -346,7 +346,7 @@ class RaisesLarge(Points):
 
 
 class Noisy(Points):
-    """Everything that could go wrong when training goes on elsewhere: dropout, batch statistics, momentum, its own dice."""
+    """All that could go wrong when training resumes elsewhere: dropout, batch statistics, momentum, its own random numbers."""
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))

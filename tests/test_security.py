@@ -143,11 +143,11 @@ def test_a_cluster_of_others_keeps_its_own_mode(study_file: Callable[..., Path],
     ) as head:
         try:
             assert head.stdout is not None
-            told = []
+            lines = []
             while "--block" not in (line := head.stdout.readline()):
-                told.append(line)
-                assert head.poll() is None, "".join(told)
-            found = re.search(r"--address='([0-9.]+:[0-9]+)'", "".join(told))
+                lines.append(line)
+                assert head.poll() is None, "".join(lines)
+            found = re.search(r"--address='([0-9.]+:[0-9]+)'", "".join(lines))
             address = found[1] if found else f"127.0.0.1:{port}"
             path = study_file(task=f"{TASKS}:Points", budget={"trials": 2}, cluster={"address": address})
             mine = {**environment, **({} if mode == "token" else {"RAY_AUTH_MODE": "disabled"})}
@@ -224,7 +224,7 @@ def test_what_is_no_plain_file_is_written_to_and_not_replaced(tmp_path: Path) ->
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").symlink_to(tmp_path / "nowhere")
     result = CliRunner().invoke(main, ["init", str(tmp_path)])
-    assert (result.exit_code, "has tasks.py already; nothing was written" in result.output) == (2, True)
+    assert (result.exit_code, "already contains tasks.py; nothing was written" in result.output) == (2, True)
     assert os.listdir(tmp_path) == ["tasks.py"]
 
 

@@ -40,7 +40,7 @@ SLOW_EVALUATION_S = 0.25
 
 @dataclass
 class Log:
-    """Every step that was taken: the samples of its passes, the optimizer's rate, the gradient it moved by."""
+    """Every step that was taken: the samples of its micro-batches, the optimizer's rate, the gradient it moved by."""
 
     micro_batches: list[list[int]] = field(default_factory=list)
     steps: list[list[list[int]]] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Points(Dataset[dict[str, torch.Tensor]]):
 
 
 class Net(nn.Module):
-    """A small net that remembers what it was trained on; `drop` makes its result hang on the dice."""
+    """A small net that remembers what it was trained on; `drop` makes its result depend on random numbers."""
 
     def __init__(self, dtype: torch.dtype = torch.float64, drop: float = 0.0) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class TrainerContract:
         assert LOG.sizes[:full] == [micro_batches] * full
         assert sum(sum(step) for step in LOG.sizes) == budget == measurements[-1].samples_seen
         assert len(LOG.sizes) == full + bool(rest)
-        # The stream of shuffled epochs: the same samples in the same order, whatever the passes.
+        # The stream of shuffled epochs: the same samples in the same order, whatever the micro-batches.
         seen = [index for step in LOG.steps for one in step for index in one]
         assert seen == SampleStream(SAMPLES, made.seed).take(0, budget).index.tolist()
 

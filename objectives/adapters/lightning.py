@@ -73,7 +73,7 @@ def train_with(
     Args:
         module: `training_step` returns the mean loss of its batch, or `{"loss": mean, "denominator": n}` where the mean is
             not over samples, as with tokens; `configure_optimizers` returns one optimizer at `setup.learning_rate`.
-        data: a data module, or a training and a validation loader; None where the module has them. Only the data set,
+        data: a data module, or a training and a validation loader; None where the module has them. Only the dataset,
             `collate_fn` and workers of the training loader are used: the trial sets batches and order.
         arguments: of `lightning.Trainer`, except those that the study sets, such as max_epochs.
 

@@ -229,7 +229,7 @@ def _batch_factory(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor
     """
     samples = min(len(run.data.train), 8)  # type: ignore[arg-type]
     two, three = (run.train_fetcher.fetch(run.stream.take(0, count)) for count in (2, 3))
-    max_over_ranks = [run.train_fetcher.fetch(run.stream.take(2 * part, 2)) for part in range(max(samples // 2, 1))]
+    pairs = [run.train_fetcher.fetch(run.stream.take(2 * part, 2)) for part in range(max(samples // 2, 1))]
 
     def like(count: int, convert: Callable[[Tensor], Tensor]) -> Any:
         def sized(first: Any, second: Any, *others: Any) -> Any:
@@ -241,7 +241,7 @@ def _batch_factory(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor
             ]
             return convert(torch.empty(0, dtype=first.dtype)).new_empty(shape)
 
-        return tree_map(sized, two, three, *max_over_ranks)
+        return tree_map(sized, two, three, *pairs)
 
     return like
 

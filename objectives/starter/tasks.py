@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset, random_split
 
 class MyTask(Task):
     def data(self, setup: TrialSetup) -> Data:
-        """Any map-style torch data sets: training data, and validation data to compare trials on."""
+        """Any map-style torch datasets: training data, and validation data to compare trials on."""
         images, labels = load_digits(return_X_y=True)
         digits = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
         train, validation = random_split(digits, [0.8, 0.2], torch.Generator().manual_seed(0))

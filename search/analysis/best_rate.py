@@ -26,7 +26,7 @@ from ...spaces.trial import ParetoFront, TrialRecord
 from .gaussian_process import Array, matern52, matern52_derivative, single_threaded_blas
 from .rates import BestRates, Estimate, RateAt
 
-# The fewest complete trials that can discriminate rules, and the fewest of them that must have learned.
+# The fewest complete trials that can distinguish the rules, and the fewest of them that must have learned.
 FEWEST, _FEWEST_LEARNED = 20, 12
 # The most trials in a fit: of more, an even selection.
 _MOST = 150
@@ -86,7 +86,7 @@ def best_rates(
     complete = [record for record in ended if record.outcome == "complete" and record.accuracy is not None]
     if len(complete) < FEWEST:
         raise StudyFileError(
-            f"study {name}: expected at least {FEWEST} complete trials to discriminate rules, got {len(complete)}. "
+            f"study {name}: expected at least {FEWEST} complete trials to distinguish the rules, got {len(complete)}. "
             "Raise budget.trials, and run it again."
         )
     sign = 1.0 if direction == "maximize" else -1.0
@@ -146,14 +146,14 @@ def _check_spread(name: str, points: Array) -> None:
     if np.ptp(batches) < math.log(1.5):
         raise StudyFileError(
             f"study {name}: space.effective_batch: expected batches that differ by half at least, got "
-            f"{np.exp(batches.min()):.0f} to {np.exp(batches.max()):.0f}. Search a wider range to discriminate rules."
+            f"{np.exp(batches.min()):.0f} to {np.exp(batches.max()):.0f}. Search a wider range to distinguish the rules."
         )
     centred = batches - batches.mean()
     residuals = rates - rates.mean() - centred * (centred @ rates) / (centred @ centred)
     if residuals.std() < 0.1:
         raise StudyFileError(
             f"study {name}: space.reference_rate: expected rates that differ at the same batch, got none. "
-            "Search a range of rates to discriminate rules."
+            "Search a range of rates to distinguish the rules."
         )
 
 
@@ -171,8 +171,8 @@ def _others(records: Sequence[TrialRecord]) -> Array:
                 numbers = np.log(numbers)
             if np.ptp(numbers) > 0:
                 columns.append((numbers - numbers.min()) / np.ptp(numbers))
-        elif len(words := sorted(set(map(str, values)))) > 1:
-            columns += [np.array([float(str(value) == word) for value in values]) for word in words]
+        elif len(categories := sorted(set(map(str, values)))) > 1:
+            columns += [np.array([float(str(value) == category) for value in values]) for category in categories]
     return np.column_stack(columns) if columns else np.zeros((len(records), 0))
 
 

@@ -49,6 +49,15 @@ def chosen_trial(
     return next(trial for trial in front.trials if trial.number == front.knee)
 
 
+def choice_reason(front: ParetoFront, record: TrialRecord, *, number: int | None = None, within: float | None = None) -> str:
+    """Why `chosen_trial` chose this trial, to be displayed."""
+    if number is not None:
+        return "as asked"
+    if within is not None:
+        return f"the fastest within {100 * within:.3g}% of the best"
+    return "the knee" if record.number == front.knee else "the best"
+
+
 def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
     """The fastest member whose metric is at most a share of the best value away from it.
 

@@ -51,7 +51,7 @@ class BestRates:
 
     @property
     def trusted(self) -> bool:
-        """Whether the ridge lies within the rates tried, at most of the batches."""
+        """Whether the ridge lies within the rates tried, for most of the batches."""
         return sum(rate.edge for rate in self.rates) * 2 < len(self.rates)
 
     @property

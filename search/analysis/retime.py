@@ -188,7 +188,7 @@ def retimed_summary(before: ParetoFront, after: Retimed) -> str:
     def named(numbers: list[int]) -> str:
         return ", ".join(map(str, numbers)) or "none"
 
-    return f"On both fronts: {named(stayed)}. Joined: {named(joined)}. Left: {named(left)}."
+    return f"On both fronts: {named(stayed)}. Only on the new front: {named(joined)}. Only on the old front: {named(left)}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,10 @@ def trial_note(record: TrialRecord, spec: StudySpec, front: ParetoFront, *, stud
     """
     lines = [_outcome(record, spec, front), *_settings(record, spec)]
     if record.facts.contended and record.counts:
-        lines.append(f"Measured time {record.facts.train_s_error:+.0%} against the known time: the device was shared.")
+        lines.append(
+            f"Measured training time differs by {record.facts.train_s_error:+.0%} from the predicted time: the device was "
+            "probably shared."
+        )
     if record.number in [trial.number for trial in front.trials]:
         lines.append(f"Settings for a trainer: {code(f'bsearch export {study} --to hf --trial {record.number}')}")
     note = "  \n".join(lines)
@@ -239,17 +242,17 @@ def _plan_words(batch: int, accumulation: Any, devices: Any) -> str:
     >>> _plan_words(500, 3, 1), _plan_words(501, 1, 2), _plan_words(64, 1, 1)
     ('Effective batch 500 = 167+167+166', 'Effective batch 501 on 2 devices = 251 | 250', 'Effective batch 64')
     """
-    words = f"Effective batch {batch}"
+    text = f"Effective batch {batch}"
     try:
         plan = BatchPlan(batch, accumulation, devices)
     except InfeasiblePlanError:  # nothing was planned
-        return words
+        return text
     if plan.accumulation == plan.devices == 1:
-        return words
+        return text
     shares = [_sizes(plan.micro_batches(device)) for device in range(plan.devices)]
     if plan.devices == 1:
-        return f"{words} = {shares[0]}"
-    return f"{words} on {plan.devices} devices = " + " | ".join(shares[:8]) + (" | ..." if len(shares) > 8 else "")
+        return f"{text} = {shares[0]}"
+    return f"{text} on {plan.devices} devices = " + " | ".join(shares[:8]) + (" | ..." if len(shares) > 8 else "")
 
 
 def _sizes(micro_batches: Sequence[int]) -> str:

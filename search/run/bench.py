@@ -157,7 +157,7 @@ class Difference:
         """Larger than the noise."""
         return self.low > 0 or self.high < 0
 
-    def words(self) -> str:
+    def sentence(self) -> str:
         """As one line."""
         if not self.real:
             noise = f"from {self.low:+.1%} to {self.high:+.1%}"
@@ -268,5 +268,5 @@ def _difference(one: Difference) -> dict[str, Any]:
         "change": one.change,
         "interval": [one.low, one.high],
         "real": one.real,
-        "words": one.words(),
+        "sentence": one.sentence(),
     }

@@ -82,7 +82,7 @@ def run_study(
     runner: AbstractContextManager[Runner],
     task_hash: str,
     *,
-    fresh: bool = False,
+    new: bool = False,
     notify: Callable[[Event], None] = lambda event: None,
     watch: Callable[[StudyRun], None] = lambda run: None,
 ) -> StudyResult:
@@ -91,7 +91,7 @@ def run_study(
     Args:
         runner: entered only where there is something to run, which is when Ray starts.
         task_hash: the training code's identity.
-        fresh: create a new study beside an older one of the same file.
+        new: create a new study beside an older one of the same file.
         watch: is given the run before its first trial, to show it live.
 
     Raises:
@@ -104,7 +104,7 @@ def run_study(
     retry_policy = RetryPolicy(spec.storage, lambda text: notify(Event("message", text=text)), UNAVAILABLE_LIMIT_S)
     records = Records(spec.storage, retry_policy=retry_policy)
     try:
-        study = _open(spec, records, task_hash, fresh, notify)
+        study = _open(spec, records, task_hash, new, notify)
         if (finished := _finished(study, notify)) is not None:
             return finished
         with runner as opened:
@@ -114,18 +114,21 @@ def run_study(
         records.close()
 
 
-def _open(spec: StudySpec, records: Records, task_hash: str, fresh: bool, notify: Callable[[Event], None]) -> _OpenStudy:
+def _open(spec: StudySpec, records: Records, task_hash: str, new: bool, notify: Callable[[Event], None]) -> _OpenStudy:
     """Find or name the study in its storage, and store what it says now."""
     if kind := network_storage(records.engine):
         text = f"the database is on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
         notify(Event("message", text=text))
     identity = study_identity(spec, task_hash)
-    name = study_name(records, spec, identity, fresh=fresh)
+    name = study_name(records, spec, identity, new=new)
     # Before any trial counts, the newest laws are as good as any, and the task's code may have been fixed.
     step_times = (records.step_times(name) or {}) if records.any_counted(name) else None
     if step_times is not None and not any(step_times.values()):
         if spec.budget.profile_s:
-            text = "this study's trials are timed by the clock, and stay so; a new study (`new`) has known times"
+            text = (
+                "this study's trials are timed by wall-clock time, which cannot change now; create a new study (--new, or "
+                "new=True in Python) to use known times"
+            )
             notify(Event("message", text=text))
         spec = spec.changed({"budget": {"profile_s": 0}})
     driven_s = next((row.driver_s for row in records.studies(spec.study) if row.name == name), 0.0)
@@ -257,7 +260,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     )
 
 
-def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *, fresh: bool) -> str:
+def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *, new: bool) -> str:
     """The full name under which this study file's study is stored: its newest with the same identity.
 
     Raises:
@@ -266,7 +269,7 @@ def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *
     rows = records.studies(spec.study)
     if not rows:
         return spec.study
-    if fresh:
+    if new:
         return f"{spec.study}-{len(rows) + 1}"
     for row in reversed(rows):
         if row.identity == identity:
@@ -280,9 +283,9 @@ def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *
             *(Fault(key, _changed(key, old, new)) for key, old, new in changes),
             Fault(
                 "",
-                f"study {newest.name} was created with other settings, and its trials would not compare with new ones. "
-                "Restore them, create a new study (`new`), or give it another name (warm_start: lets it learn from "
-                "this one).",
+                f"study {newest.name} was created with different settings, so its trials cannot be compared with new ones. "
+                "Restore the old settings, create a new study (--new, or new=True in Python), or choose another name (with "
+                "warm_start: the new study learns from this one).",
             ),
         ]
     )

@@ -16,14 +16,14 @@ class Span:
     """One attempt's start and end on a clock.
 
     Args:
-        begun_s, ended_s: on any one clock; `ended_s` is None while it runs.
+        started_s, ended_s: on any one clock; `ended_s` is None while it runs.
         known_s: seconds of its full training by the law; None where trials are timed by the clock.
         trained_s: seconds of training by the clock at its last measurement, evaluation left out.
         share: of its budget trained by then, from 0 to 1.
         counts: it ended a trial that counts towards the budget.
     """
 
-    begun_s: float
+    started_s: float
     ended_s: float | None = None
     known_s: float | None = None
     trained_s: float = 0.0
@@ -45,7 +45,7 @@ class ClockFactors:
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> ClockFactors:
-        ended = [(span, span.ended_s - span.begun_s) for span in spans if span.ended_s is not None]
+        ended = [(span, span.ended_s - span.started_s) for span in spans if span.ended_s is not None]
         known = sum(span.known_s * span.share for span, _ in ended if span.known_s is not None)
         trained = sum(span.trained_s for span, _ in ended if span.known_s is not None and span.share)
         overhead = [max(took_s - span.trained_s, 0.0) for span, took_s in ended]
@@ -56,7 +56,7 @@ class ClockFactors:
 
         One that is over its known time is extrapolated from its own speed, and so is one without a known time.
         """
-        run_s = max(now_s - span.begun_s, 0.0)
+        run_s = max(now_s - span.started_s, 0.0)
         if span.known_s is not None:
             left_s = span.known_s * self.slowdown + self.overhead_s - run_s
             if left_s > 0:
@@ -70,10 +70,10 @@ def at_once(spans: Sequence[Span]) -> int:
     >>> at_once([Span(0, 2), Span(1, 3), Span(3, None)])
     2
     """
-    latest = sorted(spans, key=lambda span: span.begun_s)[-_RECENT:]
+    latest = sorted(spans, key=lambda span: span.started_s)[-_RECENT:]
     return max(
         (
-            sum(span.begun_s <= one.begun_s and (span.ended_s is None or span.ended_s > one.begun_s) for span in spans)
+            sum(span.started_s <= one.started_s and (span.ended_s is None or span.ended_s > one.started_s) for span in spans)
             for one in latest
         ),
         default=1,
@@ -82,7 +82,7 @@ def at_once(spans: Sequence[Span]) -> int:
 
 def _idle_s(spans: Sequence[Span], slots: int) -> float:
     """Median seconds that a slot waits between two attempts; the mean would count days between runs."""
-    starts = sorted(span.begun_s for span in spans)
+    starts = sorted(span.started_s for span in spans)
     ends = sorted(span.ended_s for span in spans if span.ended_s is not None)
     waits = [max(start - end, 0.0) for start, end in zip(starts[slots:], ends, strict=False)]
     return median(waits) if waits else 0.0
@@ -105,16 +105,16 @@ def eta_s(spans: Sequence[Span], now_s: float, to_come: int) -> float | None:
     """
     factors = ClockFactors.of(spans)
     running = [span for span in spans if span.ended_s is None]
-    ended_s = [span.ended_s - span.begun_s for span in spans if span.ended_s is not None]
+    ended_s = [span.ended_s - span.started_s for span in spans if span.ended_s is not None]
     counted = sum(span.counts for span in spans)
     left = [factors.left_s(span, now_s) for span in running]
     known = [(span, left_s) for span, left_s in zip(running, left, strict=True) if left_s is not None]
     if not known and not counted:
         return None
-    whole_s = sum(ended_s) + sum(max(now_s - span.begun_s, 0.0) + left_s for span, left_s in known)
+    whole_s = sum(ended_s) + sum(max(now_s - span.started_s, 0.0) + left_s for span, left_s in known)
     slots = max(at_once(spans), len(running), 1)
     each_s = whole_s / (counted + len(known)) + _idle_s(spans, slots)
-    free_at = [max(each_s - (now_s - span.begun_s), 0.0) if s is None else s for span, s in zip(running, left, strict=True)]
+    free_at = [max(each_s - (now_s - span.started_s), 0.0) if s is None else s for span, s in zip(running, left, strict=True)]
     free_at += [0.0] * min(slots - len(running), to_come)
     heapq.heapify(free_at)
     last_s = max(free_at, default=0.0)

@@ -103,7 +103,9 @@ def _advice(
 ) -> list[str]:
     advice = []
     if span < 2.5 and isinstance(spec.space.epochs, Fixed):
-        advice.append(f"the front spans x{span:.1f} in time only: search `epochs` as well, such as {{low: 2, high: 20}}")
+        advice.append(
+            f"training times differ by only a factor of {span:.1f}: search `epochs` as well, such as {{low: 2, high: 20}}"
+        )
     if spec.budget.hours is not None and study_s > spec.budget.hours * 3600:
         advice.append(f"budget.hours {spec.budget.hours:g} will end the study before its {spec.budget.trials} trials")
     if evaluation_s > 0.5 * trial_s:

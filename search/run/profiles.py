@@ -44,8 +44,8 @@ def study_profiles(
         raise StudyFileError(
             Fault(
                 "budget.profile_s",
-                f"expected known times where there are several kinds of devices ({', '.join(kinds)}), got 0: clock times on "
-                "two kinds do not compare. Write seconds, or name one kind with devices.accelerator_type.",
+                f"expected a value above 0, because wall-clock times on different kinds of devices ({', '.join(kinds)}) are "
+                "not comparable; got 0. Set a number of seconds, or select one kind with devices.accelerator_type.",
             )
         )
     kinds.sort(key=lambda kind: kind != time_on)  # stable: else those with the most slots first

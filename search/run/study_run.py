@@ -70,7 +70,7 @@ class _Attempt:
     kind: str
     known_s: float | None  # of the whole training, by the law that times the study
     host: str = ""  # the machine it runs on
-    begun_s: float = field(default_factory=time.monotonic)
+    started_s: float = field(default_factory=time.monotonic)
     measurements: list[Measurement] = field(default_factory=list)
 
     @property
@@ -125,7 +125,7 @@ class StudyRun:
         self.stop_reason = ""
         self.failure = ""
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
-        self.begun_s = time.monotonic()
+        self.started_s = time.monotonic()
         self.driven_s = driven_s
         self._spans: deque[Span] = deque(maxlen=_LATEST_SPANS)  # of attempts that ended in this run
         self._load_curves()
@@ -264,7 +264,7 @@ class StudyRun:
         )
 
     def elapsed_s(self) -> float:
-        return time.monotonic() - self.begun_s
+        return time.monotonic() - self.started_s
 
     def recover(self) -> None:
         """Settle trials that an earlier driver left RUNNING: report to Optuna those it had recorded, queue the rest again."""
@@ -338,7 +338,7 @@ class StudyRun:
 
     def _span(self, attempt: _Attempt, ended_s: float | None = None, *, counts: bool = False) -> Span:
         expected_s = self._expected_s(attempt)
-        return span_of(attempt.setup, attempt.last, expected_s, attempt.begun_s, ended_s, counts=counts)
+        return span_of(attempt.setup, attempt.last, expected_s, attempt.started_s, ended_s, counts=counts)
 
     def _load_curves(self) -> None:
         """Read the curves of trials that ended before from the database."""
@@ -451,7 +451,7 @@ class StudyRun:
         if self._same_errors[1] >= SAME_ERRORS:
             self.fail(f"{SAME_ERRORS} trials in a row failed with the same error: {outcome.message}")
         elif self.failed > self.spec.budget.trials + SAME_ERRORS:
-            self.fail(f"{self.failed} trials failed, more than the budget holds; the last: {outcome.message}")
+            self.fail(f"{self.failed} trials failed, more than budget.trials allows; the last: {outcome.message}")
 
 
 def _fraction(setup: TrialSetup, measurement: Measurement) -> float:

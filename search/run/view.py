@@ -123,11 +123,11 @@ def span_of(
     setup: TrialSetup,
     measured: Measurement | None,
     known_s: float | None,
-    begun_s: float,
+    started_s: float,
     ended_s: float | None = None,
     *,
     counts: bool = False,
 ) -> Span:
     """An attempt on the clock, by its setup and what it measured last."""
     share = min(measured.samples_seen / setup.samples_budget, 1.0) if measured else 0.0
-    return Span(begun_s, ended_s, known_s, measured.elapsed_s if measured else 0.0, share, counts)
+    return Span(started_s, ended_s, known_s, measured.elapsed_s if measured else 0.0, share, counts)

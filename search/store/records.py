@@ -169,15 +169,7 @@ class Records:
     def update_setup(self, setup: TrialSetup) -> None:
         """Replace an attempt's setup by the one it really runs with, once its device is known."""
         with transaction(self.url, self.engine) as connection:
-            connection.execute(
-                sa.update(schema.attempts)
-                .where(
-                    schema.attempts.c.study == setup.study,
-                    schema.attempts.c.number == setup.number,
-                    schema.attempts.c.attempt == setup.attempt,
-                )
-                .values(setup=json.dumps(setup.to_dict()))
-            )
+            connection.execute(sa.update(schema.attempts).where(*_attempt_of(setup)).values(setup=json.dumps(setup.to_dict())))
 
     @retrying
     def add_measurement(self, setup: TrialSetup, measurement: Measurement) -> None:
@@ -201,11 +193,7 @@ class Records:
         with transaction(self.url, self.engine) as connection:
             connection.execute(
                 sa.update(schema.attempts)
-                .where(
-                    schema.attempts.c.study == setup.study,
-                    schema.attempts.c.number == setup.number,
-                    schema.attempts.c.attempt == setup.attempt,
-                )
+                .where(*_attempt_of(setup))
                 .values(
                     ended_at=now(),
                     outcome=outcome.kind,
@@ -295,6 +283,12 @@ class Records:
                 if row["accuracy"] is not None:
                     curve.append((row["samples_seen"], row["accuracy"]))
         return {number: curve for number, (_, curve) in last.items()}
+
+
+def _attempt_of(setup: TrialSetup) -> tuple[sa.ColumnElement[bool], ...]:
+    """The row of a setup's attempt, as conditions of a query."""
+    columns = schema.attempts.c
+    return columns.study == setup.study, columns.number == setup.number, columns.attempt == setup.attempt
 
 
 def _digest(about: str) -> str:

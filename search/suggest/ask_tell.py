@@ -43,12 +43,12 @@ class Search:
         space: domains by name, written as in a study file: `{low, high, log}`, a list of choices, or one value.
         rule: scales `reference_rate`, where the space has it, to `learning_rate` in every suggestion; a searched parameter
             `rule` or `exponent` takes precedence. `reference_batch` is the batch of the reference rate.
-        known_seconds: seconds of a full training by parameters, where a law knows them; NaN for what does not fit memory or
-            cannot be planned, which is never proposed.
+        known_seconds: function from parameters to the seconds of a full training run; NaN for settings that do not fit in
+            memory or cannot be planned, which are never proposed.
         direction: of the accuracy, or of any metric in its place.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
-        stopping: front, halving or none; `risk` is the share of trials that would have risen above the front that may be
-            stopped.
+        stopping: front, halving or none; `risk` is the accepted probability of stopping a trial that would have
+            improved the front.
         storage: SQLAlchemy URL; not given, the search is in memory. A search of the same name there is resumed;
             trials without a result count as running.
 

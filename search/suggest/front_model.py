@@ -2,8 +2,8 @@
 
 Two Gaussian processes model log seconds (or a law knows them) and accuracy. For two objectives the expected hypervolume
 improvement has a closed form: the front cuts the time axis into strips with a level each, and in every strip that a candidate
-is fast enough for, it improvement what it is expected to rise above that level (Yang, Emmerich, Deutz & Bäck 2019,
-https://doi.org/10.1016/j.swevo.2018.10.007, specialised to two objectives).
+is fast enough for, its improvement is the amount by which it is expected to exceed that level (Yang, Emmerich, Deutz & Bäck
+2019, https://doi.org/10.1016/j.swevo.2018.10.007, specialised to two objectives).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Early stopping at the trial's own time: can it still beat the part of the front that is at least as fast?
+"""Early stopping at the trial's training time: can it still beat the part of the front that is at least as fast?
 
 A trial's training time is known when it starts, so the question has one value: can it still end above the best finished trial
 that is at least as fast? Finished curves show how low curves that end there are on their way; a trial is stopped where a
@@ -252,10 +252,10 @@ def stopped_sentence(facts: TrialFacts) -> str:
     >>> stopped_sentence(TrialFacts(stopped_fraction=0.4, expected_accuracy=0.5512, expected_std=0.021))
     'stopped after 40% of its budget; predicted final value 0.5512 ± 0.021'
     """
-    words = f"stopped after {facts.stopped_fraction:.0%} of its budget"
+    sentence = f"stopped after {facts.stopped_fraction:.0%} of its budget"
     if facts.expected_accuracy is not None:
-        words += f"; predicted final value {facts.expected_accuracy:.4g} ± {facts.expected_std:.2g}"
-    return words
+        sentence += f"; predicted final value {facts.expected_accuracy:.4g} ± {facts.expected_std:.2g}"
+    return sentence
 
 
 def expectation(curve: Curve, finished: Sequence[Curve]) -> Expectation | None:

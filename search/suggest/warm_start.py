@@ -34,14 +34,19 @@ def prior_trials(
         return []
     if known_seconds is None:
         raise StudyFileError(
-            Fault("warm_start", "expected times known beforehand, to time earlier trials with; got budget.profile_s: 0")
+            Fault(
+                "warm_start",
+                "expected budget.profile_s above 0, because earlier trials are timed by this study's step times; got 0",
+            )
         )
     found: list[PriorTrial] = []
     faults = []
     for index, named in enumerate(dict.fromkeys(spec.warm_start)):
         try:
             url, study = _row(spec, named)
-            faults += [Fault(f"warm_start.{index}", f"{named}: {words}") for words in _differences(study.identity, identity)]
+            faults += [
+                Fault(f"warm_start.{index}", f"{named}: {difference}") for difference in _differences(study.identity, identity)
+            ]
             found += _trials(spec, url, study, known_seconds)
         except BsearchError as error:
             faults.append(Fault(f"warm_start.{index}", str(error)))
@@ -59,9 +64,9 @@ def _row(spec: StudySpec, named: str) -> tuple[str, StudyRow]:
     assert url is not None
     rows = [study for study in Records(url, create=False).studies() if name in (study.name, study.base_name)]
     if url == spec.storage and name == spec.study:
-        raise StudyFileError("expected another study than this one, which resumes by itself")
+        raise StudyFileError("expected a study other than this one, whose own trials are used anyway when it resumes")
     if not rows:
-        raise StudyFileError(f"expected an earlier study, but its storage holds none of the name {name!r}")
+        raise StudyFileError(f"expected an earlier study, but its storage has no study named {name!r}")
     return url, rows[-1]
 
 

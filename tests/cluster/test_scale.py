@@ -47,14 +47,14 @@ def test_the_law_of_seconds_is_that_of_the_trials_setup(study_file: Callable[...
     spec = read_study(study_file(space=space))
     law = known_seconds(spec, {(): PROFILE})
     assert law is not None
-    chance, none = random.Random(0), 0
+    rng, none = random.Random(0), 0
     for _ in range(600):
         searched = {
-            "effective_batch": round(1000 ** chance.random()),
-            "reference_rate": chance.uniform(0.01, 1.0),
-            "rule": chance.choice(space["rule"]),  # type: ignore[arg-type]
-            "epochs": chance.uniform(0.3, 5.0),
-            "accumulation": chance.randint(1, 6),
+            "effective_batch": round(1000 ** rng.random()),
+            "reference_rate": rng.uniform(0.01, 1.0),
+            "rule": rng.choice(space["rule"]),  # type: ignore[arg-type]
+            "epochs": rng.uniform(0.3, 5.0),
+            "accumulation": rng.randint(1, 6),
         }
         try:
             setup = trial_setup(spec, "law", Suggestion(0, {**spec.fixed(), **searched}), PROFILE, "gpu")
@@ -163,9 +163,9 @@ def test_ended_trials_are_coded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "rate": optuna.distributions.FloatDistribution(1e-4, 2.0, log=True),
     }
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=FrontSampler(space=distributions))
-    chance = random.Random(0)
+    rng = random.Random(0)
     for _ in range(2000):
-        params = {"batch": chance.randint(3, 777), "rate": chance.uniform(1e-4, 2.0)}
+        params = {"batch": rng.randint(3, 777), "rate": rng.uniform(1e-4, 2.0)}
         values = [1 / params["batch"], params["rate"] % 1]
         study.add_trial(create_trial(params=params, distributions=distributions, values=values))
     study.ask(distributions)

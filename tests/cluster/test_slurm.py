@@ -95,9 +95,9 @@ class TestSlurmSubmitter(SubmitterContract):
         assert states.count("COMPLETE") == TRIALS
         assert set(states) <= {"COMPLETE", "FAIL"}
         (log,) = (folder / "results" / "small").glob("slurm-*.log")
-        told = log.read_text()
-        assert told.count("bsearch: time limit reached before the study finished: requeued") == 1
-        assert "resuming: " in told
+        output = log.read_text()
+        assert output.count("bsearch: time limit reached before the study finished: requeued") == 1
+        assert "resuming: " in output
         self.stopped(submission)
 
     def stopped(self, submission: Submission) -> None:

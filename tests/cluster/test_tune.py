@@ -103,22 +103,22 @@ def test_mixed_kinds_share_a_study_priced_on_one_of_them(
                 stopping="none",
             )
         )
-        told: list[str] = []
+        messages: list[str] = []
         with TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log") as runner:
             run_study(
-                spec, nullcontext(runner), task_code_hash(spec.task), fresh=True, notify=lambda event: told.append(event.text)
+                spec, nullcontext(runner), task_code_hash(spec.task), new=True, notify=lambda event: messages.append(event.text)
             )
         study = spec.study if len(optuna.get_all_study_names(str(spec.storage))) == 1 else f"{spec.study}-2"
-        return told, optuna.load_study(study_name=study, storage=str(spec.storage)).trials
+        return messages, optuna.load_study(study_name=study, storage=str(spec.storage)).trials
 
-    told, trials = go(time_on="SMALL")
+    messages, trials = go(time_on="SMALL")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 8
     assert {trial.user_attrs["device_kind"] for trial in trials} == {"FAST", "SMALL"}
     assert {trial.user_attrs["train_s_source"] for trial in trials} == {"known"}
-    assert any("training times are those of SMALL" in text for text in told)
+    assert any("training times are those of SMALL" in text for text in messages)
     # Known times hang on the batch alone, not on where a trial ran.
-    assert any("on a FAST" in text for text in told)
-    assert any("on a SMALL" in text for text in told)
+    assert any("on a FAST" in text for text in messages)
+    assert any("on a SMALL" in text for text in messages)
     _, trials = go(accelerator_type="FAST")
     assert "device_kind" not in {name for trial in trials for name in trial.user_attrs}  # one kind: nothing to tell
     with pytest.raises(StudyFileError, match=r"devices.time_on: expected a kind of device that is here \(FAST, SMALL\)"):

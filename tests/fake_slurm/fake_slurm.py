@@ -160,7 +160,7 @@ def queried(program: str, arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def told(program: str, arguments: list[str], keep: Any) -> None:
+def report(program: str, arguments: list[str], keep: Any) -> None:
     asked = queried(program, arguments)
     jobs = [read(path.name) for path in sorted(ROOT.iterdir())]
     jobs = [job for job in jobs if keep(job["state"]) and asked.jobs in (None, job["id"])]
@@ -178,11 +178,11 @@ def told(program: str, arguments: list[str], keep: Any) -> None:
 
 
 def squeue(arguments: list[str]) -> None:
-    told("squeue", arguments, lambda state: state in ("PENDING", "RUNNING"))
+    report("squeue", arguments, lambda state: state in ("PENDING", "RUNNING"))
 
 
 def sacct(arguments: list[str]) -> None:
-    told("sacct", arguments, lambda state: True)
+    report("sacct", arguments, lambda state: True)
 
 
 def scancel(arguments: list[str]) -> None:

@@ -34,10 +34,10 @@ PATIENCE_S = 120.0
 
 def study(trials: int, seed: int = 0) -> dict[str, Any]:
     """A study whose trials are all named beforehand, so that no kill may change what any of them comes to."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     settings = [
-        {"effective_batch": batch, "reference_rate": round(dice.uniform(0.01, 0.1), 4), "devices": 1 + index % 2}
-        for index, batch in enumerate(dice.sample(range(8, 65), trials))
+        {"effective_batch": batch, "reference_rate": round(rng.uniform(0.01, 0.1), 4), "devices": 1 + index % 2}
+        for index, batch in enumerate(rng.sample(range(8, 65), trials))
     ]
     return {
         "study": "chaos",
@@ -129,10 +129,10 @@ class Chaos:
         )
 
     def _listens(self) -> bool:
-        told = subprocess.run(
+        listed = subprocess.run(
             ["ip", "netns", "exec", self.head.name, "ss", "-ltnH", "sport = :6379"], capture_output=True, text=True, check=True
         )
-        return bool(told.stdout.strip())
+        return bool(listed.stdout.strip())
 
     # What may happen
 
@@ -202,7 +202,7 @@ class Chaos:
 
     # How it goes on
 
-    def run(self, faults: list[str], dice: random.Random) -> list[tuple[str, float]]:
+    def run(self, faults: list[str], rng: random.Random) -> list[tuple[str, float]]:
         """Run the study to its end while these happen; what happened, and seconds until a trial finished afterwards."""
         happened: list[tuple[str, float]] = []
         self.start_head()
@@ -215,7 +215,7 @@ class Chaos:
                 if self._done():
                     break
                 self.start_driver()
-            self._next_finish(dice.uniform(0.0, 2.0))
+            self._next_finish(rng.uniform(0.0, 2.0))
             if waiting and self.driver is not None and self.driver.poll() is None:
                 name = waiting.pop(0)
                 begun = time.monotonic()
@@ -255,9 +255,9 @@ class Chaos:
                     found.append(f"trial {trial.number} failed and nothing goes on for it: {trial.user_attrs.get('message')}")
                 elif trials[trial.user_attrs["continued_by"]].params != trial.params:
                     found.append(f"trial {trial.number} is continued with other settings")
-        told = (self.folder / "driver.log").read_text(errors="replace")
-        if "Traceback" in told:
-            found.append(f"a traceback reached the terminal: {told[told.index('Traceback') :][:3000]}")
+        output = (self.folder / "driver.log").read_text(errors="replace")
+        if "Traceback" in output:
+            found.append(f"a traceback reached the terminal: {output[output.index('Traceback') :][:3000]}")
         records = Records(f"sqlite:///{self.folder}/chaos.db")
         curves = records.curves("chaos")
         for trial in complete:
@@ -365,7 +365,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="one fault by its name")
     options = parser.parse_args()
-    dice = random.Random(options.seed)
+    rng = random.Random(options.seed)
     took: dict[str, list[float]] = defaultdict(list)
     broken: list[str] = []
     studies = 0
@@ -378,7 +378,7 @@ def main() -> None:
                 chaos = Chaos(made, folder / f"study-{studies}", options.trials)
                 names = [options.only] if options.only else list(chaos.faults)
                 left = options.kills - sum(map(len, took.values()))
-                for name, seconds in chaos.run([dice.choice(names) for _ in range(min(left, options.trials - 4))], dice):
+                for name, seconds in chaos.run([rng.choice(names) for _ in range(min(left, options.trials - 4))], rng):
                     took[name].append(seconds)
                 broken += (found := chaos.broken(reference))
             print(f"study {studies}: {sum(map(len, took.values()))} faults so far; broken: {found or 'nothing'}", flush=True)

@@ -89,8 +89,8 @@ class Machine:
         _ip("-n", self.name, "link", "set", "eth0", "up")
 
     def pids(self) -> list[int]:
-        told = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
-        return [int(pid) for pid in told.stdout.split()]
+        listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+        return [int(pid) for pid in listed.stdout.split()]
 
     def kill(self) -> None:
         """As a machine that loses its power: everything on it is gone at once."""

@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.faults]
 def test_whatever_dies_the_study_ends_as_if_nothing_had(tmp_path: Path) -> None:
     trials = 24  # each fault waits for one to finish, and a few finish meanwhile
     seed = random.randrange(1000)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     reference = undisturbed(trials, tmp_path / "undisturbed")
     with network() as made:
         made.variables["ENDURES_S"] = "2"
         chaos = Chaos(made, tmp_path / "study", trials)
         names = list(chaos.faults)
-        dice.shuffle(names)
-        happened = chaos.run(names, dice)
+        rng.shuffle(names)
+        happened = chaos.run(names, rng)
         assert chaos.broken(reference) == [], f"seed {seed}, faults {happened}"
     assert len(happened) >= len(names) // 2, "the study ended before the faults did"
     print("\n".join(f"{name:<22} next trial after {seconds:5.1f} s" for name, seconds in happened))
@@ -92,9 +92,9 @@ def until_finished(folder: Path, trials: int, driver: subprocess.Popen[str]) -> 
 def test_of_two_drivers_started_at_once_one_runs_the_study_and_the_other_says_who(tmp_path: Path) -> None:
     folder = begun(tmp_path / "study", 4)
     drivers = [serial(folder), serial(folder)]
-    told = [driver.communicate(timeout=200)[0] for driver in drivers]
-    assert sorted(driver.returncode for driver in drivers) == [0, 1], told
-    refused = told[0] if drivers[0].returncode else told[1]
+    outputs = [driver.communicate(timeout=200)[0] for driver in drivers]
+    assert sorted(driver.returncode for driver in drivers) == [0, 1], outputs
+    refused = outputs[0] if drivers[0].returncode else outputs[1]
     winner = drivers[1] if drivers[0].returncode else drivers[0]
     assert f"process {winner.pid} on " in refused or "another driver has just taken it" in refused
     assert "Traceback" not in refused
@@ -126,11 +126,11 @@ def test_a_clock_that_jumps_neither_loses_trials_nor_the_lock(tmp_path: Path, da
 
 def test_ctrl_c_while_the_program_is_still_being_read_shows_no_traceback(tmp_path: Path) -> None:
     folder = begun(tmp_path / "study", 2)
-    dice = random.Random(0)
+    rng = random.Random(0)
     for _ in range(8):
         driver = serial(folder)
-        time.sleep(dice.uniform(0.15, 1.5))
+        time.sleep(rng.uniform(0.15, 1.5))
         driver.send_signal(signal.SIGINT)
-        told = driver.communicate(timeout=60)[0]
-        assert driver.returncode in (130, -signal.SIGINT), told
-        assert "Traceback" not in told
+        output = driver.communicate(timeout=60)[0]
+        assert driver.returncode in (130, -signal.SIGINT), output
+        assert "Traceback" not in output

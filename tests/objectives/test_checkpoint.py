@@ -32,7 +32,7 @@ def noisy(folder: Path | str, evaluations: int = 5, **changes: Any) -> TrialSetu
     return setup(**(given | changes))
 
 
-def told(measurements: list[Measurement]) -> list[tuple[Any, ...]]:
+def reported(measurements: list[Measurement]) -> list[tuple[Any, ...]]:
     """What of measurements must repeat; times do not."""
     return [(one.samples_seen, one.accuracy, one.train_loss, dict(one.scores)) for one in measurements]
 
@@ -51,7 +51,7 @@ def trained_until(made: TrialSetup, measurements: int) -> None:
 
 def whole(made: TrialSetup) -> tuple[list[tuple[Any, ...]], list[torch.Tensor]]:
     run = TrainingRun(Noisy(), made)
-    return told(list(run.measurements())), weights(run)
+    return reported(list(run.measurements())), weights(run)
 
 
 @pytest.mark.slow

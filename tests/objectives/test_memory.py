@@ -326,7 +326,7 @@ def limited_study(study_file: Callable[..., Path], trials: int, **changes: Any) 
         "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
         "epochs": 1,
     }
-    # By dice: a sampler that learns would look where passes are few.
+    # At random: a sampler that learns would look where accumulation is small.
     more = {"sampler": "random", "training": {"evaluations": 1}}
     return study_file(space=space, memory={"limit": "600kB"}, budget={"trials": trials}, **more, **changes)
 

@@ -123,7 +123,7 @@ def test_a_step_shows_what_gradients_of_its_parts_do(kind: str, batch: int, accu
     (ours,) = noise_pairs(WIDE, made.to_dict(), 4)
     theirs = list(twin(TrainingRun(WideNet(), made), made.plan, 4))
     if kind == "ignored":
-        theirs = [pair for pair in theirs if all(map(math.isfinite, pair))]  # passes of one sample that is ignored
+        theirs = [pair for pair in theirs if all(map(math.isfinite, pair))]  # micro-batches of one sample that is ignored
     assert np.array(ours) == pytest.approx(np.array(theirs), rel=1e-8, abs=1e-12)
 
 
@@ -170,9 +170,9 @@ def last_facts(made: TrialSetup, task: Any = None) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_trial_in_passes_tells_and_one_whole_does_not() -> None:
-    told = last_facts(setup(64, 8, 64 * 200, 0.01))
-    assert 0 <= told["noise_scale_low"] < told["noise_scale"] < told["noise_scale_high"] < math.inf
-    assert last_facts(setup(64, 8, 64 * 200, 0.01)) == told
+    facts = last_facts(setup(64, 8, 64 * 200, 0.01))
+    assert 0 <= facts["noise_scale_low"] < facts["noise_scale"] < facts["noise_scale_high"] < math.inf
+    assert last_facts(setup(64, 8, 64 * 200, 0.01)) == facts
     assert "noise_scale" not in last_facts(setup(64, 1, 64 * 200))
     assert "noise_scale" not in last_facts(setup(64, 8, 64 * 50))
 

@@ -271,9 +271,9 @@ def test_one_study_has_one_kind_of_seconds(study_file: Callable[..., Path]) -> N
 
 def test_a_study_that_was_timed_by_the_clock_stays_so(study_file: Callable[..., Path]) -> None:
     run(study_file(task=f"{TASKS}:Points", budget={"trials": 2, "profile_s": 0}))
-    told = CliRunner().invoke(main, ["run", str(study_file(task=f"{TASKS}:Points", budget=KNOWN)), "--serial"])
-    assert "this study's trials are timed by the clock, and stay so" in told.output
-    assert "timing its steps" not in told.output
+    result = CliRunner().invoke(main, ["run", str(study_file(task=f"{TASKS}:Points", budget=KNOWN)), "--serial"])
+    assert "this study's trials are timed by wall-clock time, which cannot change now" in result.output
+    assert "timing its steps" not in result.output
     later = run(study_file(task=f"{TASKS}:Points", budget=KNOWN))
     assert {record.facts.train_s_source for record in later.study.records} == {"measured"}
     assert all(record.train_s == record.facts.measured_train_s for record in later.study.records)
@@ -351,7 +351,7 @@ def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callab
     )
     result = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert result.exit_code == 0, result.output
-    assert "2 of 2 trials took over 15 % longer or shorter than known" in result.output
+    assert "2 of 2 trials took over 15 % more or less time than predicted" in result.output
     document = json.loads(CliRunner().invoke(main, ["export", str(path), "--format", "json", "--what", "trials"]).output)
     for trial in document["all"]:
         assert trial["contended"]
@@ -364,8 +364,8 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 6, "profile_s": 0.4})
     result = run(path)
     profile = tmp_path / "other.json"
-    told = CliRunner().invoke(main, ["profile", str(path), "--out", str(profile), "--seconds", "0.3"])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(main, ["profile", str(path), "--out", str(profile), "--seconds", "0.3"])
+    assert result.exit_code == 0, result.output
     document = json.loads(profile.read_text())
     law = document["profiles"][0]["profile"]["step_times"][0]
     # A device on which a step takes a second, whatever is in it: the fewest steps are the fastest.

@@ -1,4 +1,4 @@
-"""Laws of the training loop: passes equal the one large batch, the budget is exact, a seed repeats bit for bit."""
+"""Laws of the training loop: micro-batches equal the one large batch, the budget is exact, a seed repeats bit for bit."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def profile_of(name: str, made: TrialSetup) -> DeviceProfile:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("NoSamples", "Task.data: train: expected at least one sample, got an empty data set"),
+        ("NoSamples", "Task.data: train: expected at least one sample, got an empty dataset"),
         ("PerSampleLoss", r"PerSampleLoss.loss: expected a scalar sum over 1 samples, got shape \(1,\). Use reduction='sum'"),
         ("TensorLoss", r"TensorLoss.loss: expected Loss\(total, denominator\), got Tensor of shape \(1,\)"),
         ("NanAtOnce", "NanAtOnce.loss: expected a finite loss from the new model's first batch, got nan"),

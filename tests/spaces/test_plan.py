@@ -1,4 +1,4 @@
-"""Laws of the plan: every integer batch, in shares and passes that lose no sample."""
+"""Laws of the plan: every integer batch, in shares and micro-batches that lose no sample."""
 
 from __future__ import annotations
 

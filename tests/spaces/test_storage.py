@@ -116,9 +116,9 @@ def test_on_a_network_file_system_sqlite_keeps_a_rollback_journal_and_the_user_i
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path.resolve()} nfs4 rw 0 0\n")
     monkeypatch.setattr(database_module, "MOUNTS", mounts)
-    told = CliRunner().invoke(main, arguments)
-    assert told.exit_code == 0, told.output
-    assert told.output.count("network file system (nfs4)") == 1
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("network file system (nfs4)") == 1
     assert not (tmp_path / "small.db-wal").exists()
     url = f"sqlite:///{tmp_path}/small.db"
     for engine in (Records(url).engine, open_storage(url).engine):  # type: ignore[attr-defined]

@@ -142,8 +142,8 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
 )
 def test_a_slip_is_told_in_words_that_help(before: str, after: str, message: str) -> None:
     assert before in EVERYTHING
-    told = "\n".join(messages(EVERYTHING.replace(before, after)))
-    assert message in told
+    text = "\n".join(messages(EVERYTHING.replace(before, after)))
+    assert message in text
 
 
 def test_numbers_are_those_of_yaml_1_2() -> None:

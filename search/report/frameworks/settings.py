@@ -15,6 +15,7 @@ from ....spaces.planning import optimizer_settings
 from ....spaces.readable import seconds
 from ....spaces.study import StudySpec
 from ....spaces.trial import Parameter, TrialRecord, TrialSetup
+from ...analysis.choice import choice_reason, chosen_trial
 from ...store.stored import StoredStudy
 
 # Accumulation may exceed the trial's by this factor. More would match the batch more closely, but at an unknown training time:
@@ -103,7 +104,8 @@ class ChosenSettings:
         return self.setup.parameters
 
     @property
-    def promise(self) -> str:
+    def result(self) -> str:
+        """What the trial reached, to be displayed."""
         value = "unknown" if self.accuracy is None else f"{self.accuracy:.4g}"
         mean = f" (mean of {self.runs} runs)" if self.runs > 1 else ""
         return f"{self.metric} {value}{mean} in {seconds(self.train_s)} of training"
@@ -142,6 +144,18 @@ class ChosenSettings:
     def warmup_steps(self, steps: int) -> int:
         """How many of `steps` steps are warm-up."""
         return math.ceil(steps * self.setup.training.warmup)
+
+
+def settings_to_export(
+    study: StoredStudy, *, number: int | None = None, at_knee: bool = False, within: float | None = None
+) -> ChosenSettings:
+    """The settings of the trial of the front that is chosen by number, as the knee, or within a share of the best.
+
+    Raises:
+        StudyFileError: see `chosen_trial`; or the study does not hold the trial's setup.
+    """
+    record = chosen_trial(study.name, study.front, study.records, number=number, at_knee=at_knee, within=within)
+    return chosen_settings(study, record, choice_reason(study.front, record, number=number, within=within))
 
 
 def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> ChosenSettings:

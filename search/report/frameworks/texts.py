@@ -38,14 +38,14 @@ _SEEDS = 2**32
 
 
 @dataclass(frozen=True, slots=True)
-class Pasted:
-    """A text to paste, and notes on it."""
+class Exported:
+    """A trial's settings as text for a framework, and notes on what it cannot express."""
 
     text: str
     notes: tuple[str, ...] = ()
 
 
-def huggingface(chosen: ChosenSettings) -> Pasted:
+def huggingface(chosen: ChosenSettings) -> Exported:
     """`TrainingArguments`, and an optimizer for `Trainer` if they do not support the trial's."""
     training, settings = chosen.setup.training, chosen.even_settings
     name, keywords = _optimizer(chosen, settings)
@@ -86,7 +86,7 @@ def huggingface(chosen: ChosenSettings) -> Pasted:
     return _program("huggingface", chosen, notes, arguments=arguments, optimizer=None if supported else (name, keywords))
 
 
-def lightning(chosen: ChosenSettings) -> Pasted:
+def lightning(chosen: ChosenSettings) -> Exported:
     """`Trainer`, data loaders, and `configure_optimizers` with the trial's schedule."""
     training = chosen.setup.training
     arguments: dict[str, Any] = {
@@ -109,7 +109,7 @@ def lightning(chosen: ChosenSettings) -> Pasted:
     return _program("lightning", chosen, notes, arguments=arguments, optimizer=_optimizer(chosen, chosen.even_settings))
 
 
-def accelerate(chosen: ChosenSettings) -> Pasted:
+def accelerate(chosen: ChosenSettings) -> Exported:
     """A training loop with `Accelerator` that follows the trial's schedule step by step."""
     training = chosen.setup.training
     arguments: dict[str, Any] = {
@@ -127,7 +127,7 @@ def accelerate(chosen: ChosenSettings) -> Pasted:
     return _program("accelerate", chosen, notes, arguments=arguments, optimizer=_optimizer(chosen, chosen.even_settings))
 
 
-def deepspeed(chosen: ChosenSettings) -> Pasted:
+def deepspeed(chosen: ChosenSettings) -> Exported:
     """DeepSpeed's configuration as JSON, which has no comments."""
     training, settings, even = chosen.setup.training, chosen.even_settings, chosen.even
     name, keywords = _optimizer(chosen, settings)
@@ -170,12 +170,12 @@ def deepspeed(chosen: ChosenSettings) -> Pasted:
         )
     if training.precision == "bf16":
         notes.append("DeepSpeed's bf16 stores the model's weights in bf16; the trial's were fp32 under autocast")
-    return Pasted(
+    return Exported(
         json.dumps({key: value for key, value in document.items() if value is not None}, indent=2) + "\n", tuple(notes)
     )
 
 
-def pytorch(chosen: ChosenSettings) -> Pasted:
+def pytorch(chosen: ChosenSettings) -> Exported:
     """A training script that needs only torch and reproduces the trial: any integer batch, exactly."""
     notes = [*_optimizer_notes(chosen), "the model and data are examples to replace with yours"]
     if chosen.batch_norm and chosen.plan.devices > 1:
@@ -184,7 +184,7 @@ def pytorch(chosen: ChosenSettings) -> Pasted:
     return _program("pytorch", chosen, notes, optimizer=optimizer, even=False)
 
 
-def settings_yaml(chosen: ChosenSettings) -> Pasted:
+def settings_yaml(chosen: ChosenSettings) -> Exported:
     """The settings as a mapping, for programs; docs/export.md describes the keys."""
     setup, training, settings = chosen.setup, chosen.setup.training, chosen.setup.optimizer
     document = {
@@ -192,7 +192,7 @@ def settings_yaml(chosen: ChosenSettings) -> Pasted:
         "trial": chosen.trial,
         "chosen": chosen.chosen,
         "metric": chosen.metric,
-        "promised": chosen.accuracy,
+        "value": chosen.accuracy,
         "train_s": chosen.train_s,
         "effective_batch": chosen.plan.effective_batch,
         "micro_batch": chosen.plan.largest_micro_batch,
@@ -220,10 +220,10 @@ def settings_yaml(chosen: ChosenSettings) -> Pasted:
         "reference_batch": setup.reference_batch,
         "parameters": dict(chosen.parameters),
     }
-    return Pasted(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), ())
+    return Exported(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), ())
 
 
-FRAMEWORKS: dict[str, Callable[[ChosenSettings], Pasted]] = {
+FRAMEWORKS: dict[str, Callable[[ChosenSettings], Exported]] = {
     "hf": huggingface,
     "lightning": lightning,
     "deepspeed": deepspeed,
@@ -272,7 +272,7 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
         padded = ", padded with the epoch's first samples if devices' shares would differ" if even.devices > 1 else ""
         yield (
             f"each epoch of {samples} samples ends with a {what} of {left} instead of {whole}{padded}: {count} steps for the "
-            f"trial's {budget} samples, whereas the trial's steps crossed epochs{f' and were {ours}' * (ours != count)}"
+            f"trial's {budget} samples, whereas the trial's {f'{ours} ' * (ours != count)}steps crossed epoch boundaries"
         )
     if chosen.batch_norm and chosen.even.accumulation > 1:
         yield (
@@ -286,14 +286,14 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
 def _mean_notes(chosen: ChosenSettings, framework: str) -> Iterator[str]:
     if chosen.even.accumulation * chosen.even.devices > 1:
         yield (
-            f"{framework} averages the micro-batches' means, which is exact only if all divide by the same number of samples "
-            "(tokens, weights); a mean over samples does in every step but an epoch's last"
+            f"{framework} averages the micro-batches' means, which equals the step's mean only if all have the same "
+            "denominator (samples, tokens or weights); for a mean over samples, that holds in every step except an epoch's last"
         )
 
 
-def _device_notes(chosen: ChosenSettings, words: str) -> Iterator[str]:
+def _device_notes(chosen: ChosenSettings, argument: str) -> Iterator[str]:
     if chosen.setup.device == "cpu":
-        yield f"the trial ran on CPUs, hence {words}; without it, on a GPU, expect the same accuracy but not the same time"
+        yield f"the trial ran on a CPU, so {argument} is set; without it, on a GPU, expect a different training time"
 
 
 def _seed_notes(chosen: ChosenSettings) -> Iterator[str]:
@@ -302,13 +302,13 @@ def _seed_notes(chosen: ChosenSettings) -> Iterator[str]:
         yield f"seed {seed} becomes {seed % _SEEDS}: frameworks seed NumPy, whose seeds are at most {_SEEDS - 1}"
 
 
-def _program(template: str, chosen: ChosenSettings, notes: list[str], *, even: bool = True, **values: Any) -> Pasted:
+def _program(template: str, chosen: ChosenSettings, notes: list[str], *, even: bool = True, **values: Any) -> Exported:
     text = (
         _templates()
         .get_template(f"{template}.py.jinja")
         .render(chosen=chosen, setup=chosen.setup, training=chosen.setup.training, notes=notes, is_even=even, **values)
     )
-    return Pasted(text, tuple(notes))
+    return Exported(text, tuple(notes))
 
 
 @cache

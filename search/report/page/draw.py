@@ -129,7 +129,7 @@ def _plotly_axis(axis: Axis, log_ticks: list[float]) -> dict[str, Any]:
     if axis.log:
         document |= {"tickvals": log_ticks, "ticktext": [f"{tick:g}" for tick in log_ticks]}
     if axis.ticks:
-        document |= {"tickvals": [place for place, _ in axis.ticks], "ticktext": [_escaped(words) for _, words in axis.ticks]}
+        document |= {"tickvals": [place for place, _ in axis.ticks], "ticktext": [_escaped(label) for _, label in axis.ticks]}
     return document
 
 
@@ -159,7 +159,7 @@ def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
                 getattr(axes, f"{name}axis").minorticks_off()
                 ticks = tuple((tick, f"{tick:g}") for tick in figure.log_ticks(name))
             if ticks:
-                getattr(axes, f"set_{name}ticks")([place for place, _ in ticks], [words for _, words in ticks])
+                getattr(axes, f"set_{name}ticks")([place for place, _ in ticks], [label for _, label in ticks])
         axes.set_title(figure.title)
         axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[1]:

@@ -78,11 +78,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: its file name, title, caption (`words`), axes, and layers from back to front."""
+    """A figure: its file name, title, caption, axes, and layers from back to front."""
 
     name: str
     title: str
-    words: str
+    caption: str
     x: Axis
     y: Axis
     layers: tuple[Layer, ...]
@@ -195,14 +195,14 @@ class StudyFigures:
             self._line("front", front.trials),
             *self._marked(),
         ]
-        how = "predicted from the device's step times" if self._source == "known" else "measured by the clock"
-        words = f"No trial is both faster and better than a trial on the front. Training time is {how}, without evaluation."
+        how = "predicted from the device's step times" if self._source == "known" else "measured as wall-clock time"
+        caption = f"No trial is both faster and better than a trial on the front. Training time is {how}, without evaluation."
         if any(trial.interval is not None for trial in front.trials):
-            words += " Bars are 90 % intervals of the mean over runs with several seeds."
+            caption += " Bars are 90 % intervals of the mean over runs with several seeds."
         return Figure(
             "front",
             f"{_title(front.metric)} against training time",
-            words,
+            caption,
             self._time_axis(),
             self._accuracy_axis(),
             tuple(layer for layer in layers if layer.x),
@@ -326,7 +326,7 @@ class StudyFigures:
         return Figure(
             "batch-time",
             "Effective batch against time",
-            "Training time per 1000 samples, so that trainings of different lengths can be compared.",
+            "Training time per 1000 samples, so that training runs of different lengths can be compared.",
             _BATCH,
             Axis("seconds_per_1000_samples", "seconds per 1000 samples", log=True),
             self._by_batch(_seconds_per_thousand),
@@ -383,7 +383,7 @@ class StudyFigures:
         ]
         found = self.rates
         if found is None:
-            words = "Too few trials that learned, or too little spread, to estimate the best rate at each batch."
+            caption = "Too few trials that learned, or too little spread, to estimate the best rate at each batch."
         else:
             batches = tuple(float(rate.effective_batch) for rate in found.rates)
             fitted = tuple(rate.learning_rate.value for rate in found.rates)
@@ -398,14 +398,14 @@ class StudyFigures:
                 )
                 layers.append(Layer(f"rule {rule}", "line", "limit" if rule == "linear" else "alternative", batches, through))
             verdict = rule_verdict(found)
-            words = verdict[0].upper() + verdict[1:] + (" " if verdict.endswith(".") else ". ")
-            words += f"Fitted to {found.trials} trials" + (
+            caption = verdict[0].upper() + verdict[1:] + (" " if verdict.endswith(".") else ". ")
+            caption += f"Fitted to {found.trials} trials" + (
                 f"; {found.left_out} that failed to learn are left out." if found.left_out else "."
             )
         return Figure(
             "rate-batch",
             "Learning rate against effective batch",
-            words,
+            caption,
             _BATCH,
             Axis("learning_rate", "learning rate", log=True),
             tuple(layers),
@@ -428,7 +428,7 @@ class StudyFigures:
         sizes = tuple(float(size) for size, _ in law.points)
         predicted = tuple(law.peak_bytes(size) / mebi for size, _ in law.points)
         layers = [Layer("predicted", "line", "law", sizes, predicted)]
-        words = (
+        caption = (
             "Peak memory of a training step. "
             + ("Traced with fake tensors" if law.source == "traced" else "Measured with real tensors")
         ) + " before the first trial."
@@ -441,7 +441,7 @@ class StudyFigures:
             layers.append(Layer("limit", "line", "limit", ends, (limit / mebi,) * 2))
             if headroom:
                 layers.append(Layer("limit minus headroom", "line", "alternative", ends, (usable,) * 2))
-            words += f" The largest micro-batch that fits is {cap}; larger batches accumulate, and the step stays the same."
+            caption += f" The largest micro-batch that fits is {cap}; larger batches accumulate, and the step stays the same."
         if measured:
             layers.append(
                 Layer(
@@ -457,7 +457,7 @@ class StudyFigures:
         return Figure(
             "memory",
             f"Memory on {self._profile.device}",
-            words,
+            caption,
             Axis("micro_batch", "micro-batch (samples per forward pass on one device)"),
             Axis("peak_mib", "peak (MiB)"),
             tuple(layers),
@@ -501,13 +501,13 @@ class StudyFigures:
             )
         )
         intervals = [law.interval for law in laws if law.interval is not None]
-        words = "Throughput of whole steps without accumulation."
+        caption = "Throughput of whole steps without accumulation."
         if intervals:
-            words += f" The law was fitted on an idle device, to ± {max(intervals):.1%}; concurrent trials may run slower."
+            caption += f" The law was fitted on an idle device, to ± {max(intervals):.1%}; concurrent trials may run slower."
         return Figure(
             "step-time",
             "Throughput against the micro-batch",
-            words,
+            caption,
             Axis("micro_batch", "micro-batch (samples per forward pass on one device)", log=True),
             Axis("samples_per_s", "samples per second"),
             tuple(layer for layer in layers if layer.x),
@@ -531,7 +531,7 @@ class StudyFigures:
         return Figure(
             "powers-of-two",
             "If the batch were limited to powers of two",
-            found.words,
+            found.sentence,
             self._time_axis(),
             self._accuracy_axis(),
             tuple(layers),
@@ -615,14 +615,14 @@ class StudyFigures:
                 )
             )
         counts = Counter(host for host, _ in order)
-        words = (
+        caption = (
             f"{len(placed)} attempt{'s' * (len(placed) != 1)}. A bar starts when its attempt was scheduled: "
             "one attempt is scheduled ahead and waits for a free device."
         )
         return Figure(
             "timeline",
             "Trials on devices",
-            words,
+            caption,
             Axis("elapsed_s", "seconds since the first trial started"),
             Axis(
                 "place",
@@ -649,8 +649,8 @@ _OUTCOME_TONES: dict[str, Tone] = {
 }
 
 
-def _title(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def _title(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _finite(value: Any) -> bool:

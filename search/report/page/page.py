@@ -39,7 +39,7 @@ class Pick:
 
     name: str
     trial: TrialRecord
-    words: str
+    description: str
 
 
 def picks(front: ParetoFront) -> list[Pick]:
@@ -60,13 +60,13 @@ def picks(front: ParetoFront) -> list[Pick]:
     if near.number == best.number:
         named = [("Best", best, f"the best {front.metric}; nothing faster comes within {NEAR:.0%} of it"), named[1]]
     chosen: dict[int, Pick] = {}
-    for name, trial, words in named:
+    for name, trial, description in named:
         if trial is not None and trial.number not in chosen:
-            chosen[trial.number] = Pick(name, trial, words)
+            chosen[trial.number] = Pick(name, trial, description)
     return sorted(chosen.values(), key=lambda pick: front.seconds(pick.trial) or 0.0)
 
 
-def faster_words(front: ParetoFront) -> Iterator[str]:
+def time_saving_sentences(front: ParetoFront) -> Iterator[str]:
     """What training in 1/2, 1/4, 1/8 or 1/16 of the best trial's time costs, one sentence each."""
     if len(front.trials) < 2:
         return
@@ -152,7 +152,7 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
         picks=[
             {
                 "name": pick.name,
-                "words": pick.words,
+                "description": pick.description,
                 "number": pick.trial.number,
                 "time": seconds(front.seconds(pick.trial)),
                 "accuracy": number(pick.trial.accuracy),
@@ -160,8 +160,8 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
             }
             for pick in chosen
         ],
-        words=[plain(words) for words in _words(study)],
-        faster=list(faster_words(front)),
+        summary=[plain(sentence) for sentence in _summary(study)],
+        faster=list(time_saving_sentences(front)),
         figures=[
             {
                 "figure": figure,
@@ -183,7 +183,7 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
 _MOST_ROWS = 200
 
 
-def _words(study: StoredStudy) -> Iterator[str]:
+def _summary(study: StoredStudy) -> Iterator[str]:
     yield from front_summary(study)
     note = batch_norm_note(study.front)
     if note:
@@ -211,8 +211,8 @@ def _exports(study: StoredStudy, record: TrialRecord) -> dict[str, dict[str, Any
         settings = chosen_settings(study, record, "chosen in the report")
         for name, write in FRAMEWORKS.items():
             with suppress(BsearchError):
-                pasted = write(settings)
-                exports[name] = {"text": pasted.text, "notes": list(pasted.notes)}
+                exported = write(settings)
+                exports[name] = {"text": exported.text, "notes": list(exported.notes)}
     return exports
 
 

@@ -26,7 +26,7 @@ class PowersOfTwo:
 
     kept: ParetoFront
     moved: ParetoFront | None
-    words: str
+    sentence: str
 
 
 def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> PowersOfTwo | None:
@@ -39,14 +39,14 @@ def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> 
     powers_front = study_front(powers, spec.objectives)
     settings = [record for record in ended if not record.is_repeat]
     count = sum(_is_power(int(record.settings["effective_batch"])) for record in settings)
-    words = f"{count} of {len(settings)} settings have a power of two as their batch"
+    sentence = f"{count} of {len(settings)} settings have a power of two as their batch"
     if powers_front.trials:
-        words += f"; their front alone holds {_share(powers_front, front):.0%} of the hypervolume."
+        sentence += f"; their front alone holds {_share(powers_front, front):.0%} of the hypervolume."
     else:
-        words += "."
+        sentence += "."
     predicted_s = known_seconds(spec, profiles) if profiles else None
     if predicted_s is None:
-        return PowersOfTwo(powers_front, None, words)
+        return PowersOfTwo(powers_front, None, sentence)
     moved_trials = []
     means = {trial.number: trial for trial in front.trials}
     for record in settings:
@@ -58,11 +58,11 @@ def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> 
             mean = means.get(record.number, record)
             moved_trials.append(replace(mean, train_s=moved_s / devices))
     moved_front = front_of(moved_trials, front.metric, front.direction, front.speed)
-    words += (
+    sentence += (
         f" If every trial used the power of two nearest to its batch, with its predicted time there and its accuracy "
         f"unchanged, the front would hold {_share(moved_front, front):.0%}: an estimate, whereas the first figure is a count."
     )
-    return PowersOfTwo(powers_front, moved_front, words)
+    return PowersOfTwo(powers_front, moved_front, sentence)
 
 
 def _is_power(batch: int) -> bool:

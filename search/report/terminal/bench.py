@@ -16,7 +16,7 @@ from .tables import column
 
 
 def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
-    """The words and tables of `bsearch bench`."""
+    """The text and tables of `bsearch bench`."""
     devices = document["devices"]
     yield (
         f"{document['task']} on {devices} x {document['device']}, {document['precision']}; mean ± standard deviation over "
@@ -48,14 +48,14 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         )
     compared = document["differences"]
     for one in compared:
-        yield one["words"]
+        yield one["sentence"]
     if compared:
         real = sum(one["real"] for one in compared)
         yield (
             f"Near powers of two: {real} of {len(compared)} differences are larger than the noise "
             "(95 % for all comparisons together)."
         )
-    yield from _rule_words(document["rule"])
+    yield from _rule_sentences(document["rule"])
     if document["limit_bytes"] is None:
         yield "No memory limit here; --memory 2GiB finds the largest micro-batch that fits it."
     elif document["largest_micro_batch"] == document["training_set"]:
@@ -64,7 +64,7 @@ def bench_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         yield f"The largest micro-batch that fits {readable_bytes(document['limit_bytes'])}: {document['largest_micro_batch']}"
 
 
-def _rule_words(rule: Mapping[str, Any]) -> Iterator[str]:
+def _rule_sentences(rule: Mapping[str, Any]) -> Iterator[str]:
     if rule["image"] is None:
         yield "The rule int(n x 2^14 x SM / (H x W x C)) is for images, which these inputs are not."
         return
@@ -78,14 +78,14 @@ def _rule_words(rule: Mapping[str, Any]) -> Iterator[str]:
         return
     held = [one for one in rule["differences"] if one["real"] and one["change"] < 0]
     for one in rule["differences"]:
-        yield f"  {one['words']}"
+        yield f"  {one['sentence']}"
     verdict = (
         "it holds here" if len(held) == len(rule["differences"]) else "no sign that it holds here" if not held else "mixed"
     )
     yield f"  its sizes are faster than their neighbours in {len(held)} of {len(rule['differences'])} comparisons: {verdict}"
 
 
-def _with_std(value: Mapping[str, float], words: Any) -> str:
+def _with_std(value: Mapping[str, float], readable: Any) -> str:
     middle = value["mean"]
     share = value["std"] / middle if middle else 0.0
-    return f"{words(middle)} ± {share:.1%}"
+    return f"{readable(middle)} ± {share:.1%}"

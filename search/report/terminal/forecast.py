@@ -64,7 +64,8 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     before = f"; before the first, timing steps takes up to about {seconds(float(timing_s))}" if timing_s else ""
     yield (
         f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "
-        f"span up to x{forecast.span:.3g} in time.\n{spec.budget.trials} trials take about {seconds(forecast.study_s)}, "
+        f"span up to a factor of {forecast.span:.3g} in training time.\n"
+        f"{spec.budget.trials} trials take about {seconds(forecast.study_s)}, "
         f"{slots} at once, evaluation included{before}."
     )
     for advice in forecast.advice:

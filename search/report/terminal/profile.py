@@ -84,7 +84,7 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> di
 
 
 def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
-    """The words and tables of step time on so many devices."""
+    """The text and tables of step time on so many devices."""
     devices, misfit = document["devices"], document["misfit"]
     trust = "" if document["interval"] is None else f", ±{document['interval']:.1%}"
     if misfit is not None:
@@ -134,7 +134,7 @@ def speed_plot(document: Mapping[str, Any], width: int) -> str:
         plotext.scatter([row["micro_batch"] for row in timed], rates, marker=marker)
     sizes = [row["micro_batch"] for row in timed]
     plotext.xticks(sizes, list(map(str, sizes)))
-    plotext.xlabel("micro_batch (x timed, o by the law)")
+    plotext.xlabel("micro_batch (x timed, o predicted)")
     plotext.ylabel("samples/s")
     return plot_text(plotext)
 
@@ -171,7 +171,7 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
 
 
 def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
-    """The words and tables of memory."""
+    """The text and tables of memory."""
     how = "traced on fake tensors" if document["source"] == "traced" else f"counted on real tensors ({document['note']})"
     yield f"Memory, {how}"
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -187,7 +187,7 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         )
     yield table
     parts = ", ".join(f"{part} {readable_bytes(value)}" for part, value in document["breakdown"].items() if value)
-    yield f"At the largest size traced that fits: {parts}"
+    yield f"Breakdown at the largest traced size that fits: {parts}"
     largest = document["largest_micro_batch"]
     if document["limit_bytes"] is None:
         yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
@@ -250,9 +250,9 @@ def profile_picture(document: Mapping[str, Any]) -> bytes:
         for law in document["speed"]:
             timed = [row for row in law["timed"] if row["accumulation"] == 1]
             sizes = [row["micro_batch"] for row in timed]
-            words = f"{law['devices']} device{'s' * (law['devices'] > 1)}"
-            axes.plot(sizes, [row["effective_batch"] / row["known_step_s"] for row in timed], label=f"{words}, by the law")
-            axes.scatter(sizes, [row["samples_per_s"] for row in timed], marker="x", label=f"{words}, timed")
+            devices = f"{law['devices']} device{'s' * (law['devices'] > 1)}"
+            axes.plot(sizes, [row["effective_batch"] / row["known_step_s"] for row in timed], label=f"{devices}, predicted")
+            axes.scatter(sizes, [row["samples_per_s"] for row in timed], marker="x", label=f"{devices}, timed")
         axes.set(xlabel="micro_batch (samples)", ylabel="samples/s", title="Speed of a training step", xscale="log")
         axes.legend()
         axes.grid(alpha=0.3)

@@ -176,15 +176,14 @@ def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:
         return None
     left = sum((trial.facts.runs or 1) + (trial.facts.failed_runs or 0) <= repeats for trial in front.trials)
     missing = (
-        f" {left} members have fewer than {repeats} repeats yet: raise budget.trials, whose last "
-        "confirm.share is reserved for them."
+        f" {left} members still have fewer than {repeats} repeats: raise budget.trials; its last part "
+        "(confirm.share) is reserved for repeats."
         if left
         else ""
     )
     return (
-        f"{front.metric} is the mean over runs with several seeds, +/- half of its {CONFIDENCE:.0%} interval; on front: the "
-        "probability that no setting at least as fast is better; = N: a tie, not significantly better than the faster trial N."
-        + missing
+        f"{front.metric} is the mean over runs with several seeds, +/- half the width of its {CONFIDENCE:.0%} interval; on "
+        "front: the probability that no equally fast or faster setting is better; = N: tied with the faster trial N." + missing
     )
 
 
@@ -217,7 +216,7 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
         where += f": {front.metric} {number(setting.accuracy)} in {seconds(setting_s)})"
         faster, better = no_worse(front, setting), no_slower(front, setting)
         if faster is None or better is None or faster.number == better.number == setting.number:
-            yield f"{where} is on the front: no trial beat it in both."
+            yield f"{where} is on the front: no trial beat it in both objectives."
             continue
         parts = []
         faster_s = front.seconds(faster)
@@ -246,12 +245,12 @@ def contention_sentence(records: Iterable[TrialRecord]) -> str | None:
     if abs(middle) < 0.15:
         why = "the device was shared"
     elif middle > 0:
-        why = "the device was shared all along; alone, trials should take the known times"
+        why = "the device was shared all along; on an idle device, trials should take the predicted times"
     else:
         why = "the device was shared while its steps were timed; a new study started on an idle device has shorter times"
     return (
-        f"{contended} of {len(errors)} trials took over 15 % longer or shorter than known (median of all: {middle:+.0%}): "
-        f"{why}. The front is drawn in known times, which other load does not change."
+        f"{contended} of {len(errors)} trials took over 15 % more or less time than predicted (median of all: {middle:+.0%}): "
+        f"{why}. The front uses the predicted times, which load from other processes does not change."
     )
 
 
@@ -290,10 +289,10 @@ def rule_verdict(found: BestRates) -> str:
     holding, failing = ([rule for rule, holds in found.holds.items() if holds is which] for which in (True, False))
     if not failing:
         ends = f"{found.rates[0].effective_batch} and {found.rates[-1].effective_batch}"
-        return f"the data do not discriminate the rules: {exponent}. More trials near batches {ends}, at many rates, would."
+        return f"the data do not distinguish the rules: {exponent}. More trials near batches {ends}, at many rates, would help."
     if not found.trusted:
         return (
-            f"{exponent}, but at most batches the best rate lies at the edge of those tried, so no rule can be ruled out. "
+            f"{exponent}, but for most batches the best rate lies at the edge of the rates tried, so no rule can be excluded. "
             "Search a wider space.reference_rate (in a study of another name; warm_start: lets it learn from this one)."
         )
     if found.bend is not None:
@@ -311,8 +310,8 @@ def rule_verdict(found: BestRates) -> str:
     )
 
 
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def _listed(items: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))
 
 
 def rule_sentence(study: StoredStudy) -> str | None:

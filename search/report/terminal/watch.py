@@ -90,13 +90,13 @@ def _view(
             continue
         setup, measured = TrialSetup.from_dict(row["setup"]), _measurement(row["measurement"])
         known_s = record.train_s if record.facts.train_s_source == "known" else None
-        begun_s = _epoch_s(row["started_at"])
+        started_s = _epoch_s(row["started_at"])
         if row["ended_at"]:
             counts = row["outcome"] in COUNTED
-            ended.append(span_of(setup, measured, known_s, begun_s, _epoch_s(row["ended_at"]), counts=counts))
+            ended.append(span_of(setup, measured, known_s, started_s, _epoch_s(row["ended_at"]), counts=counts))
         elif record.outcome == "running" and driver is not None and not driver.gone:
             host = record.facts.host or ""
-            running.append((setup, measured, host, span_of(setup, measured, known_s, begun_s)))
+            running.append((setup, measured, host, span_of(setup, measured, known_s, started_s)))
     done = tuple(record for record in records if record.outcome not in ("running", "waiting"))
     return study_view(
         stored.name,

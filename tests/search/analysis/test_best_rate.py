@@ -91,7 +91,7 @@ def test_failed_trials_are_left_out_and_counted() -> None:
 def test_noise_alone_discriminates_no_rules() -> None:
     found = best_rates("made", trials(power(0.5), 40, curvature=0.0, noise=0.05))
     assert all(found.holds.values())
-    assert rule_verdict(found).startswith("the data do not discriminate the rules: exponent ")
+    assert rule_verdict(found).startswith("the data do not distinguish the rules: exponent ")
 
 
 def test_a_rate_that_saturates_is_said_to_and_its_rates_follow_both_slopes() -> None:
@@ -109,8 +109,9 @@ def test_a_rate_that_saturates_is_said_to_and_its_rates_follow_both_slopes() -> 
 def test_a_best_rate_beyond_those_tried_is_not_trusted() -> None:
     found = best_rates("made", trials(power(0.5, rate=20.0), 40), [64, 256])
     assert not found.trusted
-    assert "lies at the edge of those tried, so no rule can be ruled out. Search a wider space.reference_rate" in rule_verdict(
-        found
+    assert (
+        "lies at the edge of the rates tried, so no rule can be excluded. Search a wider space.reference_rate"
+        in rule_verdict(found)
     )
 
 
@@ -123,8 +124,8 @@ def test_a_best_rate_beyond_those_tried_is_not_trusted() -> None:
         (
             -0.2,
             1.40,
-            "the data do not discriminate the rules: exponent 0.55 [-0.20, 1.40]. "
-            "More trials near batches 8 and 64, at many rates, would.",
+            "the data do not distinguish the rules: exponent 0.55 [-0.20, 1.40]. "
+            "More trials near batches 8 and 64, at many rates, would help.",
         ),
     ],
 )
@@ -135,7 +136,9 @@ def test_the_verdict_in_words(low: float, high: float, words: str) -> None:
 
 def test_what_cannot_be_compared_is_told() -> None:
     records = trials(power(0.5), 40)
-    with pytest.raises(StudyFileError, match="study made: expected at least 20 complete trials to discriminate rules, got 19"):
+    with pytest.raises(
+        StudyFileError, match="study made: expected at least 20 complete trials to distinguish the rules, got 19"
+    ):
         best_rates("made", records[:19])
     one_batch = [replace(record, facts=replace(record.facts, effective_batch=64)) for record in records]
     with pytest.raises(

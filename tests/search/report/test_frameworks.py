@@ -98,7 +98,7 @@ def program(settings: ChosenSettings, framework: str) -> dict[str, Any]:
     return names
 
 
-# ---------------------------------------------------------------- plans of equal passes
+# ---------------------------------------------------------------- plans of equal micro-batches
 
 
 def test_the_nearest_even_plan_is_nearest_and_keeps_the_cap() -> None:
@@ -110,7 +110,7 @@ def test_the_nearest_even_plan_is_nearest_and_keeps_the_cap() -> None:
         assert even.effective_batch == even.devices * even.micro_batch * even.accumulation
         assert even.devices == devices
         assert smallest <= even.micro_batch <= (cap or batch)
-        # The slow twin tries every plan there is in at most twice the trial's passes.
+        # The slow twin tries every plan there is in at most twice the trial's micro-batches.
         twins = [
             (
                 abs(devices * micro * micro_batches - batch),
@@ -437,8 +437,8 @@ def test_what_a_database_does_not_hold_or_holds_wrongly_is_told(
         (["--to", "hf", "--what", "trials"], "--format and --what are for tables"),
         (["--trial", "1"], "choose a trial for --to"),
         (["--within", "1%"], "choose a trial for --to"),
-        (["--to", "hf", "--within", "110%"], "expected a share from 0 up to 1, got '110%'"),
-        (["--to", "hf", "--within", "near"], "expected a share from 0 up to 1, got 'near'"),
+        (["--to", "hf", "--within", "110%"], "expected a share >= 0 and < 1, got '110%'"),
+        (["--to", "hf", "--within", "near"], "expected a share >= 0 and < 1, got 'near'"),
         (["--to", "keras"], "'keras' is not one of"),
     ],
 )

@@ -209,12 +209,12 @@ def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: C
             assert seen.end() == 0
             assert "small is done: 25 of 25 trials are done." in seen.text()
             assert not seen.screen.cursor.hidden
-            told = piped.communicate(timeout=60)[0]
+            output = piped.communicate(timeout=60)[0]
         assert driver.wait(60) == 0
     assert piped.returncode == 0
-    assert "\x1b" not in told
-    assert re.search(r"\[25/25\] trial \d+ (complete|stopped): accuracy", told)
-    assert told.rstrip().endswith("small is done: 25 of 25 trials are done.")
+    assert "\x1b" not in output
+    assert re.search(r"\[25/25\] trial \d+ (complete|stopped): accuracy", output)
+    assert output.rstrip().endswith("small is done: 25 of 25 trials are done.")
 
 
 @pytest.mark.slow

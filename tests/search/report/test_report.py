@@ -18,7 +18,7 @@ from bsearch.search.analysis.pareto import front_of
 from bsearch.search.report.export import csv_text
 from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
 from bsearch.search.report.page.figures import StudyFigures
-from bsearch.search.report.page.page import faster_words, picks, report_page
+from bsearch.search.report.page.page import picks, report_page, time_saving_sentences
 from bsearch.search.report.page.powers_of_two import powers_of_two
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.trial import TrialFacts, TrialRecord
@@ -115,7 +115,7 @@ def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(st
         json.dumps(drawn, allow_nan=False)
         assert picture(figure, "png").startswith(b"\x89PNG")
         assert picture(figure, "svg") == picture(figure, "svg")
-        assert figure.words
+        assert figure.caption
 
 
 def test_the_front_figure_holds_every_trial_that_has_a_place(study: StoredStudy) -> None:
@@ -156,7 +156,7 @@ def test_the_picks_are_the_points_most_users_want_each_once() -> None:
 
 
 def test_being_faster_is_priced_by_the_front() -> None:
-    said = list(faster_words(front((1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9))))
+    said = list(time_saving_sentences(front((1, 0.5), (2, 0.8), (10, 0.895), (40, 0.9))))
     assert len(said) == 2  # at 1/2 and 1/4 of the time it is the same trial
     assert said[0] == "In 1/2 of the best trial's time (10 s instead of 40 s): accuracy 0.895 instead of 0.9 (trial 2)."
     assert "(trial 1)" not in said[0]

@@ -24,36 +24,34 @@ def test_sizes_are_read_as_people_write_them() -> None:
             sizes_of(wrong)
 
 
-def timed(chance: random.Random, factor: float, rounds: int = 8) -> list[float]:
-    return [factor * load * chance.lognormvariate(0, 0.02) for load in ([1.0, 1.4, 1.1, 2.0] * rounds)[:rounds]]
+def timed(rng: random.Random, factor: float, rounds: int = 8) -> list[float]:
+    return [factor * load * rng.lognormvariate(0, 0.02) for load in ([1.0, 1.4, 1.1, 2.0] * rounds)[:rounds]]
 
 
 def test_noise_is_called_a_difference_in_one_of_twenty_benches_at_most() -> None:
     """Four comparisons of equals a bench: without care for their number every fifth bench would find one."""
-    chance = random.Random(0)
+    rng = random.Random(0)
     pairs = [(127, 128), (129, 128), (511, 512), (513, 512)]
     found = 0
     for _ in range(400):
         # Rounds share their load, so only a size's own noise is left in a pair.
         figures = {
-            size: [a / b for a, b in zip(timed(chance, 1.0), timed(chance, 1.0), strict=True)]
-            for pair in pairs
-            for size in pair
+            size: [a / b for a, b in zip(timed(rng, 1.0), timed(rng, 1.0), strict=True)] for pair in pairs for size in pair
         }
         found += any(one.real for one in differences(figures, pairs))
     assert found / 400 < 0.09
 
 
 def test_a_true_difference_of_five_per_cent_is_found_under_load() -> None:
-    chance = random.Random(1)
+    rng = random.Random(1)
     loads = [1.0, 1.4, 1.1, 2.0, 1.0, 1.2, 1.9, 1.3]
     figures = {
-        size: [factor * load * chance.lognormvariate(0, 0.01) for load in loads] for size, factor in ((127, 1.0), (128, 1.05))
+        size: [factor * load * rng.lognormvariate(0, 0.01) for load in loads] for size, factor in ((127, 1.0), (128, 1.05))
     }
     (one,) = differences(figures, [(128, 127)])
     assert one.real
     assert one.low < 0.05 < one.high
-    assert "% slower per sample" in one.words()
+    assert "% slower per sample" in one.sentence()
 
 
 def test_the_rule_speaks_of_images_alone() -> None:
@@ -83,11 +81,11 @@ def test_bench_tells_every_size(tmp_path: Path) -> None:
             assert row[key]["mean"] > 0
     assert [(one["size"], one["against"]) for one in document["differences"]] == [(31, 32), (33, 32)]
     assert document["rounds"] == 3
-    told = CliRunner().invoke(main, [*arguments, "--devices", "2"])
-    assert told.exit_code == 0, told.output
-    assert "31 against 32: " in told.output
-    assert "Near powers of two: " in told.output
-    assert "The largest micro-batch that fits 20.0 KiB: " in told.output
+    result = CliRunner().invoke(main, [*arguments, "--devices", "2"])
+    assert result.exit_code == 0, result.output
+    assert "31 against 32: " in result.output
+    assert "Near powers of two: " in result.output
+    assert "The largest micro-batch that fits 20.0 KiB: " in result.output
 
 
 def test_bench_refuses_in_words() -> None:

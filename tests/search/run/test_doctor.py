@@ -29,14 +29,14 @@ def the(findings: Iterator[Finding], name: str) -> Finding:
 
 def test_a_sound_machine_is_told_in_lines_and_in_a_document(study_file: Callable[..., Path]) -> None:
     path = study_file()
-    told = doctor(path, "--no-ray")
-    assert "does not exist yet; `bsearch run` creates it" in told.output
+    result = doctor(path, "--no-ray")
+    assert "does not exist yet; `bsearch run` creates it" in result.output
     assert not path.with_name("small.db").exists()  # nothing was made
     document = json.loads(doctor(path, "--no-ray", "--json").output)
     names = {finding["name"] for finding in document["findings"]}
     assert {"packages", "cpu", "gpu", "files", "disk", "storage"} <= names
     assert document["counts"]["problem"] == 0
-    assert told.exit_code == 0
+    assert result.exit_code == 0
 
 
 def test_every_warning_and_problem_says_what_to_do() -> None:
@@ -105,9 +105,9 @@ def test_passwords_are_masked_and_a_server_that_is_not_there_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and never listens
         url = f"postgresql+psycopg://ann:s3cret@127.0.0.1:{taken.getsockname()[1]}/db"
-        told = doctor("--no-ray", "--storage", url)
-    assert (told.exit_code, "s3cret" in told.output) == (1, False)
-    assert "problem  storage" in told.output
+        result = doctor("--no-ray", "--storage", url)
+    assert (result.exit_code, "s3cret" in result.output) == (1, False)
+    assert "problem  storage" in result.output
 
 
 def test_a_full_disk_and_a_missing_package_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +145,9 @@ def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with subprocess.Popen(
         [BSEARCH, "doctor"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        told = process.communicate(timeout=200)[0]
-    assert "starts and answers" in told
-    assert process.returncode == 0, told
+        output = process.communicate(timeout=200)[0]
+    assert "starts and answers" in output
+    assert process.returncode == 0, output
     assert not session(process.pid)
     assert not list(tmp_path.iterdir())
 
@@ -155,6 +155,6 @@ def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.ray
 def test_an_address_where_nobody_listens_is_told_with_its_variable(tmp_path: Path) -> None:
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
-    told = subprocess.run([BSEARCH, "doctor"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert "RAY_ADDRESS=127.0.0.1:1 is set: unset it" in told.stdout
+    result = subprocess.run([BSEARCH, "doctor"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "RAY_ADDRESS=127.0.0.1:1 is set: unset it" in result.stdout

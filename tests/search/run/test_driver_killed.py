@@ -82,9 +82,9 @@ def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_fil
             time.sleep(0.05)
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
         assert driver.wait(timeout=60) == 130
-    told = (tmp_path / "out").read_text()
-    assert "interrupted (SIGINT). To resume: bsearch run" in told
-    assert "Traceback" not in told
+    output = (tmp_path / "out").read_text()
+    assert "interrupted (SIGINT). To resume: bsearch run" in output
+    assert "Traceback" not in output
     for _ in range(100):
         if not rays_of(driver.pid):
             break

@@ -18,28 +18,28 @@ def schedule(takes_s: list[float], slots: int) -> list[tuple[float, float]]:
     """When each trial begins and ends where the next one takes the slot that is free first."""
     free_at, planned = [0.0] * slots, []
     for take_s in takes_s:
-        begun_s = heapq.heappop(free_at)
-        planned.append((begun_s, begun_s + take_s))
-        heapq.heappush(free_at, begun_s + take_s)
+        started_s = heapq.heappop(free_at)
+        planned.append((started_s, started_s + take_s))
+        heapq.heappush(free_at, started_s + take_s)
     return planned
 
 
 def spans_at(now_s: float, planned: list[tuple[float, float]], slowdown: float = 1.0, overhead_s: float = 0.0) -> list[Span]:
     """What is known at a moment: those that began, with their known seconds; neighbours and overhead stretch them."""
     spans = []
-    for begun_s, ended_s in planned:
-        if begun_s > now_s:
+    for started_s, ended_s in planned:
+        if started_s > now_s:
             continue
-        trained_s = ended_s - begun_s - overhead_s
+        trained_s = ended_s - started_s - overhead_s
         known_s = trained_s / slowdown
         if ended_s <= now_s:
-            spans.append(Span(begun_s, ended_s, known_s, trained_s, 1.0, counts=True))
+            spans.append(Span(started_s, ended_s, known_s, trained_s, 1.0, counts=True))
         else:
-            spans.append(Span(begun_s, None, known_s))
+            spans.append(Span(started_s, None, known_s))
     return spans
 
 
-def told(now_s: float, planned: list[tuple[float, float]], **stretched: float) -> float:
+def estimated_s(now_s: float, planned: list[tuple[float, float]], **stretched: float) -> float:
     spans = spans_at(now_s, planned, **stretched)
     left_s = eta_s(spans, now_s, len(planned) - len(spans))
     assert left_s is not None
@@ -53,7 +53,7 @@ def test_equal_trials_are_told_to_the_second_at_every_moment(slots: int, trials:
     end_s = math.ceil(trials / slots) * 10.0
     assert max(ended_s for _, ended_s in planned) == end_s
     moments = [0.25 * step for step in range(int(end_s * 4) + 1)]
-    lefts = [told(now_s, planned) for now_s in moments]
+    lefts = [estimated_s(now_s, planned) for now_s in moments]
     assert lefts == pytest.approx([end_s - now_s for now_s in moments], abs=1e-6)
     assert all(later <= earlier for earlier, later in pairwise(lefts))
 
@@ -65,9 +65,9 @@ def test_what_is_left_is_never_negative_and_right_once_the_last_trial_runs(
 ) -> None:
     planned = schedule(takes_s, slots)
     end_s = max(ended_s for _, ended_s in planned)
-    assert told(moment * end_s, planned) >= 0
-    last_begun_s = max(begun_s for begun_s, _ in planned)
-    now_s = last_begun_s + moment * (end_s - last_begun_s)
+    assert estimated_s(moment * end_s, planned) >= 0
+    last_started_s = max(started_s for started_s, _ in planned)
+    now_s = last_started_s + moment * (end_s - last_started_s)
     left = [ClockFactors().left_s(span, now_s) for span in spans_at(now_s, planned) if span.ended_s is None]
     assert max(left, default=0.0) == pytest.approx(end_s - now_s, abs=1e-6)
 
@@ -76,18 +76,18 @@ def test_what_is_left_is_never_negative_and_right_once_the_last_trial_runs(
 @settings(deadline=None, max_examples=100)
 def test_trials_of_several_lengths_are_as_good_as_their_mean(takes_s: list[float], slots: int) -> None:
     planned = schedule(takes_s, slots)
-    now_s = sorted(begun_s for begun_s, _ in planned)[len(planned) // 2]
+    now_s = sorted(started_s for started_s, _ in planned)[len(planned) // 2]
     spans = spans_at(now_s, planned)
     # The twin deals out trials of the mean that was seen: times lie within a factor of two, so does what is left.
     true_s = max(ended_s for _, ended_s in planned) - now_s
-    assert true_s / 2 - 10 <= told(now_s, planned) <= true_s * 2 + 10
+    assert true_s / 2 - 10 <= estimated_s(now_s, planned) <= true_s * 2 + 10
     assert at_once(spans) <= slots
 
 
 def test_neighbours_and_overhead_are_learned_from_trials_that_ended() -> None:
     # Known are 4 s; beside neighbours they are 8, and starting and evaluating take 2 more.
     planned = schedule([10.0] * 8, 2)
-    early, late = (told(now_s, planned, slowdown=2.0, overhead_s=2.0) for now_s in (0.0, 10.0))
+    early, late = (estimated_s(now_s, planned, slowdown=2.0, overhead_s=2.0) for now_s in (0.0, 10.0))
     assert early == pytest.approx(16.0)  # nothing ended yet: four rounds of what is known
     assert late == pytest.approx(30.0)
 

@@ -62,10 +62,10 @@ def test_a_full_disk_stops_the_study_and_with_room_again_it_goes_on(study_file: 
             time.sleep(0.1)
     finally:
         driver.kill()
-        told, _ = driver.communicate()
-    assert driver.returncode == 1, told
-    assert f"storage sqlite:///{database}: the database refused: database or disk is full. Free space on its disk" in told
-    assert "Traceback" not in told
+        output, _ = driver.communicate()
+    assert driver.returncode == 1, output
+    assert f"storage sqlite:///{database}: the database refused: database or disk is full. Free space on its disk" in output
+    assert "Traceback" not in output
     (small_disk / "filled").unlink()
     before = finished(database)
     again = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -101,11 +101,11 @@ def test_a_server_that_crashes_and_comes_back_costs_nothing(postgres: PostgresSe
         wait_for(lambda: postgres.states(url)["COMPLETE"] >= 2, driver)
         with postgres.away(AWAY_S):
             pass
-        told, _ = driver.communicate(timeout=300)
-    assert driver.returncode == 0, told
-    assert told.count("the database does not answer (") == 1
-    assert told.count("the database answers again, after ") == 1
-    assert "Traceback" not in told
+        output, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 0, output
+    assert output.count("the database does not answer (") == 1
+    assert output.count("the database answers again, after ") == 1
+    assert "Traceback" not in output
     assert postgres.states(url) == {"COMPLETE": 5}
     assert Counter(row["number"] for row in Records(url).attempts("small")) == dict.fromkeys(range(5), 1)
 
@@ -120,15 +120,15 @@ def test_a_connection_that_is_only_cut_is_made_anew_without_a_word(
 
     def notify(event: Event) -> None:
         if event.kind == "message":
-            told.append(event.text)
+            messages.append(event.text)
         if event.kind == "measured":
             postgres.sql(cut, url.rpartition("/")[2])
 
-    told: list[str] = []
+    messages: list[str] = []
     spec = read_study(study_file(task=f"{TASKS}:Points", budget={"trials": 4}, storage=url))
     run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), notify=notify)
     assert postgres.states(url) == {"COMPLETE": 4}
-    assert not [text for text in told if "the database" in text]
+    assert not [text for text in messages if "the database" in text]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -137,15 +137,15 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
 ) -> None:
     """Connections break while they commit, half of them after the server has done it."""
     url = postgres.new_database()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     commit = PGDialect_psycopg.do_commit
     lost = [0]
 
     def breaks(dialect: PGDialect_psycopg, connection: Any) -> None:
-        if connection.closed or chance.random() > 0.03 or not losing:
+        if connection.closed or rng.random() > 0.03 or not losing:
             return commit(dialect, connection)
         lost[0] += 1
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             commit(dialect, connection)
         connection.dbapi_connection.close()
         raise psycopg.OperationalError("consuming input failed: server closed the connection unexpectedly")
@@ -231,9 +231,9 @@ def test_the_password_is_nowhere_to_be_read(postgres: PostgresServer, study_file
     finally:
         run.kill()
     out.close()
-    told = (tmp_path / "out").read_text()
+    output = (tmp_path / "out").read_text()
     assert "raylet" in seen
-    texts = {"command lines": seen, "output": told}
+    texts = {"command lines": seen, "output": output}
     for file in (tmp_path / "results").rglob("*"):
         if file.is_file():
             texts[str(file)] = file.read_bytes().decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The storage: one driver at a time, nothing lost between our tables and Optuna's, changes told."""
+"""The storage: one driver at a time, nothing lost between our tables and Optuna's, changes reported."""
 
 from __future__ import annotations
 
@@ -177,22 +177,22 @@ def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) ->
 
 def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bsearch.search.store.database.BUSY_S", 0.05)
-    told: list[str] = []
+    messages: list[str] = []
     url = f"sqlite:///{tmp_path}/small.db"
-    records = Records(url, retry_policy=RetryPolicy(url, told.append, 60.0))
+    records = Records(url, retry_policy=RetryPolicy(url, messages.append, 60.0))
     other = sqlite3.connect(tmp_path / "small.db", check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")
     threading.Timer(3.0, other.rollback).start()
     records.save_study("law", "law", {}, {})
     assert [study.name for study in records.studies()] == ["law"]
-    assert told[0] == "the database does not answer (database is locked); retrying for up to 1 min"
-    assert told[1].startswith("the database answers again, after ")
-    assert len(told) == 2
+    assert messages[0] == "the database does not answer (database is locked); retrying for up to 1 min"
+    assert messages[1].startswith("the database answers again, after ")
+    assert len(messages) == 2
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StorageError, match=r"small.db: the database has not answered for \d s: database is locked\. "):
-        Records(url, retry_policy=_answered(RetryPolicy(url, told.append, 0.5))).save_study("law", "law", {}, {})
+        Records(url, retry_policy=_answered(RetryPolicy(url, messages.append, 0.5))).save_study("law", "law", {}, {})
     with pytest.raises(StorageError, match=r"small.db: the database does not answer: database is locked\. Check that"):
-        RetryPolicy(url, told.append, 60.0)(lambda: open_and_write(url))
+        RetryPolicy(url, messages.append, 60.0)(lambda: open_and_write(url))
     other.close()
 
 
@@ -271,11 +271,11 @@ def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., 
     changed = study_file(task=f"{TASKS}:NeedsTwo", budget={"trials": 1}, training={"evaluations": 3})
     with pytest.raises(StudyFileError) as error:
         run(changed)
-    told = str(error.value).splitlines()
-    assert "task.name: was Points, now NeedsTwo" in told
-    assert "training.evaluations: was 2, now 3" in told
-    assert "create a new study (`new`)" in told[-1]
-    assert run(changed, fresh=True).study.name == "small-2"
+    lines = str(error.value).splitlines()
+    assert "task.name: was Points, now NeedsTwo" in lines
+    assert "training.evaluations: was 2, now 3" in lines
+    assert "create a new study (--new, or new=True in Python)" in lines[-1]
+    assert run(changed, new=True).study.name == "small-2"
     # Each file goes on with its own study.
     assert run(changed).study.name == "small-2"
     assert run(study_file(task=f"{TASKS}:Points", budget={"trials": 1})).study.name == "small"

@@ -56,16 +56,16 @@ def test_trials_outside_the_space_are_left_out(earlier: Callable[..., Path]) -> 
         "epochs": 2,
     }
     _, said = ran(earlier(space=space, budget={"trials": 1, "profile_s": 0.3}))
-    (told,) = [words for words in said if words.startswith("warm start")]
-    assert int(told.split()[2]) < 10
+    (message,) = [words for words in said if words.startswith("warm start")]
+    assert int(message.split()[2]) < 10
 
 
 def test_what_teaches_nothing_is_refused(earlier: Callable[..., Path]) -> None:
     with pytest.raises(StudyFileError, match=r"warm_start\.0: .*expected the same training"):
         ran(earlier(study="other", training={"schedule": "linear"}))
-    with pytest.raises(StudyFileError, match=r"warm_start\.0: .*holds none of the name 'frist'"):
+    with pytest.raises(StudyFileError, match=r"warm_start\.0: .*has no study named 'frist'"):
         ran(earlier(warm_start=["frist"]))
-    with pytest.raises(StudyFileError, match="expected times known beforehand"):
+    with pytest.raises(StudyFileError, match="expected budget.profile_s above 0"):
         ran(earlier(budget={"trials": 3, "profile_s": 0}))
     with pytest.raises(StudyFileError, match="expected sampler: front"):
         ran(earlier(sampler="tpe"))

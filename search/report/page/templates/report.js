@@ -64,12 +64,12 @@
     if (!trial) return;
     picked = number;
     document.getElementById("picked-title").textContent = `Settings of trial ${trial.number}`;
-    document.getElementById("picked-words").textContent =
+    document.getElementById("picked-summary").textContent =
       trial.outcome === "complete" ? `${trial.accuracy} in ${trial.time}` : `${trial.outcome.replaceAll("_", " ")}${trial.message ? ": " + trial.message : ""}`;
     showExport();
     const body = document.getElementById("picked-settings");
     body.replaceChildren(...trial.settings.map(([name, value]) => {
-      const row = document.createElement("tr"), cells = [name, value].map((words) => Object.assign(document.createElement("td"), { textContent: words }));
+      const row = document.createElement("tr"), cells = [name, value].map((text) => Object.assign(document.createElement("td"), { textContent: text }));
       const last = document.createElement("td"), press = Object.assign(document.createElement("button"), { type: "button", textContent: "copy" });
       press.setAttribute("aria-label", `copy ${name}`);
       press.addEventListener("click", () => copy(value, name));
