@@ -65,7 +65,7 @@ def test_what_teaches_nothing_is_refused(earlier: Callable[..., Path]) -> None:
         ran(earlier(study="other", training={"schedule": "linear"}))
     with pytest.raises(StudyFileError, match=r"warm_start\.0: .*has no study named 'frist'"):
         ran(earlier(warm_start=["frist"]))
-    with pytest.raises(StudyFileError, match="expected budget.profile_s above 0"):
+    with pytest.raises(StudyFileError, match=r"expected budget\.profile_s above 0"):
         ran(earlier(budget={"trials": 3, "profile_s": 0}))
     with pytest.raises(StudyFileError, match="expected sampler: front"):
         ran(earlier(sampler="tpe"))
