@@ -40,6 +40,7 @@ os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 import ray
 from ray import tune
 from ray.exceptions import RayError
+from ray.tune.execution import class_cache
 from ray.tune.progress_reporter import ProgressReporter
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
@@ -52,7 +53,7 @@ from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
-from .worker import AttemptTrainable, kind_of, profile_here, warm_up
+from .worker import AttemptTrainable, kind_of, profile_here
 
 # Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
 _KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
@@ -60,14 +61,18 @@ _KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
 _REFRESH_S = 5.0
 # How often Ray's head is checked, and after how long without an answer it counts as lost: before Ray itself ends the process.
 _HEAD_CHECKED_S, _HEAD_LOST_S = 2.0, 30.0
+# Ray's messages go to a file.
+_QUIET: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
+# What Tune sets for its workers.
+_TUNE_VARIABLES = dict(class_cache.DEFAULT_ENV_VARS)
 # The main thread wakes this often to handle signals.
 _WAKE_S = 0.1
 # One suggestion is always made ahead of a free slot, and one more per this many slots.
 _SLOTS_FOR_ONE_AHEAD = 16
 # Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
-# Workers that import torch before their first trial, and how long they may take.
-_MOST_WARM, _WARM_S = 64, 60.0
+# What every worker of a Ray that we start imports as it starts: torch takes seconds, and workers start before they are needed.
+_PRELOADED = ["ray.tune", "bsearch.objectives.trial", "bsearch.objectives.profiling.probe"]
 
 
 class StudySearcher(Searcher):
@@ -204,6 +209,8 @@ class _StudyStopper(tune.Stopper):
 class TuneRunner:
     """Runs attempts on Ray: a context manager that starts a local cluster, or joins the one the study names.
 
+    A Ray that this process is connected to already is used as it is, and left running.
+
     Args:
         log_file: where Ray's own messages go.
 
@@ -214,24 +221,21 @@ class TuneRunner:
     def __init__(self, cluster: Cluster, devices: Devices, log_file: Path) -> None:
         self._cluster, self._devices, self._log_file = cluster, devices, log_file
         self.device: Literal["cpu", "gpu"] = "cpu"
-        self._started_here = self._lost = False
-        self._warm: list[Any] = []  # workers that are importing torch
+        self._started_here = self._found_here = self._lost = False
 
     def __enter__(self) -> TuneRunner:
         _redirect_ray_logs(self._log_file)
         address = self._cluster.address
         if address == "local":
             address = os.environ.get("RAY_ADDRESS", "local")
-        threads = str(self._devices.cpus)
-        quiet: dict[str, Any] = {
-            "logging_level": logging.WARNING,
-            "log_to_driver": False,
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
-        }
+        joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self._devices.cpus)}}
+        self._found_here = ray.is_initialized() and address in ("local", "auto", ray.get_runtime_context().gcs_address)
         try:
-            if address == "auto":
+            if self._found_here:
+                pass
+            elif address == "auto":
                 with contextlib.suppress(ConnectionError):
-                    ray.init(address="auto", **quiet)
+                    ray.init(address="auto", **joined)
             elif "://" in address:
                 raise ValueError(
                     "expected host:port of a cluster that this machine is part of; from elsewhere, "
@@ -239,10 +243,9 @@ class TuneRunner:
                 )
             elif address != "local":
                 _check_reachable(address)
-                ray.init(address=address, **quiet)
+                ray.init(address=address, **joined)
             if not ray.is_initialized():
-                _set_auth_token()
-                ray.init(address="local", include_dashboard=False, **quiet)
+                start_local_ray(self._devices.cpus)
                 self._started_here = True
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
             raise ClusterError(
@@ -259,16 +262,13 @@ class TuneRunner:
                 f"devices: a trial on {most} device{'s' * (most > 1)} needs {needed} on one machine; there are machines with "
                 f"{' and with '.join(machines)}. Lower devices.per_trial or devices.cpus, or name another cluster.address."
             )
-        # Importing torch takes seconds: all workers do it now, at the same time, while the driver and the profile go on.
-        warm = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(warm_up)
-        self._warm = [warm.remote() for _ in range(min(self.slots, _MOST_WARM))]
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._lost:
             # Without its head Ray would block the interpreter's exit for a minute, and then abort it.
             atexit.register(_hard_exit)
-        elif ray.is_initialized():
+        elif ray.is_initialized() and not self._found_here:
             ray.shutdown()
 
     def _resources(self, devices: int) -> dict[str, float]:
@@ -310,7 +310,6 @@ class TuneRunner:
         return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}"
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
-        # One call per process: running out of memory there does not affect the trials.
         needed = self._resources(max(request.devices))
         rooms = self._room(max(request.devices))
         place = next((node["NodeID"] for node in _nodes() if kind_of(node) == kind and rooms.get(node["NodeID"])), None)
@@ -321,11 +320,12 @@ class TuneRunner:
             num_cpus=needed["CPU"],
             num_gpus=needed.get("GPU", 0),
             max_retries=0,
-            max_calls=1,
+            # On a GPU its process ends with it: what it holds there would be missing to the trials.
+            max_calls=1 if self.device == "gpu" else 0,
             scheduling_strategy=strategy,
         )(profile_here)
         try:
-            answer = ray.get(profile.remote(reference, request.to_dict(), [self._warm]))
+            answer = ray.get(profile.remote(reference, request.to_dict()))
         except RayError as error:
             raise ClusterError(
                 f"the worker that profiled the task died: {str(error).splitlines()[0]} (details in {self._log_file})"
@@ -337,8 +337,6 @@ class TuneRunner:
         return DeviceProfile.from_dict(answer)
 
     def run(self, study: StudyRun) -> None:
-        # An actor takes a process that is idle; while workers still import torch, Ray would start further ones.
-        ray.wait(self._warm, num_returns=len(self._warm), timeout=_WARM_S)
         searcher = StudySearcher(study, study.spec.task, _cached_for(lambda: self.slots, _REFRESH_S))
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
@@ -402,6 +400,25 @@ class TuneRunner:
                 return
         if failed:
             raise failed[0]
+
+
+def start_local_ray(threads: int, **options: Any) -> None:
+    """Start a Ray on this machine whose workers import torch as they start, and compute on so many threads.
+
+    Args:
+        options: of `ray.init`.
+    """
+    _set_auth_token()
+    # A worker serves what needs its environment alone. Ray starts some in advance, without variables of their own, so ours are
+    # inherited instead, and Tune's with them.
+    with environment(_threads(threads) | _TUNE_VARIABLES):
+        preload = {"preload_python_modules": _PRELOADED}
+        ray.init(address="local", include_dashboard=False, _system_config=preload, **_QUIET, **options)
+    class_cache.DEFAULT_ENV_VARS.clear()
+
+
+def _threads(count: int) -> dict[str, str]:
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
 
 
 def _hard_exit() -> None:
@@ -478,4 +495,4 @@ def _redirect_ray_logs(file: Path) -> None:
         logger.propagate = name != "ray"
 
 
-__all__ = ["StudySearcher", "TuneRunner"]
+__all__ = ["StudySearcher", "TuneRunner", "start_local_ray"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -17,9 +17,6 @@ from ray import tune
 from ..spaces.device import ProfileRequest
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.trial import Measurement, Outcome, TrialSetup
-
-# How long a profile waits for other workers to be ready.
-_WARM_S = 60.0
 
 
 class AttemptTrainable(tune.Trainable):
@@ -90,21 +87,10 @@ def own_kind() -> str:
     return next((kind_of(node) for node in ray.nodes() if node["NodeID"] == here), "")
 
 
-def warm_up() -> None:
-    """Import what trials need; Ray then gives this process, which stays, to one of them."""
-    from ..objectives import trial  # noqa: F401
-
-
-def profile_here(reference: str, request: dict[str, Any], warm: Sequence[Sequence[Any]] = ()) -> dict[str, Any]:
-    """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle).
-
-    Args:
-        warm: other workers' `warm_up`s, to wait for before steps are timed; nested, or Ray would wait before this starts.
-    """
+def profile_here(reference: str, request: dict[str, Any]) -> dict[str, Any]:
+    """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle)."""
     from ..objectives.profiling.probe import profile_task
 
-    for references in warm:
-        ray.wait(list(references), num_returns=len(references), timeout=_WARM_S)
     try:
         return profile_task(reference, ProfileRequest.from_dict(request)).to_dict()
     except StudyFileError as error:

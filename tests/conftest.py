@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import tarfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,16 +94,17 @@ def cifar_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """A Ray of two CPUs that all tests of this session join; gone when they end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from ray.cluster_utils import Cluster
+    """A Ray of two CPUs that all tests of this session use; gone when they end."""
+    import ray
+    from bsearch.cluster.tune import start_local_ray
 
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        start_local_ray(1, num_cpus=2)
         try:
-            yield cluster.address
+            yield ray.get_runtime_context().gcs_address
         finally:
-            cluster.shutdown()
+            ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from ...spaces.trial import TrialSetup
 from ..batches import SampleKeys, in_order, to_device
 from ..task import Task
 from ..training import TrainingRun
+from .as_cuda import as_cuda, move_to_fake_cuda
 from .live_bytes import LiveBytes
 
 # Two micro-batches have the same peak as more; one has a peak up to 12 % lower.
@@ -87,10 +89,13 @@ class MemoryProbe:
         with warnings.catch_warnings(), FakeCopyMode(fake):
             warnings.simplefilter("ignore")
             model = copy.deepcopy(self.run.model)
-        with warnings.catch_warnings(), fake:
+        on_gpu = self.setup.device == "gpu"
+        with warnings.catch_warnings(), fake, as_cuda() if on_gpu else nullcontext():
             warnings.simplefilter("ignore")
-            run = self.run.on(model, torch.device("cpu"))
-            if self.setup.device == "gpu":
+            if on_gpu:
+                move_to_fake_cuda(model)
+            run = self.run.on(model, torch.device("cuda" if on_gpu else "cpu"))
+            if on_gpu:
                 for group in run.optimizer.param_groups:
                     if group.get("foreach", ...) is None and not group.get("fused"):
                         group["foreach"] = True  # the default on a GPU; it needs more memory at once

@@ -25,9 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::ResourceWarni
 class TestTuneRunner(RunnerContract):
     @pytest.fixture
     def runner(self, ray_address: str, tmp_path: Path) -> Callable[[StudySpec], AbstractContextManager[TuneRunner]]:
-        return lambda spec: TuneRunner(
-            spec.cluster.model_copy(update={"address": ray_address}), spec.devices, tmp_path / "ray.log"
-        )
+        return lambda spec: TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log")
 
     def test_a_killed_worker_costs_an_attempt_and_no_trial(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         go("KillsItsWorker", budget={"trials": 4})

@@ -1,0 +1,118 @@
+"""What a StudyRun makes of suggestions and outcomes, whatever Runner carries them: seen through the one of this process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import optuna
+import pytest
+from bsearch.search.analysis.confirm import averaged
+from bsearch.search.run.serial import SerialRunner
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.study import Objectives, StudySpec
+from runner_contract import Run, Studies
+
+
+class TestStudyRun(Studies):
+    @pytest.fixture
+    def runner(self) -> Callable[[StudySpec], AbstractContextManager[SerialRunner]]:
+        return lambda spec: nullcontext(SerialRunner(spec.devices))
+
+    def test_the_users_setting_comes_first(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        setting = {"effective_batch": 77, "reference_rate": 0.1, "rule": "linear"}
+        go("Points", baseline=[setting], budget={"trials": 2})
+        assert kept().trials[0].params == setting
+        assert kept().trials[0].user_attrs["baseline"] == 0
+        assert kept().trials[0].user_attrs["learning_rate"] == pytest.approx(0.1 * 77 / 64)
+
+    def test_the_storage_holds_the_same_front_as_ours(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        result = go(budget={"trials": 8})
+        optunas = {trial.number for trial in kept().best_trials}
+        assert optunas == {trial.number for trial in result.study.front.trials}
+
+    def test_a_diverged_trial_counts_and_is_not_on_the_front(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {"effective_batch": 40, "reference_rate": {"low": 1e5, "high": 1e6}, "epochs": 5}
+        result = go("Explodes", space=space, budget={"trials": 2})
+        trials = kept().trials
+        assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
+        assert [trial.user_attrs["outcome"] for trial in trials] == ["diverged", "diverged"]
+        assert all(0 <= trial.values[1] <= 1 for trial in trials)
+        assert all(constraint <= 0 for trial in trials for constraint in trial.system_attrs["constraints"])
+        assert result.study.front.trials == ()
+
+    def test_different_errors_do_not_count_and_do_not_stop_it(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {"effective_batch": {"low": 30, "high": 60}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
+        start = [{"effective_batch": batch, "reference_rate": 0.1} for batch in (35, 36, 37)]
+        result = go("RaisesForSome", space=space, baseline=start, budget={"trials": 7}, stopping="none")
+        outcomes = [trial.user_attrs["outcome"] for trial in kept().trials]
+        assert result.failure == ""
+        assert outcomes.count("complete") == 7
+        assert outcomes.count("error") >= 3
+
+    @pytest.mark.slow
+    def test_members_of_the_front_are_trained_again_with_other_seeds(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
+        training = {"evaluations": 10, "samples": 400}
+        confirm = {"repeats": 2, "share": 0.5}
+        result = go("known_by_its_rate", space=space, training=training, budget={"trials": 12}, confirm=confirm)
+        repeats = [trial for trial in kept().trials if "repeats" in trial.user_attrs]
+        assert 1 <= len(repeats) <= 6
+        assert sum(record.counts for record in result.study.records) == 12
+        for trial in repeats:
+            first = kept().trials[trial.user_attrs["repeats"]]
+            assert trial.params == first.params
+            assert trial.user_attrs["seed"] > first.user_attrs["seed"]
+        seeds = [(trial.user_attrs["repeats"], trial.user_attrs["seed"]) for trial in repeats]
+        assert len(set(seeds)) == len(seeds)
+        assert max(Counter(trial.user_attrs["repeats"] for trial in repeats).values()) <= 2
+        means = averaged(result.study.records, Objectives())
+        for setting in (mean for mean in means if mean.facts.runs > 1):
+            assert setting.facts.mean_low < (setting.accuracy or 0) < setting.facts.mean_high
+
+    def test_an_infeasible_plan_is_recorded_with_its_distance(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {
+            "effective_batch": {"low": 16, "high": 400},
+            "reference_rate": {"low": 0.001, "high": 0.002, "at_batch": 32},
+            "rule": ["adam_sde"],
+            "epochs": 1,
+        }
+        # Adam's shorter average reaches back less than a step from kappa = 10 on, at a batch of 320.
+        start = [{"effective_batch": batch, "reference_rate": 0.001} for batch in (340, 400, 200)]
+        go("AdamPoints", space=space, baseline=start, budget={"trials": 5})
+        near, far, fits = kept().trials[:3]
+        assert (near.state.name, far.state.name, fits.state.name) == ("PRUNED", "PRUNED", "COMPLETE")
+        assert 0 < near.system_attrs["constraints"][0] < far.system_attrs["constraints"][0]
+        assert fits.user_attrs["betas"] == pytest.approx([0.375, 0.99375])
+        assert sum(trial.state.name == "COMPLETE" for trial in kept().trials) == 5
+
+    def test_batches_that_cannot_be_planned_are_never_suggested(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        space = {
+            "effective_batch": {"low": 16, "high": 400},
+            "reference_rate": {"low": 0.1, "high": 0.2},
+            "epochs": 1,
+            "accumulation": {"low": 1, "high": 2},
+        }
+        messages: list[str] = []
+        memory = {"largest_micro_batch": 64}
+        go("Points", space=space, memory=memory, budget={"trials": 6}, notify=lambda event: messages.append(event.text))
+        assert "feasible batches: 16 to 128, in micro-batches of at most 64 samples" in messages
+        assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 6
+        assert all(trial.params["effective_batch"] <= 128 for trial in kept().trials)
+        start = [{"effective_batch": 200, "reference_rate": 0.1, "accumulation": 1}]
+        with pytest.raises(StudyFileError, match=r"expected a feasible batch, from 16 to 128; got 200"):
+            go("Points", space=space, memory=memory, baseline=start, budget={"trials": 7})
+
+    def test_a_loop_of_ones_own_runs_the_same_way(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        go("own_loop", training={"samples": 400}, budget={"trials": 2})
+        assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 2
+
+    def test_another_metric_and_direction(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        objectives = {"metric": {"name": "val_loss", "direction": "minimize"}}
+        result = go("Points", objectives=objectives, budget={"trials": 4})
+        assert kept().metric_names == ["train_s", "val_loss"]
+        assert kept().directions[1] == optuna.study.StudyDirection.MINIMIZE
+        assert {t.number for t in kept().best_trials} == {t.number for t in result.study.front.trials}
+        losses = [trial.accuracy for trial in result.study.front.trials]
+        assert losses == sorted(losses, reverse=True)
