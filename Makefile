@@ -27,41 +27,48 @@ install: $(STAMP)
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable ".[dev,dashboard,notebook,postgres,huggingface,lightning,docs]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev,dashboard,notebook,postgres,huggingface,lightning,docs]"
 	touch $@
 
 run: install
 	$(BIN)/bsearch run examples/digits.yaml
 
 # Files stay whole, so that fixtures of a module are made once.
-MARKERS := ray or packaging or cluster or faults or browser or frameworks or docs
+MARKERS := slow or ray or packaging or cluster or faults or browser or frameworks or docs
+TWO := $(BIN)/pytest -n 2 --dist loadfile
 
 test: install
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not ($(MARKERS))"
+	$(TWO) -m "not ($(MARKERS))"
 
 test-slow: install
-	$(BIN)/pytest -n 2 --dist loadfile -m "slow and not ($(MARKERS))"
+	$(TWO) -m "slow and not (ray or packaging or cluster or faults or browser or frameworks or docs)"
 
 test-all: test test-rest
 
-test-rest: test-slow test-browser test-frameworks test-docs test-ray test-cluster test-faults check
+# Two at a time, whatever they are: while one waits for Ray or a browser, the other computes. Faults need the machine for themselves.
+test-rest: install
+	$(TWO) -m "($(MARKERS)) and not (packaging or faults)"
+	$(MAKE) test-faults check
 
 test-ray: install
-	$(BIN)/pytest -m "ray and not cluster and not faults"
+	$(TWO) -m "ray and not cluster and not faults"
 
 test-cluster: install
-	$(BIN)/pytest -m "cluster and not faults"
+	$(TWO) -m "cluster and not faults"
 
 test-browser: install
-	$(BIN)/pytest -m browser
+	$(TWO) -m browser
 
 test-frameworks: install
-	$(BIN)/pytest -n 2 -m frameworks
+	$(TWO) -m frameworks
 
 test-docs: install
-	$(BIN)/pytest -n 2 -m docs
+	$(TWO) -m docs
 
 test-faults: install
+	$(BIN)/pytest -m faults
+
+faults: install
 	$(BIN)/pytest -m faults
 
 faults: install

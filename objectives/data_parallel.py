@@ -39,8 +39,10 @@ from .noise_scale import NoiseScale
 
 # How long the other ranks may take to notice that one has failed.
 _GRACE_S = 2.0
-# How long ranks may take to start: each imports torch.
+# How long ranks may take to start: the first of a process import torch.
 _START_S = 300.0
+# What every rank needs besides this module.
+_PRELOADED = (f"{__package__}.trial", "torch.nn.parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,9 @@ class RankProcesses:
         self.key = (devices, kind, cpus)
         # The ranks' rendezvous: a free port that we already hold, and no file to leave behind.
         self._store = _opened_store()
-        context = get_context("spawn")
+        # Ranks are forked from a server process that has imported torch, once, and holds no context on any GPU.
+        context = get_context("forkserver")
+        context.set_forkserver_preload([__name__, *_PRELOADED])
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self.alive = True
@@ -424,13 +428,18 @@ def _picklable(error: Exception) -> Exception:
 
 
 def _exit_with_parent() -> None:
-    """End this process when its parent is gone; polled, because the parent may be killed without notice."""
+    """End this process when its parent is gone, which may be killed without notice."""
     parent = parent_process()
     assert parent is not None
 
     def watch() -> None:
-        while os.getppid() == parent.pid:
-            time.sleep(0.2)
+        # The sentinel is a pipe, which a child of the parent's may keep open; a process that nobody waits for keeps its id.
+        while not wait([parent.sentinel], 0.2):
+            with contextlib.suppress(PermissionError):
+                try:
+                    os.kill(parent.pid or 0, 0)
+                except ProcessLookupError:
+                    break
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import gc
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .checkpoint import Checkpoint, random_state, set_random_state
 from .data_parallel import Ranks
+from .device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .noise_scale import NoiseScale
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Data, Loss, Score, Task
@@ -37,10 +37,6 @@ _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 
 # Evaluation stores no activations, so its batches can be larger than training micro-batches.
 _EVALUATION_BATCH = 512
-
-
-class EvaluationMemoryError(torch.OutOfMemoryError):
-    """Out of memory while evaluating: reduce the evaluation batch, not the training micro-batch."""
 
 
 class TrainingRun:
@@ -59,9 +55,7 @@ class TrainingRun:
         if torch.get_num_threads() != setup.cpus:
             torch.set_num_threads(setup.cpus)
         torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
-        if self.device.type == "cuda" and setup.memory_limit_bytes is not None:
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(setup.memory_limit_bytes / total, 1.0), self.device)
+        limit_memory(setup.memory_limit_bytes, self.device)
         seed_everything(setup.seed)
         self.data = _checked_data(task.data(setup))
         self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
@@ -403,22 +397,6 @@ def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size
 def train_task(task: Task, setup: TrialSetup) -> Iterator[Measurement]:
     """A task as a generator, the interface of a custom training loop."""
     yield from TrainingRun(task, setup).measurements()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; failed allocations outside torch's caching allocator are plain RuntimeErrors."""
-    message = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError)
-        and any(part in message for part in ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA out of memory"))
-    )
-
-
-def release_memory(kind: str) -> None:
-    """Release unused GPU memory; DistributedDataParallel and its buckets form a reference cycle."""
-    if kind == "gpu":
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def batch_norms(model: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:

@@ -9,12 +9,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
+import torch
+
 from ..spaces.errors import BsearchError, InfeasiblePlanError, TaskError
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .data_parallel import RankDiedError, close_ranks, rank_processes
+from .device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, release_memory
 from .loading import load_task, user_code_location
 from .task import Task, TrainFunction
-from .training import EvaluationMemoryError, is_out_of_memory, release_memory, seed_everything, train_task
+from .training import seed_everything, train_task
 
 
 def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
@@ -59,6 +62,7 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
     name = reference.rpartition(":")[2]
     if not isinstance(task, Task):
         seed_everything(setup.seed)  # so that initial weights of a custom loop follow the trial's seed
+        limit_memory(setup.memory_limit_bytes, torch.device("cuda" if setup.device == "gpu" else "cpu"))
     measurements = train_task(task, setup) if isinstance(task, Task) else task(setup)
     last: Measurement | None = None
     try:

@@ -15,6 +15,9 @@ from .step_time import PRECISION, StepTime
 from .study import Memory
 from .trial import Parameter, TrialSetup
 
+# A measurement this close to the law, as a share, confirms it.
+_AGREES = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
@@ -100,19 +103,29 @@ class DeviceProfile:
             return self.largest_micro_batch
         return min(self.memory.largest_micro_batch(self.usable_bytes(devices, headroom)) or 1, self.largest_micro_batch)
 
-    def after_out_of_memory(self, micro_batch: int, headroom: float, devices: int = 1) -> Self:
-        """The profile after a micro-batch it allowed ran out of memory: the law is raised, and the cap follows.
-
-        If nothing fits any more, or there is no law, the cap is half the size that failed.
-        """
+    def after_out_of_memory(self, micro_batch: int) -> Self:
+        """The profile after a micro-batch it allowed ran out of memory: the cap is half of it until a measurement says more."""
         cap = max(micro_batch // 2, 1)
+        if self.largest_micro_batch is not None:
+            cap = min(cap, self.largest_micro_batch)
+        law = None if self.memory is None else self.memory.failed_at(micro_batch)
+        return replace(self, memory=law, largest_micro_batch=cap)
+
+    def after_measurement(self, micro_batch: int, peak_bytes: float, headroom: float, devices: int = 1) -> Self:
+        """The profile after a training with this micro-batch took so many bytes, where they tell more than the law.
+
+        A size far below the cap says little about sizes near the limit.
+        """
         law = self.memory
-        if law is not None and self.limit_bytes is not None:
-            law = law.raised_by(micro_batch, self.usable_bytes(devices, headroom))
-            on_one = law.largest_micro_batch(self.usable_bytes(1, headroom))
-            # A size that failed on several devices may fit on one, which needs no second copy of the gradients.
-            cap = min(on_one or cap, micro_batch - 1) if devices == 1 else on_one or cap
-        return replace(self, memory=law, largest_micro_batch=max(cap, 1))
+        if law is None or self.limit_bytes is None or micro_batch > law.points[-1][0]:
+            return self
+        peak_bytes -= self.gradient_bytes if devices > 1 else 0
+        near = 2 * micro_batch >= (self.largest_micro_batch or micro_batch)
+        if not near or abs(law.peak_bytes(micro_batch) / peak_bytes - 1) <= _AGREES:
+            return self
+        law = law.measured_at(micro_batch, peak_bytes)
+        largest = law.largest_micro_batch(self.usable_bytes(1, headroom))
+        return replace(self, memory=law, largest_micro_batch=largest or micro_batch)
 
 
 @dataclass(frozen=True, slots=True)

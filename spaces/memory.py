@@ -23,6 +23,9 @@ _UNITS: dict[str, int] = {"": 1, "b": 1} | {
     for suffix, base in (("b", 1000), ("ib", 1024))
 }
 
+# Where memory hardly grows with the size, measurements say nothing of the slope.
+_LEAST_SCALE = 0.01
+
 # The parts of a training step's memory. Evaluation has no gradients and is measured separately.
 PARTS = ("parameters", "gradients", "optimizer state", "batch", "activations", "workspace")
 
@@ -62,8 +65,9 @@ class MemoryLaw:
     Args:
         points: predicted peak bytes by micro-batch, ascending.
         source: "traced" without running anything, or "counted" on real tensors where tracing was not possible.
-        scale, fixed_bytes: calibration: peak = predicted x scale + fixed. It covers what a trace cannot see (kernel workspaces,
-            allocator fragmentation) and only grows.
+        scale, fixed_bytes: calibration by measurements: peak = predicted x scale + fixed. It covers what a trace cannot see,
+            such as the workspaces of kernels.
+        failed: the smallest micro-batch that ran out of memory.
         breakdown: bytes of each part at the largest point's peak.
         evaluation_points: peak bytes of a forward pass of evaluation, by batch.
         note: why real tensors were counted, if they were.
@@ -76,6 +80,7 @@ class MemoryLaw:
     breakdown: Mapping[str, int] = field(default_factory=dict)
     evaluation_points: tuple[tuple[int, int], ...] = ()
     note: str = ""
+    failed: int | None = None
 
     def __post_init__(self) -> None:
         check_points("memory", self.points)
@@ -102,34 +107,39 @@ class MemoryLaw:
         16
         """
         fits = None
-        for size, peak in self.points:
-            if peak * self.scale + self.fixed_bytes <= limit_bytes:
+        for size, _ in self.points:
+            if self.peak_bytes(size) <= limit_bytes and (self.failed is None or size < self.failed):
                 fits = size
         if fits is None or fits == self.points[-1][0]:
             return fits
         beyond = next(size for size, _ in self.points if size > fits)
+        if self.failed is not None:
+            beyond = min(beyond, self.failed)
         while beyond - fits > 1:
             middle = (fits + beyond) // 2
             fits, beyond = (middle, beyond) if self.peak_bytes(middle) <= limit_bytes else (fits, middle)
         return fits
 
-    def raised_by(self, micro_batch: int, limit_bytes: float) -> Self:
-        """The law after a micro-batch it allowed ran out of memory: its scale is raised until that size exceeds the limit."""
-        size = min(micro_batch, self.points[-1][0])
-        least = (1.001 * limit_bytes - self.fixed_bytes) / self.predicted_bytes(size)
-        return replace(self, scale=max(self.scale, least))
-
     def measured_at(self, micro_batch: int, peak_bytes: float) -> Self:
-        """The law calibrated with a measurement: the smallest size sets the fixed part, others the scale.
+        """The law through a measurement, which replaces the prediction whether it is larger or smaller.
 
-        >>> law = MemoryLaw(((1, 100), (11, 1100))).measured_at(1, 300).measured_at(11, 1410)
-        >>> law.fixed_bytes, round(law.scale, 3), round(law.peak_bytes(11))
-        (200.0, 1.1, 1410)
+        The smallest size sets the fixed part. Another one sets the slope, and the smallest keeps its peak.
+
+        >>> law = MemoryLaw(((1, 100), (11, 1100))).measured_at(1, 300).measured_at(11, 800)
+        >>> law.scale, law.fixed_bytes, law.peak_bytes(1), law.peak_bytes(11)
+        (0.5, 250.0, 300.0, 800.0)
         """
+        smallest, base = self.points[0]
         predicted = self.predicted_bytes(micro_batch)
-        if micro_batch == self.points[0][0]:
-            return replace(self, fixed_bytes=max(self.fixed_bytes, peak_bytes - predicted * self.scale))
-        return replace(self, scale=max(self.scale, (peak_bytes - self.fixed_bytes) / predicted))
+        if micro_batch <= smallest or predicted <= base:
+            return replace(self, fixed_bytes=peak_bytes - predicted * self.scale)
+        base_bytes = self.peak_bytes(smallest)
+        scale = max((peak_bytes - base_bytes) / (predicted - base), _LEAST_SCALE)
+        return replace(self, scale=scale, fixed_bytes=base_bytes - scale * base)
+
+    def failed_at(self, micro_batch: int) -> Self:
+        """The law after a micro-batch ran out of memory: neither it nor a larger one is allowed again."""
+        return replace(self, failed=micro_batch if self.failed is None else min(self.failed, micro_batch))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

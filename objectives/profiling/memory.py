@@ -8,10 +8,11 @@ without extrapolation. Where a model cannot be traced, because it reads tensor v
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ...spaces.memory import PARTS, MemoryLaw, largest_fitting
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..batches import SampleKeys, in_order, to_device
+from ..device_memory import is_out_of_memory, release_memory
 from ..task import Task
 from ..training import TrainingRun
 from .as_cuda import as_cuda, move_to_fake_cuda
@@ -75,8 +77,6 @@ class MemoryProbe:
             if not self.note:
                 try:
                     self._peaks[kind, size] = self._traced(kind, size)
-                except torch.OutOfMemoryError:
-                    raise
                 except Exception as error:
                     reason = str(error).strip().splitlines()
                     self.note = f"{type(error).__name__}: {reason[0] if reason else ''}"[:200]
@@ -114,12 +114,21 @@ class MemoryProbe:
         return _peak_of(run, kind, size, lambda count: _real_batch(run, count, kind), limit_bytes)
 
 
-def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw:
-    """The memory law from a few traces, enough to find the largest micro-batch under the limit exactly."""
+def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw | None:
+    """The memory law from a few traces, enough to find the largest micro-batch under the limit exactly.
+
+    None where real tensors had to be counted and not even the lowest size ran.
+    """
     points: dict[int, Peak] = {}
 
     def peak(size: int) -> float:
-        points[size] = probe.train_peak(size)
+        try:
+            points[size] = probe.train_peak(size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            release_memory(probe.setup.device)
+            return math.inf  # counted on real tensors, a size may be more than the device has
         return points[size].total
 
     if limit_bytes == float("inf"):
@@ -127,7 +136,9 @@ def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int
             peak(size)
     else:
         largest_fitting(peak, limit_bytes, lowest, highest)
-    largest = max((size for size in points if points[size].total <= limit_bytes), default=lowest)
+    if not points:
+        return None
+    largest = max((size for size in points if points[size].total <= limit_bytes), default=min(points))
     parts = points[largest].parts
     return MemoryLaw(
         points=tuple((size, points[size].total) for size in sorted(points)),
@@ -135,18 +146,6 @@ def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int
         breakdown={part: parts.get(part, 0) for part in PARTS},
         note=probe.note,
     )
-
-
-def calibrated(law: MemoryLaw, probe: MemoryProbe, sizes: list[int]) -> tuple[MemoryLaw, dict[int, int]]:
-    """The law calibrated with real steps at a few sizes, smallest first, to cover memory that a trace does not see.
-
-    Returns:
-        The law, and the measured bytes by size.
-    """
-    measured = {size: probe.counted("train", size).total for size in sorted(sizes)}
-    for size, peak in measured.items():
-        law = law.measured_at(size, peak)
-    return law, measured
 
 
 def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, micro_batch: int) -> tuple[int, dict[int, int]]:
@@ -165,8 +164,13 @@ def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, mic
     return max(largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch), peaks
 
 
-def does_not_fit(probe: MemoryProbe, peak: Peak, limit_bytes: float, micro_batch: int) -> str:
-    """The message for a model whose smallest micro-batch does not fit, with its breakdown of bytes."""
+def does_not_fit(probe: MemoryProbe, peak: Peak | None, limit_bytes: float, micro_batch: int) -> str:
+    """The message for a model whose smallest micro-batch does not fit, with its breakdown of bytes where they are known."""
+    if peak is None:
+        return (
+            f"expected room for a micro-batch of {micro_batch} sample{'s' * (micro_batch > 1)}, which ran out of memory; the "
+            f"limit less headroom is {readable_bytes(limit_bytes)}. Raise the limit, or use a smaller model."
+        )
     parts = ", ".join(f"{part} {readable_bytes(peak.parts.get(part, 0))}" for part in PARTS if peak.parts.get(part))
     return (
         f"expected room for a micro-batch of {micro_batch} sample{'s' * (micro_batch > 1)}, which peaks at "
@@ -213,7 +217,8 @@ def _peak_on_gpu(run: TrainingRun, kind: str, size: int) -> Peak:
         run.step([(size, _real_batch(run, size, "train"))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
     if kind == "evaluation":
         torch.cuda.reset_peak_memory_stats()
-        run.evaluate(in_order(size, size, run.setup.seed))
+        keys = in_order(size, size, run.setup.seed)[0]
+        run.evaluate([replace(keys, index=keys.index % len(run.data.validation))])  # type: ignore[arg-type]
     return Peak(torch.cuda.max_memory_reserved(), {})
 
 
@@ -251,4 +256,4 @@ def _batch_factory(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor
     return like
 
 
-__all__ = ["MemoryProbe", "Peak", "calibrated", "does_not_fit", "evaluation_batch", "memory_law"]
+__all__ = ["MemoryProbe", "Peak", "does_not_fit", "evaluation_batch", "memory_law"]

@@ -23,11 +23,15 @@ from ...spaces.step_time import StepTime, timing_plans
 from ...spaces.trial import Parameter, TrialSetup
 from ..batches import SampleKeys, in_order, to_device
 from ..data_parallel import close_ranks
+from ..device_memory import is_out_of_memory, release_memory
 from ..loading import load_task, user_code_location
 from ..task import Loss, Score, Task
-from ..training import TrainingRun, batch_norms, is_out_of_memory, named_scores, release_memory
-from .memory import MemoryProbe, calibrated, does_not_fit, evaluation_batch, memory_law
+from ..training import TrainingRun, batch_norms, named_scores
+from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
 from .step_time import measured_step_time, timed_rounds
+
+# Real runs that may look for the largest micro-batch.
+_MOST_RUNS = 4
 
 # From this factor between two parameter values, in a step's bytes or operations, one law does not cover both.
 _COST_FACTOR = 1.1
@@ -218,15 +222,19 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
     setup = replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
     probe = MemoryProbe(task, setup)
     law = memory_law(probe, usable, smallest, highest)
-    largest = law.largest_micro_batch(usable)
-    if largest is None or law.largest_micro_batch(least) is None:
-        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), least, smallest)))
+    if law is None:
+        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, None, usable, smallest)))
+    largest = law.largest_micro_batch(usable) or smallest
     if limit is not None:
         try:
             law, largest = verified(law, probe, limit, usable, largest)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             fault = Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest))
             raise StudyFileError(fault) from None
+    if law.largest_micro_batch(least) is None:
+        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), least, smallest)))
     most, peaks = evaluation_batch(probe, least, law, largest)
     evaluation = fastest_evaluation_batch(probe, most, largest)
     law = replace(law, evaluation_points=tuple(sorted(peaks.items())), source=probe.source, note=law.note or probe.note)
@@ -300,32 +308,50 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
 def verified(
     law: MemoryLaw, probe: MemoryProbe, limit: int, usable: float, largest: int, limit_s: float = 10.0
 ) -> tuple[MemoryLaw, int]:
-    """Verify the largest micro-batch on real tensors and calibrate the law: on a GPU always, on a CPU if it takes seconds.
+    """Find the largest micro-batch on real tensors, starting from the law's, and let measurements replace its predictions.
+
+    On a GPU always, on a CPU if it takes seconds. At most `_MOST_RUNS` runs beside that of the smallest size: after a success
+    the measured law names the next size, after a failure half of it is measured.
 
     Returns:
-        The law and the largest micro-batch, which has run within memory.
+        The law and the largest micro-batch within memory: it has run, or a larger one has.
 
     Raises:
-        StudyFileError: no size fits after all.
+        Exception: out of memory, at the smallest size.
+        StudyFileError: the smallest size runs, but takes more than is usable.
     """
-    smallest = law.points[0][0]
-    started = time.perf_counter()
-    law, _ = calibrated(law, probe, [smallest])
-    if probe.setup.device == "cpu" and (time.perf_counter() - started) * largest / smallest > limit_s:
+    fits = ran = law.points[0][0]
+    smallest = probe.counted("train", fits, limit).total
+    law = law.measured_at(fits, smallest)
+    if smallest > usable:
+        raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(fits), usable, fits)))
+    if probe.setup.device == "cpu":
+        started = time.perf_counter()
+        probe.counted("train", fits, limit)  # the first run also warmed up
+        took_s = (time.perf_counter() - started) * largest / fits
+    else:
+        took_s = 0.0
+    if took_s > limit_s:
         return replace(law, note=law.note or f"not confirmed on real tensors: that would take over {limit_s:.0f} s"), largest
-    while True:
+    candidate = law.largest_micro_batch(usable) or fits
+    for _ in range(_MOST_RUNS):
+        if candidate <= fits:
+            break
         try:
-            peak = probe.counted("train", largest, limit).total
-        except torch.OutOfMemoryError:
-            law = law.raised_by(largest, usable)
-        else:
-            law = law.measured_at(largest, peak)
-            if law.peak_bytes(largest) <= usable:
-                return law, largest
-        fits = law.largest_micro_batch(usable)
-        if fits is None:
-            raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), usable, smallest)))
-        largest = min(fits, largest - 1) if largest > 1 else fits
+            peak = probe.counted("train", candidate, limit).total
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            release_memory(probe.setup.device)
+            law, candidate = law.failed_at(candidate), max(candidate // 2, fits + 1)
+            continue
+        law = law.measured_at(candidate, peak)
+        ran = max(ran, candidate)
+        if peak <= usable:
+            fits = candidate
+        candidate = law.largest_micro_batch(usable) or fits
+    # What lies below a size that ran, runs too.
+    return law, max(fits, min(candidate, ran))
 
 
 def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:

@@ -220,6 +220,8 @@ class StudyRun:
         result = replace(result, facts=result.facts | prediction)
         self._records.end_attempt(setup, outcome, result.to_dict())
         self._finish(number, result)
+        if outcome.kind == "complete":
+            self._learn_memory(attempt)
         if setup.checkpoint is not None:
             self._asker.submit(delete_checkpoint, setup.checkpoint)  # an object store may be slow
         if measurements:
@@ -380,6 +382,17 @@ class StudyRun:
             threading.Thread(target=preload, name="bsearch-preload", daemon=True).start()
         return setup
 
+    def _learn_memory(self, attempt: _Attempt) -> None:
+        """Let a measured peak correct the memory law of the kind of device it was measured on, in either direction."""
+        peak_bytes = attempt.last.facts.get("peak_bytes") if attempt.last else None
+        if not isinstance(peak_bytes, int | float):
+            return
+        plan, of_kind = attempt.setup.plan, self.profiles[attempt.kind]
+        key = cost_key(self.spec, {**self.spec.fixed(), **attempt.setup.parameters})
+        of_kind[key] = of_kind[key].after_measurement(
+            plan.largest_micro_batch, peak_bytes, self.spec.memory.headroom, plan.devices
+        )
+
     def _kills_its_workers(self, number: int, measurements: list[Measurement], outcome: Outcome) -> bool:
         """Whether a trial's worker died too often without progress; deaths of a whole node do not count."""
         reached, times = self._lost.get(number, (0, 0))
@@ -404,10 +417,7 @@ class StudyRun:
         of_kind = self.profiles[attempt.kind]
         key = cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})
         headroom, devices = self.spec.memory.headroom, setup.plan.devices
-        profile = of_kind[key].after_out_of_memory(setup.plan.largest_micro_batch, headroom, devices)
-        known = of_kind[key].largest_micro_batch
-        if known is None or profile.largest_micro_batch is None or profile.largest_micro_batch <= known:
-            of_kind[key] = profile
+        of_kind[key] = of_kind[key].after_out_of_memory(setup.plan.largest_micro_batch)
         cap = min(of_kind[key].cap_on(devices, headroom) or 1, setup.plan.largest_micro_batch - 1)
         retry = replace(setup, attempt=setup.attempt + 1, largest_micro_batch=cap)
         try:

@@ -113,6 +113,8 @@ class StoredTrials:
         if not sa.inspect(connection).has_table("version_info"):
             return None
         version = connection.execute(sa.select(_version.c.schema_version)).scalar()
+        if version is None:
+            return None  # the tables are being created
         if version != SCHEMA_VERSION:
             raise StorageError(
                 f"storage {shown}: expected the tables of Optuna 3.0 to 5.0 (schema {SCHEMA_VERSION}), got schema {version}. "

@@ -169,9 +169,9 @@ def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Pat
         "from multiprocessing import get_context\n"
         "from rank_jobs import profiled\n"
         "if __name__ == '__main__':\n"
-        "    for name in ('profile_in_subprocess', 'profile_task'):\n"
-        "        with ProcessPoolExecutor(1, mp_context=get_context('spawn')) as process:\n"
-        "            print(process.submit(profiled, name).result(), flush=True)\n"
+        "    names = ('profile_in_subprocess', 'profile_task')\n"
+        "    with ProcessPoolExecutor(2, mp_context=get_context('spawn')) as processes:\n"
+        "        print(*processes.map(profiled, names), flush=True)\n"
     )
     jobs = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, str(script), str(jobs)], capture_output=True, text=True, timeout=100, check=False)

@@ -364,8 +364,8 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 6, "profile_s": 0.4})
     result = run(path)
     profile = tmp_path / "other.json"
-    result = CliRunner().invoke(main, ["profile", str(path), "--out", str(profile), "--seconds", "0.3"])
-    assert result.exit_code == 0, result.output
+    profiled = CliRunner().invoke(main, ["profile", str(path), "--out", str(profile), "--seconds", "0.3"])
+    assert profiled.exit_code == 0, profiled.output
     document = json.loads(profile.read_text())
     law = document["profiles"][0]["profile"]["step_times"][0]
     # A device on which a step takes a second, whatever is in it: the fewest steps are the fastest.

@@ -1,0 +1,48 @@
+"""Running out of a device's memory: telling it from other errors, limiting it, and releasing it."""
+
+from __future__ import annotations
+
+import gc
+import re
+
+import torch
+
+# Memory runs out in many places, each with words of its own: torch's allocators, CUDA's libraries, NCCL, Triton, the C library.
+_SIGNS = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED|ALLOCATION_FAILED|cudaErrorMemoryAllocation"
+    r"|Cuda failure 2\b",
+    re.IGNORECASE,
+)
+
+
+class EvaluationMemoryError(torch.OutOfMemoryError):
+    """Out of memory while evaluating: reduce the evaluation batch, not the training micro-batch."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, here or in what an error was raised from.
+
+    >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(ValueError("out of memory"))
+    (True, False)
+    """
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return True
+        if isinstance(error, RuntimeError) and _SIGNS.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
+def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
+    """Let this process reserve at most so many bytes of a GPU; a CPU's limit is that of a virtual device (`LiveBytes`)."""
+    if device.type == "cuda" and limit_bytes is not None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), device)
+
+
+def release_memory(kind: str) -> None:
+    """Release unused GPU memory; DistributedDataParallel and its buckets form a reference cycle."""
+    if kind == "gpu":
+        gc.collect()
+        torch.cuda.empty_cache()
