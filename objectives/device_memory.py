@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
+
+# Read when CUDA's allocator starts. Segments that grow suit micro-batches of changing sizes; others reserve 5 to 20 % more.
+if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 import torch
 
@@ -12,6 +17,13 @@ _SIGNS = re.compile(
     r"out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED|ALLOCATION_FAILED|cudaErrorMemoryAllocation"
     r"|Cuda failure 2\b",
     re.IGNORECASE,
+)
+
+
+# Whether the allocator grows its segments, in this process and those that it starts.
+EXPANDABLE_SEGMENTS = (
+    "expandable_segments:true"
+    in (os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")).lower()
 )
 
 

@@ -37,14 +37,13 @@ class StepClock:
 
     def __init__(self, run: Timed, counts_memory: bool) -> None:
         self.run, self.device = run, run.device
-        self.peak_bytes = 0
+        self.peak_bytes = self.peak_reserved_bytes = 0
         self._limit_bytes = run.setup.memory_limit_bytes if self.device.type == "cpu" else None
         self._counts = self.device.type == "cpu" and (counts_memory or self._limit_bytes is not None)
         self._steps_of: Counter[int] = Counter()
         self._samples = self._excluded_samples = 0
         self._running_s = self._excluded_s = self._started = self._reported_s = 0.0
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        self._evaluated = False
         self.restart()
 
     @contextmanager
@@ -69,22 +68,39 @@ class StepClock:
         self._synchronize()
         self._excluded_samples += size
         self._excluded_s += time.perf_counter() - started
+        self._read_peaks()
         self.restart()
 
     def restart(self) -> None:
+        """Continue after something else than training, which does not count: its time, and on a GPU its memory."""
         self._synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         self._started = time.perf_counter()
 
     def _accumulate(self) -> None:
         """Add the time since the last restart."""
         self._synchronize()
         self._running_s += time.perf_counter() - self._started
+        self._read_peaks()
+
+    def _read_peaks(self) -> None:
+        if self.device.type != "cuda":
+            return
+        self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated(self.device))
+        if not self._evaluated:  # from the first evaluation on, what it left in the allocator's cache is reserved too
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved(self.device))
+
+    def memory_facts(self) -> dict[str, int]:
+        """Peaks of the training steps so far in bytes: of live tensors, and on a GPU of what its allocator reserved."""
+        peaks = {"peak_bytes": self.peak_bytes, "peak_reserved_bytes": self.peak_reserved_bytes}
+        return {name: peak for name, peak in peaks.items() if peak}
 
     def elapsed_s(self) -> float:
+        """Seconds of training so far; called before an evaluation."""
         self._accumulate()
+        self._evaluated = True
         self.restart()
-        if self.device.type == "cuda":
-            self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         timed = self._samples - self._excluded_samples
         # Where every step is excluded, their own time is the only measurement.
         now_s = self._running_s * self._samples / timed if timed else self._running_s + self._excluded_s

@@ -124,7 +124,7 @@ class TrainingRun:
         denominator: Tensor | float = 0.0
         measures_noise = self.noise.active
         for number, (samples, batch) in enumerate(micro_batches, start=1):
-            on_device = self._on_device(batch() if callable(batch) else batch)
+            on_device = self.on_device(batch() if callable(batch) else batch)
             last = number == len(micro_batches)
             with self.ranks.sync_context(self.loss, last):
                 with self.autocast():
@@ -158,7 +158,8 @@ class TrainingRun:
         # Where every label of a step is ignored, its loss is 0 rather than 0/0.
         return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
 
-    def _on_device(self, batch: Any) -> Any:
+    def on_device(self, batch: Any) -> Any:
+        """A batch on this run's device, in the study's memory format."""
         layout = torch.channels_last if self.setup.training.channels_last else None
         return to_device(batch, self.device, layout)
 
@@ -191,7 +192,7 @@ class TrainingRun:
             with torch.no_grad():
                 for batch in batches(self.validation_fetcher, keys[self.ranks.rank :: self.ranks.count], 0):
                     with self.autocast():
-                        scores = self.task.score(self.model, self._on_device(batch), self.setup)
+                        scores = self.task.score(self.model, self.on_device(batch), self.setup)
                     for name, score in named_scores(self.task, scores).items():
                         batch_scores.setdefault(name, []).append((score.total, score.denominator))
         except Exception as error:
@@ -250,8 +251,7 @@ class TrainingRun:
                 continue
             elapsed_s = clock.elapsed_s()
             train_loss = float(loss_sum) / loss_steps
-            if clock.peak_bytes:
-                facts["peak_bytes"] = clock.peak_bytes
+            facts |= clock.memory_facts()
             self.noise.read(self.ranks.mean)
             scores = self.evaluate()
             measurement = Measurement(

@@ -26,8 +26,9 @@ _UNITS: dict[str, int] = {"": 1, "b": 1} | {
 # Where memory hardly grows with the size, measurements say nothing of the slope.
 _LEAST_SCALE = 0.01
 
-# The parts of a training step's memory. Evaluation has no gradients and is measured separately.
-PARTS = ("parameters", "gradients", "optimizer state", "batch", "activations", "workspace")
+# The parts of a training step's memory; the last is what a GPU's allocator holds beside them. Evaluation has no gradients, and
+# is measured separately.
+PARTS = ("parameters", "gradients", "optimizer state", "batch", "activations", "workspace", "reserved but unused")
 
 
 def bytes_of(text: str) -> int:

@@ -54,6 +54,7 @@ RESERVED = frozenset(
         "on_front",
         "outcome",
         "peak_bytes",
+        "peak_reserved_bytes",
         "repeats",
         "resumed_at",
         "samples_budget",

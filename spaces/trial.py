@@ -240,7 +240,8 @@ class TrialFacts:
         ties: faster settings that it is not significantly better than.
         noise_scale, noise_scale_low, noise_scale_high: gradient noise scale and its interval, in samples.
         ghost_batch: samples that BatchNorm sees.
-        peak_bytes: measured peak of a training step on one device.
+        peak_bytes: measured peak of live bytes in a training step on one device.
+        peak_reserved_bytes: on a GPU, what its allocator reserved for it.
         resumed_at: samples seen at the checkpoint it resumed from.
         checkpoint: why checkpoints could not be written.
         curve: (fraction, accuracy) of a trial of `Search`.
@@ -290,6 +291,7 @@ class TrialFacts:
     noise_scale_high: float | None = None
     ghost_batch: int | None = None
     peak_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     model_parameters: int | None = None
     optimizer: str | None = None
     momentum: float | None = None

@@ -46,6 +46,7 @@ def test_a_command_that_only_reads_imports_nothing_heavy(name: str, finished_stu
     assert not imported & HEAVY
 
 
+@pytest.mark.slow
 def test_a_finished_study_starts_no_ray_and_imports_no_torch(finished_study: Path, tmp_path: Path) -> None:
     code = CODE.format(arguments=["run", str(finished_study)])
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, capture_output=True, text=True)

@@ -234,8 +234,7 @@ class DrivenLoop:
     def measurement(self, scores: Mapping[str, float]) -> Measurement:
         """The measurement with these scores; writes a checkpoint if one is due."""
         train_loss = float(self._loss_sum) / max(self._loss_steps, 1)
-        if self.clock.peak_bytes:
-            self._facts["peak_bytes"] = self.clock.peak_bytes
+        self._facts |= self.clock.memory_facts()
         measurement = Measurement(
             samples_seen=self.seen,
             elapsed_s=self._elapsed_s,

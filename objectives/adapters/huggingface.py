@@ -120,7 +120,8 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
     if faults:
         raise TaskError("\n".join(faults))
     training, plan = setup.training, setup.plan
-    quiet = {"report_to": "none", "logging_strategy": "no", "disable_tqdm": True}
+    # The filter of losses that are not finite would synchronise with the GPU twice a step.
+    quiet = {"report_to": "none", "logging_strategy": "no", "disable_tqdm": True, "logging_nan_inf_filter": False}
     if "logging_steps" in given:
         del quiet["logging_strategy"]
     evaluation = {"per_device_eval_batch_size": plan.largest_micro_batch, **given}["per_device_eval_batch_size"]

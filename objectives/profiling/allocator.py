@@ -121,7 +121,7 @@ class CachingAllocator:
             block = self._new_block(pool, size)
             if block is None:
                 self.retries += 1
-                self._release_cached()
+                self.release_cached()
                 block = self._new_block(pool, size)
             if block is None:
                 raise AllocatorFullError(
@@ -142,6 +142,10 @@ class CachingAllocator:
         self.live_bytes -= block.size
         block.state = "free"
         block.pool.add(self._merged(block))
+
+    def reset_peak(self) -> None:
+        """Forget the peak: it starts from what is reserved now."""
+        self.peak_reserved_bytes = self.reserved_bytes
 
     def replay(self, events: Iterable[Event]) -> None:
         """Apply allocations and frees in order.
@@ -216,7 +220,7 @@ class CachingAllocator:
             block = first
         return block
 
-    def _release_cached(self) -> None:
+    def release_cached(self) -> None:
         """Give back to the device what is wholly free: segments, or pages of an expandable one."""
         for block in self._all_free():
             page = _SMALL_SEGMENT if block.pool.small else _LARGE_SEGMENT

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-_BLOCK = 512  # bytes; CUDA's caching allocator rounds up to multiples of it
+from .allocator import BLOCK, Event
 
 
 class LiveBytes(TorchDispatchMode):
@@ -27,10 +27,14 @@ class LiveBytes(TorchDispatchMode):
     Args:
         limit_bytes: size of a virtual device: the operation that exceeds it raises `torch.OutOfMemoryError`, as a real
             device's allocator would.
+
+    Attributes:
+        events: every allocation and free in order, for a replay (`CachingAllocator`).
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         super().__init__()
+        self.events: list[Event] = []
         self.limit_bytes = limit_bytes
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -65,7 +69,8 @@ class LiveBytes(TorchDispatchMode):
                     self.live_parts[part] += known[0]
                     self._known[identity] = (known[0], part)
                 continue
-            size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+            size = -(-storage.nbytes() // BLOCK) * BLOCK
+            self.events.append((identity, size))
             self._known[identity] = (size, part)
             self.live_bytes += size
             self.live_parts[part] += size
@@ -80,6 +85,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _forget(self, identity: int) -> None:
         size, part = self._known.pop(identity)
+        self.events.append((identity, None))
         self.live_bytes -= size
         self.live_parts[part] -= size
 

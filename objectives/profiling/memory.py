@@ -24,9 +24,10 @@ from ...spaces.memory import PARTS, MemoryLaw, largest_fitting
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..batches import SampleKeys, in_order, to_device
-from ..device_memory import is_out_of_memory, release_memory
+from ..device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
 from ..task import Task
 from ..training import TrainingRun
+from .allocator import AllocatorFullError, CachingAllocator
 from .as_cuda import as_cuda, move_to_fake_cuda
 from .live_bytes import LiveBytes
 
@@ -49,15 +50,18 @@ class MemoryProbe:
     """Peaks of one task with one set of parameters, at any micro-batch.
 
     Args:
-        setup: its device determines the prediction: on a GPU, optimizers process lists of tensors at once.
+        setup: its device determines the prediction: for a GPU, steps are traced as CUDA runs them, and the peak is of the bytes
+            that its allocator reserves.
+        cap_bytes: what a GPU's allocator may reserve, which makes it release cached memory before a request fails.
     """
 
-    def __init__(self, task: Task, setup: TrialSetup) -> None:
+    def __init__(self, task: Task, setup: TrialSetup, cap_bytes: float = math.inf) -> None:
         self.task, self.setup = task, setup
         self.run = TrainingRun(task, setup)
         self.run.model.cpu()  # copies are probed; on the device it would add to their memory
         self._batch_like = _batch_factory(self.run)
         self.note = ""
+        self.cap_bytes = cap_bytes
         self._peaks: dict[tuple[str, int], Peak] = {}
 
     @property
@@ -99,6 +103,8 @@ class MemoryProbe:
                 for group in run.optimizer.param_groups:
                     if group.get("foreach", ...) is None and not group.get("fused"):
                         group["foreach"] = True  # the default on a GPU; it needs more memory at once
+            if on_gpu:
+                return _reserved_peak(run, kind, size, lambda count: self._batch_like(count, _empty_on_cuda), self.cap_bytes)
             return _peak_of(run, kind, size, lambda count: self._batch_like(count, fake.from_tensor))
 
     def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
@@ -109,6 +115,8 @@ class MemoryProbe:
         """
         device = torch.device("cuda" if self.setup.device == "gpu" else "cpu")
         run = self.run.on(copy.deepcopy(self.run.model).to(device), device)
+        if device.type == "cuda" and self.setup.training.compile:
+            run.model.compile()  # copying a model drops its compiled call
         if device.type == "cuda":
             return _peak_on_gpu(run, kind, size)
         return _peak_of(run, kind, size, lambda count: _real_batch(run, count, kind), limit_bytes)
@@ -180,20 +188,47 @@ def does_not_fit(probe: MemoryProbe, peak: Peak | None, limit_bytes: float, micr
 
 
 def _peak_of(run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], limit_bytes: int | None = None) -> Peak:
-    counter = LiveBytes(limit_bytes)
+    counter, _ = _counted_step(run, kind, size, batch, limit_bytes)
+    return Peak(counter.peak_bytes, dict(counter.peak_parts))
+
+
+def _reserved_peak(run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], cap_bytes: float) -> Peak:
+    """What CUDA's allocator would reserve for a traced step under a cap; without one where it does not fit."""
+    counter, before = _counted_step(run, kind, size, batch, None)
+    for cap in (cap_bytes, math.inf):
+        allocator = CachingAllocator(cap, expandable=EXPANDABLE_SEGMENTS)
+        try:
+            allocator.replay(counter.events[:before])
+            if before:
+                allocator.release_cached()
+                allocator.reset_peak()
+            allocator.replay(counter.events[before:])
+        except AllocatorFullError:
+            continue
+        break
+    unused = max(allocator.peak_reserved_bytes - counter.peak_bytes, 0)
+    return Peak(allocator.peak_reserved_bytes, {**counter.peak_parts, "reserved but unused": unused})
+
+
+def _counted_step(
+    run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], limit_bytes: int | None
+) -> tuple[LiveBytes, int]:
+    """Count the steps, or the evaluation; returns the counter, and how many events precede what is counted."""
+    counter, before = LiveBytes(limit_bytes), 0
     with counter.counting(run.model, run.optimizer):
         if kind == "evaluation":
             _create_optimizer_state(run, batch)
+            before = len(counter.events)
             counter.peak_bytes, counter.peak_parts = 0, type(counter.peak_parts)()
             run.model.eval()
             with torch.no_grad(), run.autocast():
-                run.task.score(run.model, _registered(counter, batch(size)), run.setup)
+                run.task.score(run.model, run.on_device(_registered(counter, batch(size))), run.setup)
         else:
             run.model.train()
             for _ in range(_STEPS):
                 run.step([(size, lambda: _registered(counter, batch(size)))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
                 counter.register_states(run.optimizer)
-    return Peak(counter.peak_bytes, dict(counter.peak_parts))
+    return counter, before
 
 
 def _create_optimizer_state(run: TrainingRun, batch: Callable[[int], Any]) -> None:
@@ -201,6 +236,10 @@ def _create_optimizer_state(run: TrainingRun, batch: Callable[[int], Any]) -> No
     run.model.train()
     smallest = max(run.setup.smallest_micro_batch, 1)
     run.step([(smallest, batch(smallest))], smallest)
+
+
+def _empty_on_cuda(like: Tensor) -> Tensor:
+    return torch.empty_like(like, device="cuda")
 
 
 def _registered(counter: LiveBytes, batch: Any) -> Any:

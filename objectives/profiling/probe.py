@@ -220,7 +220,7 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
     smallest = profile.smallest_micro_batch
     highest = max(_largest_share(profile, request, min(request.devices)), smallest)
     setup = replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
-    probe = MemoryProbe(task, setup)
+    probe = MemoryProbe(task, setup, usable)
     law = memory_law(probe, usable, smallest, highest)
     if law is None:
         raise StudyFileError(Fault("memory.limit", does_not_fit(probe, None, usable, smallest)))
@@ -250,7 +250,8 @@ def _largest_share(profile: DeviceProfile, request: ProfileRequest, devices: int
 def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, limit_s: float = 2.0) -> int:
     """The fastest evaluation batch from `least` to `most`, both of which fit; of similar ones, the smallest.
 
-    Each candidate evaluates the same samples once; candidates beyond the time limit are skipped.
+    Each candidate evaluates the same samples once; candidates beyond the time limit are skipped, and those from the first that
+    runs out of memory on.
     """
     device = torch.device("cuda" if probe.setup.device == "gpu" else "cpu")
     run = probe.run.on(copy.deepcopy(probe.run.model).to(device), device)
@@ -264,7 +265,13 @@ def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, limit_s:
         # The first evaluation also warms up, so it is repeated.
         for _ in range(2 if batch == candidates[0] else 1):
             evaluation_started = time.perf_counter()
-            run.evaluate(in_order(samples, batch, run.setup.seed))
+            try:
+                run.evaluate(in_order(samples, batch, run.setup.seed))
+            except Exception as error:
+                if not is_out_of_memory(error) or batch == 1:
+                    raise
+                release_memory(probe.setup.device)
+                return best if batch > candidates[0] else max(batch // 2, 1)
             evaluation_s = time.perf_counter() - evaluation_started
         if evaluation_s < 0.97 * best_s:
             best, best_s = batch, evaluation_s

@@ -36,7 +36,7 @@ def escaped(text: str) -> str:
     line = re.sub(r"([\\`*_\[\]<>$|~&#])", r"\\\1", " ".join(plain(text).split()))
     line = re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", line)  # not a list item, at the start of the line
     # Renderers turn bare addresses into links, escaped or not.
-    return re.sub(r"(://|www\.|@)", rf"{_JOINER}\1{_JOINER}", line)
+    return re.sub(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?=@)|(?<=@)", _JOINER, line, flags=re.IGNORECASE)
 
 
 def code(text: str) -> str:

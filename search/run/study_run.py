@@ -384,7 +384,9 @@ class StudyRun:
 
     def _learn_memory(self, attempt: _Attempt) -> None:
         """Let a measured peak correct the memory law of the kind of device it was measured on, in either direction."""
-        peak_bytes = attempt.last.facts.get("peak_bytes") if attempt.last else None
+        # What a GPU's limit applies to, and a virtual device's.
+        name = "peak_reserved_bytes" if self.device == "gpu" else "peak_bytes"
+        peak_bytes = attempt.last.facts.get(name) if attempt.last else None
         if not isinstance(peak_bytes, int | float):
             return
         plan, of_kind = attempt.setup.plan, self.profiles[attempt.kind]

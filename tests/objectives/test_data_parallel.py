@@ -61,6 +61,7 @@ def test_clipping_and_parameters_that_are_never_used_change_nothing(ranks: RankP
         assert float((one - other).norm()) <= 1e-12 * max(float(one.norm()), 1e-3)
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_running_statistics(ranks: RankProcesses) -> None:
     ((before, after),) = ranks.run(statistics, f"{TASKS}:NeedsTwo", on(2, 201, 3), 4)
     assert len(before) == 2

@@ -26,7 +26,7 @@ from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from click.testing import CliRunner
 from conftest import TASKS, small_study
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("optuna_dashboard")
@@ -229,6 +229,8 @@ def inline(text: str) -> list[Any]:
 
 
 @given(MARKUP.filter(str.strip))
+@example("://")
+@example("see https://example.org or WWW.example.org, me@example.org")
 def test_texts_of_strangers_stay_texts(text: str) -> None:
     line = " ".join(escaped(text).split())
     if not line:

@@ -70,7 +70,7 @@ def trials(draw: st.DrawFn) -> optuna.trial.FrozenTrial:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(several=st.lists(trials(), max_size=6))
 def test_records_are_those_that_optuna_reads(several: list[optuna.trial.FrozenTrial], tmp_path_factory: Any) -> None:
     url = f"sqlite:///{tmp_path_factory.mktemp('twin')}/twin.db"
