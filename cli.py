@@ -24,6 +24,7 @@ from rich.text import Text
 
 from . import __version__
 from .search.report.completion import launchers, study_files, study_names
+from .spaces.cards import card_named
 from .spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, cut, plain
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
@@ -342,15 +343,25 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
 @click.option(
     "--seconds", type=click.FloatRange(min=0), help="Seconds of real steps; default: 5 for memory, budget.profile_s for speed."
 )
+@click.option("--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'.")
 @storage_option
 @json_option
-def profile(study: Path, png: Path | None, out: Path | None, seconds: float | None, storage: str | None, as_json: bool) -> None:
+def profile(
+    study: Path,
+    png: Path | None,
+    out: Path | None,
+    seconds: float | None,
+    device_like: str | None,
+    storage: str | None,
+    as_json: bool,
+) -> None:
     """Predict memory and step time of the study in STUDY, and measure as much as time allows.
 
     Prints peak memory by micro-batch (each size is traced, none extrapolated) and where it goes, the largest micro-batch
     under memory.limit, and the step time fitted to whole steps timed here, with the fastest accumulation for each
-    effective batch.
+    effective batch. With --device-like, memory alone, traced as CUDA would run it; nothing is measured.
     """
+    card = None if device_like is None else card_named(device_like)
     spec = read_study(study, storage=storage)
     from .search.report.export import json_text, write_file
     from .search.report.terminal.profile import profile_document, profile_parts, profile_picture
@@ -358,7 +369,7 @@ def profile(study: Path, png: Path | None, out: Path | None, seconds: float | No
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
-        document = profile_document(spec, profile_study(spec, seconds))
+        document = profile_document(spec, profile_study(spec, seconds, card))
     for path, content in ((png, lambda: profile_picture(document)), (out, lambda: json_text(document))):
         if path is not None:
             write_file(path, content())

@@ -68,7 +68,14 @@ class Task(ABC):
 
     def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
         """The optimizer, with the setup's learning rate; default: SGD with Nesterov momentum 0.9."""
-        return torch.optim.SGD(parameters, lr=setup.learning_rate, momentum=0.9, nesterov=True, weight_decay=setup.weight_decay)
+        return torch.optim.SGD(
+            parameters,
+            lr=setup.learning_rate,
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=setup.weight_decay,
+            fused=setup.device == "gpu" or None,
+        )
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score | Mapping[str, Score]:
         """One metric, or several by name; default: accuracy and the mean cross-entropy `val_loss`."""

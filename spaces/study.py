@@ -69,7 +69,7 @@ def one_of(value: Any, known: Any) -> Any:
 
 
 def share(value: Any) -> float:
-    """A share from 0 up to 1, written `0.05` or `5%`.
+    """A share >= 0 and < 1, written `0.05` or `5%`.
 
     >>> share("5%")
     0.05
@@ -282,7 +282,7 @@ class Memory(Section):
     )
 
     def limit_bytes(self, device_bytes: int, kind: str) -> int | None:
-        """The limit in bytes on a device with `device_bytes`; None: no limit."""
+        """The limit in bytes on a device with `device_bytes`, never more than a GPU has; None: no limit."""
         match self.limit:
             case None:
                 return device_bytes if kind == "gpu" else None
@@ -291,7 +291,7 @@ class Memory(Section):
             case float():
                 return int(self.limit * device_bytes)
             case int():
-                return self.limit
+                return min(self.limit, device_bytes) if kind == "gpu" else self.limit
         raise AssertionError(self.limit)
 
 

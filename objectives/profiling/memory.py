@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_map
 
+from ...spaces.errors import ProfilingError
 from ...spaces.memory import PARTS, MemoryLaw, largest_fitting
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
@@ -52,12 +53,14 @@ class MemoryProbe:
     Args:
         setup: its device determines the prediction: for a GPU, steps are traced as CUDA runs them, and the peak is of the bytes
             that its allocator reserves.
+        like_gpu: trace for a GPU that is not here: then nothing can be counted.
         cap_bytes: what a GPU's allocator may reserve, which makes it release cached memory before a request fails.
     """
 
-    def __init__(self, task: Task, setup: TrialSetup, cap_bytes: float = math.inf) -> None:
-        self.task, self.setup = task, setup
+    def __init__(self, task: Task, setup: TrialSetup, cap_bytes: float = math.inf, *, like_gpu: bool = False) -> None:
+        self.task, self.like_gpu = task, like_gpu
         self.run = TrainingRun(task, setup)
+        self.setup = self.run.setup = replace(setup, device="gpu") if like_gpu else setup
         self.run.model.cpu()  # copies are probed; on the device it would add to their memory
         self._batch_like = _batch_factory(self.run)
         self.note = ""
@@ -112,7 +115,12 @@ class MemoryProbe:
 
         Raises:
             torch.OutOfMemoryError: it does not fit.
+            ProfilingError: the GPU is not here.
         """
+        if self.like_gpu:
+            raise ProfilingError(
+                f"expected a model that can be traced, to predict its memory on a GPU that is not here; got {self.note}"
+            )
         device = torch.device("cuda" if self.setup.device == "gpu" else "cpu")
         run = self.run.on(copy.deepcopy(self.run.model).to(device), device)
         if device.type == "cuda" and self.setup.training.compile:

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ...spaces.cards import Card
 from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.errors import BsearchError, Fault, ProfilingError, StudyFileError, TaskError
 from ...spaces.memory import MemoryLaw
 from ...spaces.plan import BatchPlan
 from ...spaces.step_time import StepTime, timing_plans
+from ...spaces.study import Memory
 from ...spaces.trial import Parameter, TrialSetup
 from ..batches import SampleKeys, in_order, to_device
 from ..data_parallel import close_ranks
@@ -276,6 +278,38 @@ def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, limit_s:
         if evaluation_s < 0.97 * best_s:
             best, best_s = batch, evaluation_s
     return best
+
+
+def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[DeviceProfile, list[MemoryRow]]:
+    """The memory of a task on a card that is not here, traced as CUDA would run it; nothing is measured there.
+
+    Raises:
+        TaskError, ProfilingError: the code does not work, is a generator, or cannot be traced.
+        StudyFileError: not even the smallest micro-batch fits.
+    """
+    here = replace(request, setup=replace(request.setup, device="cpu"), memory=Memory(), timing_s=0.0, traces=False, others=())
+    profile = profile_task(reference, here)
+    task = load_task(reference)
+    if not isinstance(task, Task):
+        raise TaskError(f"task {reference}: expected a Task, got a generator, whose memory can only be measured while it runs")
+    limit = request.memory.limit_bytes(card.usable_bytes, "gpu")
+    profile = replace(profile, kind="gpu", device=card.name, device_bytes=card.usable_bytes, limit_bytes=limit)
+    usable = profile.usable_bytes(max(request.devices), request.memory.headroom)
+    smallest = profile.smallest_micro_batch
+    setup = replace(here.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
+    probe = MemoryProbe(task, setup, usable, like_gpu=True)
+    with user_code_errors(reference, "tracing it as on a GPU"):
+        law = memory_law(probe, usable, smallest, max(_largest_share(profile, request, min(request.devices)), smallest))
+        assert law is not None
+        largest = law.largest_micro_batch(usable)
+        if largest is None:
+            fault = does_not_fit(probe, probe.train_peak(smallest), usable, smallest)
+            raise StudyFileError(Fault("memory.limit", fault))
+        most, peaks = evaluation_batch(probe, usable, law, largest)
+    law = replace(law, evaluation_points=tuple(sorted(peaks.items())), note=probe.note)
+    sizes = sorted({round(smallest * (largest / smallest) ** (part / 6)) for part in range(7)})
+    rows = [MemoryRow(size, probe.train_peak(size).total, None) for size in sizes]
+    return replace(profile, largest_micro_batch=largest, evaluation_batch=most, memory=law), rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...objectives.loading import load_task
-from ...objectives.profiling.probe import MemoryRow, memory_rows
+from ...objectives.profiling.probe import MemoryRow, memory_rows, profile_like
 from ...objectives.task import Task
 from ...objectives.task_code import task_code_hash
+from ...spaces.cards import Card
 from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.errors import StudyFileError
 from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
@@ -80,15 +81,20 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     return CheckedStudy(profiles, feasible, forecasted, slots)
 
 
-def profile_study(spec: StudySpec, seconds: float | None = None) -> ProfiledStudy:
-    """Predict memory and step time on this machine, and measure what the time allows.
+def profile_study(spec: StudySpec, seconds: float | None = None, card: Card | None = None) -> ProfiledStudy:
+    """Predict memory and step time on this machine, and measure what the time allows; or predict memory on another card.
 
     Args:
+        card: not here; then nothing is measured, and step times are not known.
         seconds: for real steps; None: as `budget.profile_s` says for speed, and 5 for memory.
 
     Raises:
         StudyFileError, TaskError, ProfilingError: the task cannot be profiled.
     """
+    if card is not None:
+        key = cost_keys(spec)[0]
+        known, memory = profile_like(spec.task, profile_request(spec, "cpu", key), card)
+        return ProfiledStudy(study_identity(spec, task_code_hash(spec.task))["task"], {key: known}, memory)
     timing_s = float(spec.budget.profile_s) if seconds is None else seconds
     profiled = _profiles(spec, SerialRunner(spec.devices), timing_s, traces=True)
     request, profile = next(iter(profiled.values()))

@@ -174,6 +174,7 @@ def test_the_peak_of_a_known_model_on_cuda(precision: str, live_mib: int, monkey
     assert 0 <= unused[True] < 0.02 < unused[False]
 
 
+@pytest.mark.slow
 def test_under_a_cap_the_allocator_gives_back_what_it_cached() -> None:
     """A limit a little above the live bytes: without releasing cached memory the same step would reserve more."""
     task = Images(lambda: models.mobilenet_v3_small(num_classes=10))

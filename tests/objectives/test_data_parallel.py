@@ -27,6 +27,9 @@ from conftest import TASKS
 from helpers import setup
 from rank_jobs import evaluated, statistics, trained, who
 
+# Starting ranks takes seconds.
+pytestmark = pytest.mark.slow
+
 WIDE = f"{TASKS}:WideNet"
 
 
@@ -41,7 +44,6 @@ def on(devices: int, batch: int, accumulation: int = 1, **changes: Any) -> dict[
     return setup(batch, **({"plan": BatchPlan(batch, accumulation, devices)} | changes)).to_dict()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["samples", "weights", "ignored", "tokens"])
 @pytest.mark.parametrize(("batch", "accumulation"), [(501, 1), (385, 3), (7, 3), (3, 2), (2, 1), (128, 4)])
 def test_two_ranks_equal_one_process(ranks: RankProcesses, kind: str, batch: int, accumulation: int) -> None:
@@ -52,7 +54,6 @@ def test_two_ranks_equal_one_process(ranks: RankProcesses, kind: str, batch: int
         assert float((one - other).norm()) <= 1e-12 * float(one.norm())
 
 
-@pytest.mark.slow
 def test_clipping_and_parameters_that_are_never_used_change_nothing(ranks: RankProcesses) -> None:
     changes: dict[str, Any] = {"parameters": {"unused": True}, "training": {"clip_norm": 0.05}}
     (alone,) = trained(WIDE, on(1, 101, **changes), 5)
@@ -61,7 +62,6 @@ def test_clipping_and_parameters_that_are_never_used_change_nothing(ranks: RankP
         assert float((one - other).norm()) <= 1e-12 * max(float(one.norm()), 1e-3)
 
 
-@pytest.mark.slow
 def test_ranks_agree_on_running_statistics(ranks: RankProcesses) -> None:
     ((before, after),) = ranks.run(statistics, f"{TASKS}:NeedsTwo", on(2, 201, 3), 4)
     assert len(before) == 2
@@ -100,7 +100,6 @@ def ended_ranks() -> Iterator[None]:
     close_ranks()
 
 
-@pytest.mark.slow
 def test_ranks_are_kept_between_trials_and_stopped_ones_too() -> None:
     ended(attempt("Points"))
     kept = rank_processes(2, "cpu", 1)
@@ -114,7 +113,6 @@ def test_ranks_are_kept_between_trials_and_stopped_ones_too() -> None:
     assert list(kept.run(who, 2)) == [first, first]
 
 
-@pytest.mark.slow
 def test_a_killed_rank_is_an_interruption_and_the_next_trial_gets_new_ones() -> None:
     begun = time.monotonic()
     _, outcome = ended(attempt("KillsARank", number=1))
@@ -124,7 +122,6 @@ def test_a_killed_rank_is_an_interruption_and_the_next_trial_gets_new_ones() -> 
     assert time.monotonic() - begun < 60
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("how", "kind"), [("memory", "out_of_memory"), ("code", "error")])
 def test_what_fails_on_one_rank_ends_the_attempt_on_all(how: str, kind: str) -> None:
     _, outcome = ended(attempt("OneRankFails", parameters={"how": how}))
@@ -136,13 +133,11 @@ def test_what_fails_on_one_rank_ends_the_attempt_on_all(how: str, kind: str) -> 
         assert "Traceback" in outcome.traceback
 
 
-@pytest.mark.slow
 def test_a_diverged_trial_diverges_on_all_ranks() -> None:
     _, outcome = ended(attempt("Explodes", budget=4000, **{"optimizer": setup(rate=1e6).optimizer}))
     assert outcome.kind == "diverged"
 
 
-@pytest.mark.slow
 def test_errors_of_a_job_come_through_in_words(ranks: RankProcesses) -> None:
     own = RankProcesses(2, "cpu", 1)
     with pytest.raises(TaskError, match="no such file"):
@@ -150,7 +145,6 @@ def test_errors_of_a_job_come_through_in_words(ranks: RankProcesses) -> None:
     assert not own.alive
 
 
-@pytest.mark.slow
 def test_a_rank_killed_between_trials_is_told() -> None:
     own = RankProcesses(2, "cpu", 1)
     reports = own.run(who, 5)
@@ -160,7 +154,6 @@ def test_a_rank_killed_between_trials_is_told() -> None:
         list(reports)
 
 
-@pytest.mark.slow
 def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Path) -> None:
     """As the serial runner makes them on GPUs: ranks that wait for more work must not keep that process from ending."""
     script = tmp_path / "profiles.py"
@@ -179,7 +172,6 @@ def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Pat
     assert done.stdout.split() == ["2", "2"], done.stderr
 
 
-@pytest.mark.slow
 def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -212,7 +204,6 @@ def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, R
     return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task)), Records(spec.storage)
 
 
-@pytest.mark.slow
 def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file: Callable[..., Path]) -> None:
     result, records = run(study_file, task=f"{TASKS}:KillsARank", budget={"trials": 4})
     assert [record.outcome for record in result.study.records] == ["complete"] * 4
@@ -221,7 +212,6 @@ def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file:
     assert all(record.facts.devices == 2 and record.facts.samples_budget == 800 for record in result.study.records)
 
 
-@pytest.mark.slow
 def test_the_number_of_devices_is_searched_and_many_are_not_free(study_file: Callable[..., Path]) -> None:
     result, _ = run(
         study_file,

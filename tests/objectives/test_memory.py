@@ -251,6 +251,24 @@ def test_a_gpu_is_traced_with_its_own_optimizer_defaults() -> None:
     assert gpu.train_peak(2).total > 1.1 * cpu.total
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_built_in_optimizers_are_fused_on_a_gpu_and_allocate_nothing(optimizer: str) -> None:
+    """A fused kernel updates parameters in place: the step's peak is that of the backward pass."""
+    on_gpu = replace(setup(), device="gpu", parameters={"optimizer": optimizer})
+    probe = MemoryProbe(Digits(), replace(on_gpu, device="cpu"))
+    probe.setup = probe.run.setup = on_gpu
+    fused = probe.train_peak(1)
+    assert probe.source == "traced"
+    assert probe.run.task.optimizer(iter(probe.run.parameters), on_gpu).param_groups[0]["fused"]
+    weights = sum(4 * parameter.numel() for parameter in probe.run.parameters)
+    assert fused.parts["workspace"] < weights
+
+
+def test_a_limit_above_a_gpu_is_the_gpus() -> None:
+    assert Memory(limit="80GiB").limit_bytes(40 * 2**30, "gpu") == 40 * 2**30
+    assert Memory(limit="80GiB").limit_bytes(40 * 2**30, "cpu") == 80 * 2**30
+
+
 def test_evaluation_takes_more_at_once_than_training() -> None:
     probe = MemoryProbe(Digits(), setup())
     limit = probe.train_peak(64).total
@@ -268,6 +286,7 @@ def test_the_evaluation_batch_is_one_that_fits_and_is_tried() -> None:
     assert fastest_evaluation_batch(probe, 64, 64) == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.3, 0.5, 0.7, 1.0, 2.0])
 def test_a_wrong_law_is_put_right_by_at_most_four_real_runs(factor: float) -> None:
     probe = MemoryProbe(Digits(), setup())
@@ -478,3 +497,34 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
         refused = CliRunner().invoke(main, [command, str(small), *(["--serial"] if command == "run" else [])])
         assert refused.exit_code == 2
         assert "too-small.yaml:20: memory.limit: expected room for a micro-batch of 1 sample, which peaks at" in refused.output
+
+
+def test_memory_is_predicted_for_a_card_that_is_not_here(study_file: Callable[..., Path]) -> None:
+    path = study_file(task="bsearch.objectives.digits:Digits", memory={"limit": "10MiB"})
+    shown = CliRunner().invoke(main, ["profile", str(path), "--device-like", "a100-40gb", "--json"])
+    assert shown.exit_code == 0, shown.output
+    document = json.loads(shown.output)
+    assert (document["device"], document["speed"]) == ("A100 40GB", [])
+    memory = document["memory"]
+    assert (memory["source"], memory["bytes"], memory["limit_bytes"]) == ("traced", "reserved", 10 * 2**20)
+    assert memory["breakdown"]["reserved but unused"] > 0
+    assert all(row["measured_bytes"] is None for row in memory["curve"])
+    # An allocator takes pages of 2 and of 20 MiB: a step that needs one of the latter does not fit.
+    assert memory["curve"][-1]["predicted_bytes"] <= 9.5 * 2**20
+    assert 100 < memory["largest_micro_batch"] < 320
+    unknown = CliRunner().invoke(main, ["profile", str(path), "--device-like", "A100"])
+    assert (unknown.exit_code, "device-like: expected one of T4 16GB" in unknown.output) == (2, True)
+    assert "Did you mean" in unknown.output
+
+
+def test_a_model_that_cannot_be_traced_is_not_predicted_for_a_card(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(
+        "from bsearch.objectives import Loss\nfrom bsearch.objectives.digits import Digits\n\n\n"
+        "class Mine(Digits):\n    def loss(self, model, batch, setup):\n        loss = super().loss(model, batch, setup)\n"
+        "        return Loss(loss.total * (2.0 if float(batch[0].mean()) > 1e9 else 1.0), loss.denominator)\n"
+    )
+    path = study_file(task="tasks.py:Mine")
+    shown = CliRunner().invoke(main, ["profile", str(path), "--device-like", "A100 80GB"])
+    assert shown.exit_code == 2
+    assert "expected a model that can be traced" in shown.output
+    assert "Traceback" not in shown.output

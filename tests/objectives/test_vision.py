@@ -53,6 +53,7 @@ def test_some_of_the_samples_are_spread_over_the_classes(folder: Path) -> None:
     assert np.bincount(data.train.labels).tolist() == [5, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vgg11_bn"])
 def test_torchvisions_models_fit_small_images(folder: Path, name: str) -> None:
     run = TrainingRun(Vision(), vision_setup(folder, model=name, image_size=32))
@@ -102,6 +103,7 @@ def test_a_slip_in_the_options_is_told(folder: Path, parameters: dict[str, str],
         TrainingRun(Vision(), vision_setup(folder, **parameters))
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_cifar10_is_learned_from_its_images(cifar_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -146,6 +146,7 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
     largest = profile.largest_micro_batch
     return {
         "source": law.source,
+        "bytes": "reserved" if profile.kind == "gpu" else "live",
         "note": law.note,
         "limit_bytes": profile.limit_bytes,
         "headroom": spec.memory.headroom,
@@ -173,7 +174,7 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
 def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     """The text and tables of memory."""
     how = "traced on fake tensors" if document["source"] == "traced" else f"counted on real tensors ({document['note']})"
-    yield f"Memory, {how}"
+    yield f"Memory{' reserved by the GPU allocator' * (document['bytes'] == 'reserved')}, {how}"
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("micro_batch", "predicted", "measured", "difference"):
         column(table, name, "right")
@@ -186,6 +187,8 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
             "-" if difference is None else f"{difference:+.1%}",
         )
     yield table
+    if document["bytes"] == "reserved" and all(row["measured_bytes"] is None for row in document["curve"]):
+        yield "Nothing was measured: this is what CUDA's rules predict. On the device itself, real steps correct it."
     parts = ", ".join(f"{part} {readable_bytes(value)}" for part, value in document["breakdown"].items() if value)
     yield f"Breakdown at the largest traced size that fits: {parts}"
     largest = document["largest_micro_batch"]
