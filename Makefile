@@ -1,13 +1,13 @@
 # make run       install, then the example study
 # make test      the quick tier: laws, the command line, no Ray (under 3 minutes on two idle cores)
-# make test-all  everything that .ci/run runs: the targets below, and the checks
+# make test-all  everything that .ci/run runs: the quick tier, the targets below but for test-long, and the checks
 # make test-slow        laws and commands that take longer: ranks, real step times, live terminals, trainings
 # make test-ray         the runners' contract over Ray Tune, drivers that are killed
 # make test-cluster     Ray jobs, Slurm scripts, PostgreSQL, mixed machines, listening ports
 # make test-browser     the report and the dashboard in headless Chromium
 # make test-frameworks  exports and adapters with the real Hugging Face, Lightning and others
 # make test-docs        the commands and the notebook of the documentation
-# make test-faults      every fault once: killed drivers, workers, machines
+# make test-long        before a release: long roads that a shorter test takes too, and every fault once (drivers, workers, machines)
 # make faults    a hundred random kills, and a table of them
 # make docs      the documentation as a site, in .cache/site/index.html
 # make check     format, lint, types, layers, wheel, docs
@@ -21,7 +21,7 @@ export OMP_NUM_THREADS := 1
 # Material's notice of what comes after MkDocs 1 is not about these pages.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-faults faults docs check clean
+.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-long faults docs check clean
 install: $(STAMP)
 
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
@@ -33,28 +33,31 @@ $(STAMP): pyproject.toml
 run: install
 	$(BIN)/bsearch run examples/digits.yaml
 
-# Files stay whole, so that fixtures of a module are made once.
-MARKERS := slow or ray or packaging or cluster or faults or browser or frameworks or docs
+# Two at a time, whatever they are: while one waits for Ray or a browser, the other computes. Files stay whole, so that fixtures
+# of a module are made once.
 TWO := $(BIN)/pytest -n 2 --dist loadfile
+# With real Rays, browsers, queues: each has a target of its own.
+HEAVY := ray or packaging or cluster or browser or frameworks or docs
+# A release's.
+LONG := long or faults
 
 test: install
-	$(TWO) -m "not ($(MARKERS))"
-
-test-slow: install
-	$(TWO) -m "slow and not (ray or packaging or cluster or faults or browser or frameworks or docs)"
+	$(TWO) -m "not (slow or $(HEAVY) or $(LONG))"
 
 test-all: test test-rest
 
-# Two at a time, whatever they are: while one waits for Ray or a browser, the other computes. Faults need the machine for themselves.
 test-rest: install
-	$(TWO) -m "($(MARKERS)) and not (packaging or faults)"
-	$(MAKE) test-faults check
+	$(TWO) -m "(slow or $(HEAVY)) and not (packaging or $(LONG))"
+	$(MAKE) check
+
+test-slow: install
+	$(TWO) -m "slow and not ($(HEAVY) or $(LONG))"
 
 test-ray: install
-	$(TWO) -m "ray and not cluster and not faults"
+	$(TWO) -m "ray and not (cluster or $(LONG))"
 
 test-cluster: install
-	$(TWO) -m "cluster and not faults"
+	$(TWO) -m "cluster and not ($(LONG))"
 
 test-browser: install
 	$(TWO) -m browser
@@ -63,9 +66,13 @@ test-frameworks: install
 	$(TWO) -m frameworks
 
 test-docs: install
-	$(TWO) -m docs
+	$(TWO) -m "docs and not ($(LONG))"
 
-test-faults: install
+test-long: install
+	$(TWO) -m "long and not faults"
+	$(BIN)/pytest -m faults
+
+faults: install
 	$(BIN)/pytest -m faults
 
 faults: install

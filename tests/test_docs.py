@@ -49,7 +49,11 @@ def ids(page: Path) -> set[str]:
 
 @pytest.mark.docs
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    # The tutorial runs the same commands as these.
+    [pytest.param(page, marks=pytest.mark.long) if page in ("own-model.md", "devices.md") else page for page in PAGES],
+)
 def test_what_a_page_says_to_type_runs(page: str, tmp_path: Path) -> None:
     script = ["set -e"]
     for found in MARKED.finditer((DOCS / page).read_text()):

@@ -63,6 +63,10 @@ class TestSlurmSubmitter(SubmitterContract):
         "environment.[]",
     )
 
+    @pytest.mark.long
+    def test_a_study_runs_to_its_end(self, submitter: Submitter, submission: Submission) -> None:
+        super().test_a_study_runs_to_its_end(submitter, submission)
+
     @pytest.fixture
     def settings(self) -> dict[str, Any]:
         names = [name for name in ("PYTHONPATH",) if name in os.environ]

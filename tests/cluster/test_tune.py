@@ -36,6 +36,7 @@ class TestTuneRunner(RunnerContract):
         assert [row["outcome"] for row in rows] == ["interrupted", "complete"]
         assert rows[0]["setup"]["optimizer"] == rows[1]["setup"]["optimizer"]
 
+    @pytest.mark.long
     def test_a_trial_that_always_kills_its_worker_is_an_error(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         result = go("AlwaysKillsItsWorker", budget={"trials": 3})
         trials = kept().trials
@@ -88,6 +89,7 @@ def two_kinds() -> Iterator[str]:
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_mixed_kinds_share_a_study_priced_on_one_of_them(
     study_file: Callable[..., Path], tmp_path: Path, two_kinds: str
 ) -> None:

@@ -189,11 +189,11 @@ class Checkpointed(Tokens):
     checkpointed = True
 
 
-MODELS: list[tuple[Task, int]] = [
+MODELS: list[Any] = [
     (Digits(), 200),
     (Images("resnet18", 32), 24),
     (Images("mobilenet_v3_large", 64), 16),
-    (Images("vit_b_16", 64, adam=True), 4),
+    pytest.param(Images("vit_b_16", 64, adam=True), 4, marks=pytest.mark.long),
     (Tokens(), 32),
     (Checkpointed(), 32),
 ]

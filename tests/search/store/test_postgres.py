@@ -209,6 +209,7 @@ def words_of_children(process: int) -> str:
     return "\n".join(said)
 
 
+@pytest.mark.long
 def test_the_password_is_nowhere_to_be_read(postgres: PostgresServer, study_file: Callable[..., Path], tmp_path: Path) -> None:
     url = postgres.new_database()
     database = url.rpartition("/")[2]
