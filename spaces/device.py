@@ -15,8 +15,9 @@ from .step_time import PRECISION, StepTime
 from .study import Memory
 from .trial import Parameter, TrialSetup
 
-# A measurement this close to the law, as a share, confirms it.
-_AGREES = 0.02
+# A measurement confirms the law where it is above it by at most the first of these shares, and below by at most the second:
+# extrapolated to sizes that were not measured, a few percent less would be a promise too much.
+_MORE, _LESS = 0.02, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class DeviceProfile:
             return self
         peak_bytes -= self.gradient_bytes if devices > 1 else 0
         near = 2 * micro_batch >= (self.largest_micro_batch or micro_batch)
-        if not near or abs(law.peak_bytes(micro_batch) / peak_bytes - 1) <= _AGREES:
+        if not near or -_LESS <= peak_bytes / law.peak_bytes(micro_batch) - 1 <= _MORE:
             return self
         law = law.measured_at(micro_batch, peak_bytes)
         largest = law.largest_micro_batch(self.usable_bytes(1, headroom))

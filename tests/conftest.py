@@ -92,9 +92,9 @@ def cifar_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """A Ray of two CPUs that all tests of this session use; gone when they end."""
+    """A Ray of two CPUs that all tests of a module use; gone when they end."""
     import ray
     from bsearch.cluster.tune import start_local_ray
 
