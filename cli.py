@@ -46,6 +46,9 @@ class _Commands(click.Group):
     """Turns our errors into messages and exit codes; shows a traceback only with --debug."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        # Ctrl-C may arrive in the finalizer of a library's object, where Python can only print it.
+        shown = sys.unraisablehook
+        sys.unraisablehook = lambda event: None if isinstance(event.exc_value, KeyboardInterrupt) else shown(event)
         try:
             return super().invoke(ctx)
         except BsearchError as error:
@@ -70,6 +73,8 @@ class _Commands(click.Group):
                 err=True,
             )
             ctx.exit(FAILED)
+        finally:
+            sys.unraisablehook = shown
 
 
 @click.group("bsearch", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
