@@ -20,6 +20,8 @@ export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 # Material's notice of what comes after MkDocs 1 is not about these pages.
 export NO_MKDOCS_2_WARNING := 1
+# Modules are compiled once, when they are first imported: hundreds of processes of the tests import torch.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-long faults docs check clean
 install: $(STAMP)
@@ -70,12 +72,6 @@ test-docs: install
 
 test-long: install
 	$(TWO) -m "long and not faults"
-	$(BIN)/pytest -m faults
-
-faults: install
-	$(BIN)/pytest -m faults
-
-faults: install
 	$(BIN)/pytest -m faults
 
 faults: install

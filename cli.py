@@ -14,7 +14,7 @@ from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.shell_completion import get_completion_class
@@ -442,7 +442,7 @@ def retime(study: str, profile_file: Path, name: str | None, storage: str | None
 @click.option("--repeats", type=click.IntRange(min=2), default=8, show_default=True, help="Rounds; each times every size.")
 @click.option("--devices", type=click.IntRange(min=1), help="Devices that share each batch.")
 @click.option("--memory", metavar="LIMIT", help="Memory of one device: 10GiB, 90% or device.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]))
+@click.option("--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16"]))
 @click.option("--channels-last", is_flag=True, help="Use the channels-last memory format.")
 @click.option("--cudnn-benchmark", is_flag=True, help="Let cuDNN benchmark its kernels for every size.")
 @click.option("--compile", "compiled", is_flag=True, help="torch.compile the model.")
@@ -1132,9 +1132,69 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
     else:
         counts = [f"{count} {state}s" for state, count in document["counts"].items() if count and state != "ok"]
         console.print(
-            ", ".join(counts).replace("1 problems", "1 problem").replace("1 warnings", "1 warning") or "No problems found."
+            ", ".join(counts).replace("1 problems", "1 problem").replace("1 warnings", "1 warning")
+            or "No problems found. `bsearch verify` measures what holds on this machine."
         )
     ctx.exit(FAILED if document["counts"]["problem"] else 0)
+
+
+# ---------------------------------------------------------------- verify
+
+
+@main.command(epilog=_epilog("bsearch verify --quick\n  bsearch verify --out verified.md"))
+@click.option("--quick", is_flag=True, help="About three minutes: fewer cases, less time for each.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", help="What to verify on; default: a GPU if any."
+)
+@click.option("--stage", "stages", multiple=True, metavar="NAME", help="Only this stage; may be repeated.")
+@click.option("--serial", is_flag=True, help="Run the study without Ray.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the report to this file: .json or .md.")
+@json_option
+@click.pass_context
+def verify(
+    ctx: click.Context, quick: bool, device: str, stages: tuple[str, ...], serial: bool, out: Path | None, as_json: bool
+) -> None:
+    """Measure on this machine what bsearch claims: memory, step times, exactness, a study that is killed and resumes.
+
+    Ten minutes on a GPU or a CPU, alone on the machine. Prints every claim with its bound and the value measured here.
+    A value that misses its bound by less than it is uncertain counts as unclear. Exit code 1 if a claim fails.
+    """
+    if out is not None and out.suffix not in (".json", ".md"):
+        raise OutputError(f"--out {out}: expected a file that ends in .json or .md")
+    import torch
+
+    from .verify.claims import StageReport
+    from .verify.run import Planned
+    from .verify.run import verify as verified
+
+    console = _terminal(as_json)
+    kind: Literal["cpu", "gpu"] = "gpu" if device == "gpu" or (device == "auto" and torch.cuda.is_available()) else "cpu"
+    if kind == "gpu" and not torch.cuda.is_available():
+        raise StudyFileError("--device gpu: torch finds no GPU here; `bsearch doctor` says why")
+
+    def show(planned: Planned, report: StageReport | None) -> None:
+        if report is None:
+            console.print(f"{planned.name:<18} {planned.about} ...", end="\r" if console.is_terminal else "\n")
+        else:
+            console.print(f"{planned.name:<18} {planned.about}: {report.outcome} ({report.seconds:.0f} s)")
+
+    report = verified(kind, stages, quick=quick, serial=serial, on_stage=show)
+    document = json.dumps(report.to_dict(), indent=2)
+    if out is not None:
+        from .search.report.export import write_file
+
+        write_file(out, report.markdown() if out.suffix == ".md" else document + "\n")
+    if as_json:
+        click.echo(document)
+    else:
+        table = Table(
+            "stage", "claim", "bound", "measured", "", box=None, pad_edge=False, title=f"\n{report.device} · {report.versions}"
+        )
+        for *cells, verdict in report.rows():
+            table.add_row(*cells, Text(verdict, {"pass": "green", "unclear": "yellow"}.get(verdict, "bold red")))
+        console.print(table)
+        console.print("\n" + report.summary)
+    ctx.exit(0 if report.holds else FAILED)
 
 
 @main.command(

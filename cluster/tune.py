@@ -221,6 +221,7 @@ class TuneRunner:
     def __init__(self, cluster: Cluster, devices: Devices, log_file: Path) -> None:
         self._cluster, self._devices, self._log_file = cluster, devices, log_file
         self.device: Literal["cpu", "gpu"] = "cpu"
+        self.cores = devices.cores("cpu")
         self._started_here = self._found_here = self._lost = False
 
     def __enter__(self) -> TuneRunner:
@@ -228,7 +229,7 @@ class TuneRunner:
         address = self._cluster.address
         if address == "local":
             address = os.environ.get("RAY_ADDRESS", "local")
-        joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self._devices.cpus)}}
+        joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self.cores)}}
         self._found_here = ray.is_initialized() and address in ("local", "auto", ray.get_runtime_context().gcs_address)
         try:
             if self._found_here:
@@ -245,7 +246,7 @@ class TuneRunner:
                 _check_reachable(address)
                 ray.init(address=address, **joined)
             if not ray.is_initialized():
-                start_local_ray(self._devices.cpus)
+                start_local_ray(self.cores)
                 self._started_here = True
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
             raise ClusterError(
@@ -253,6 +254,9 @@ class TuneRunner:
                 f"Its own messages are in {self._log_file}; `bsearch doctor` diagnoses it."
             ) from error
         self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
+        of_gpus = [resources for node in _nodes() if (resources := node["Resources"]).get("GPU")]
+        shares = [int(resources.get("CPU", 0) // resources["GPU"]) for resources in of_gpus]
+        self.cores = self._devices.cores(self.device, min(shares, default=1))
         if not any(self._room(max(self._devices.counts)).values()):
             most = max(self._devices.counts)
             needed = _words(self._resources(most))
@@ -273,7 +277,7 @@ class TuneRunner:
 
     def _resources(self, devices: int) -> dict[str, float]:
         """Resources of a trial on `devices` devices, in one bundle: all its ranks run on one machine."""
-        needed: dict[str, float] = {"CPU": self._devices.cpus * devices}
+        needed: dict[str, float] = {"CPU": self.cores * devices}
         if self.device == "gpu":
             needed["GPU"] = devices
         if self._devices.accelerator_type is not None:
@@ -412,8 +416,9 @@ def start_local_ray(threads: int, **options: Any) -> None:
     # A worker serves what needs its environment alone. Ray starts some in advance, without variables of their own, so ours are
     # inherited instead, and Tune's with them.
     with environment(_threads(threads) | _TUNE_VARIABLES):
-        preload = {"preload_python_modules": _PRELOADED}
-        ray.init(address="local", include_dashboard=False, _system_config=preload, **_QUIET, **options)
+        # By default workers yield to every other process of the machine, which then makes their steps many times slower.
+        config = {"preload_python_modules": _PRELOADED, "worker_niceness": 0}
+        ray.init(address="local", include_dashboard=False, _system_config=config, **_QUIET, **options)
     class_cache.DEFAULT_ENV_VARS.clear()
 
 

@@ -25,7 +25,7 @@ def on_startup(**_: Any) -> None:
     """Create a folder that holds the package under its installed name: mkdocstrings reads files and imports nothing."""
     package = ROOT / ".cache" / "docs" / "bsearch"
     package.mkdir(parents=True, exist_ok=True)
-    for name in ("__init__.py", "cli.py", "spaces", "objectives", "search", "cluster"):
+    for name in ("__init__.py", "cli.py", "spaces", "objectives", "search", "cluster", "verify"):
         link = package / name
         link.unlink(missing_ok=True)
         link.symlink_to(ROOT / name)

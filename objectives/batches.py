@@ -8,15 +8,18 @@ epoch), and a sample's own randomness on (seed, epoch, index), never on the proc
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from queue import Full, Queue
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -71,6 +74,17 @@ class BatchDataset(Protocol):
     def fetch(self, keys: SampleKeys) -> Any: ...
 
 
+@runtime_checkable
+class MovableDataset(BatchDataset, Protocol):
+    """A dataset that can live on a device, so that its batches are not copied there."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def on(self, device: torch.device) -> BatchDataset:
+        """The same dataset with its samples on the device, which `fetch` then returns there."""
+
+
 def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
     """A permutation of range(samples) that depends only on (seed, epoch), (samples,) int64."""
     generator = torch.Generator().manual_seed(int(mixed(seed, epoch)) >> 1)
@@ -119,12 +133,29 @@ def _restored_random_state() -> Iterator[None]:
 
 
 class Fetcher(Dataset[Any]):
-    """Fetches the samples of a micro-batch and collates them, in the trial's process or in loader workers."""
+    """Fetches the samples of a micro-batch and collates them, in the trial's process or in loader workers.
+
+    Attributes:
+        indexed: whether a micro-batch is fetched at once and draws no global random numbers, so that a thread may fetch it.
+        nbytes: what the dataset would take on a device; None where it cannot live there.
+    """
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self.dataset = dataset
         self.collate = collate
         self._fetches_batches = isinstance(dataset, BatchDataset)  # checked once: isinstance of a protocol takes 15 us
+        self._tensors, self._places = _tensors_of(dataset) if collate is default_collate else (None, None)
+        self.indexed = self._fetches_batches or self._tensors is not None
+        self.nbytes: int | None = dataset.nbytes if isinstance(dataset, MovableDataset) else None
+        if self._tensors is not None:
+            self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
+
+    def move_to(self, device: torch.device) -> None:
+        """Keep the dataset on a device: batches are indexed there."""
+        if self._tensors is not None:
+            self._tensors = tuple(tensor.to(device) for tensor in self._tensors)
+        else:
+            self.dataset = self.dataset.on(device)  # type: ignore[attr-defined]  # a MovableDataset
 
     def __getitems__(self, keys: SampleKeys) -> Any:
         return self.fetch(keys)
@@ -132,25 +163,40 @@ class Fetcher(Dataset[Any]):
     def fetch(self, keys: SampleKeys) -> Any:
         if self._fetches_batches:
             return self.dataset.fetch(keys)  # type: ignore[attr-defined]  # a BatchDataset
-        if type(self.dataset) is TensorDataset and self.collate is default_collate:
-            index = torch.from_numpy(keys.index)
-            return [tensor[index] for tensor in self.dataset.tensors]
+        if self._tensors is not None:
+            index = torch.from_numpy(keys.index if self._places is None else self._places[keys.index])
+            index = index.to(self._tensors[0].device, non_blocking=True)
+            return [tensor[index] for tensor in self._tensors]
+        seeds = mixed(keys.seed, keys.epoch, keys.index).tolist()
         with _restored_random_state():
-            return self.collate([self._one(int(i), int(e), keys.seed) for i, e in zip(keys.index, keys.epoch, strict=True)])
+            return self.collate([self._one(index, seed) for index, seed in zip(keys.index.tolist(), seeds, strict=True)])
 
-    def _one(self, index: int, epoch: int, seed: int) -> Any:
-        sample_seed = int(mixed(seed, epoch, index))
+    def _one(self, index: int, sample_seed: int) -> Any:
         random.seed(sample_seed)
         np.random.seed(sample_seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(sample_seed >> 1)
         return self.dataset[index]
 
 
+def _tensors_of(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, np.ndarray | None]:
+    """The tensors that hold a dataset, and each sample's place in them, None where that is its index; or two Nones."""
+    if type(dataset) is TensorDataset:
+        return dataset.tensors, None
+    if type(dataset) is Subset:
+        tensors, places = _tensors_of(dataset.dataset)
+        chosen = np.asarray(dataset.indices, dtype=np.int64)
+        return tensors, chosen if places is None else places[chosen]
+    return None, None
+
+
 def batches(fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int, pin_memory: bool = False) -> Iterator[Any]:
-    """Batches in the order of `micro_batches`, fetched here or prefetched by `workers` processes."""
+    """Batches in the order of `micro_batches`, fetched here or prefetched by `workers` processes.
+
+    Without workers, pinned batches are fetched by a thread, some ahead, if that needs no random state of the process.
+    """
     if workers == 0:
-        for keys in micro_batches:
-            yield fetcher.fetch(keys)
+        fetched = map(fetcher.fetch, micro_batches)
+        yield from ahead(map(pinned, fetched)) if pin_memory and fetcher.indexed else fetched
         return
     loader: DataLoader[Any] = DataLoader(
         fetcher,
@@ -162,6 +208,45 @@ def batches(fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int,
         generator=torch.Generator(),
     )
     yield from loader
+
+
+def ahead(values: Iterator[Any], count: int = 2) -> Iterator[Any]:
+    """The same values, up to `count` of them made ahead by a thread; its exceptions are raised here."""
+    made: Queue[tuple[Any, BaseException | None]] = Queue(count)
+    over = threading.Event()
+
+    def put(value: Any, error: BaseException | None) -> None:
+        while not over.is_set():
+            with suppress(Full):
+                made.put((value, error), timeout=0.1)
+                return
+
+    def make() -> None:
+        try:
+            for value in values:
+                put(value, None)
+                if over.is_set():
+                    return
+            put(None, StopIteration())
+        except BaseException as error:
+            put(None, error)
+
+    threading.Thread(target=make, name="bsearch-batches", daemon=True).start()
+    try:
+        while True:
+            value, error = made.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield value
+    finally:
+        over.set()
+
+
+def pinned(batch: Any) -> Any:
+    """The batch in page-locked memory, from which copies to a GPU do not wait; batches that already lie on it stay."""
+    return tree_map_only(Tensor, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory(), batch)
 
 
 def _unchanged(batch: Any) -> Any:

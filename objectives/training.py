@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..spaces.errors import TaskError
+from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.plan import BatchPlan, step_plans
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
@@ -30,10 +30,13 @@ from .noise_scale import NoiseScale
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Data, Loss, Score, Task
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 # From malloc.h: the number of blocks allocated with mmap, and the free memory at the top of the heap that triggers a trim.
 _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
+
+# Data that take at most this share of a GPU's memory live there: their batches need no copies.
+_RESIDENT_SHARE = 0.03
 
 # Evaluation stores no activations, so its batches can be larger than training micro-batches.
 _EVALUATION_BATCH = 512
@@ -50,17 +53,20 @@ class TrainingRun:
         self.task, self.setup = task, setup
         self.ranks = Ranks.of(setup.plan.devices)
         self.device = torch.device("cuda", self.ranks.rank) if setup.device == "gpu" else torch.device("cpu")
-        if self.device.type == "cpu":
-            disable_heap_trimming()
-        if torch.get_num_threads() != setup.cpus:
-            torch.set_num_threads(setup.cpus)
-        torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
+        configure_torch(setup)
         limit_memory(setup.memory_limit_bytes, self.device)
         seed_everything(setup.seed)
         self.data = _checked_data(task.data(setup))
         self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
         self.train_fetcher = Fetcher(self.data.train)
         self.validation_fetcher = Fetcher(self.data.validation)
+        self.resident_bytes = 0
+        if self.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            self.resident_bytes = self.resident_within(setup.memory_limit_bytes or total)
+        if self.resident_bytes:
+            self.train_fetcher.move_to(self.device)
+            self.validation_fetcher.move_to(self.device)
         # Initial weights depend on the seed alone, not on random numbers drawn while reading the data.
         seed_everything(setup.seed)
         model = task.model(setup)
@@ -105,10 +111,16 @@ class TrainingRun:
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
 
+    def resident_within(self, limit_bytes: float) -> int:
+        """Bytes of the data that live on a GPU with so much memory: all of it or none."""
+        sizes = [fetcher.nbytes for fetcher in (self.train_fetcher, self.validation_fetcher)]
+        total = sum(size or 0 for size in sizes)
+        return total if None not in sizes and total <= _RESIDENT_SHARE * limit_bytes else 0
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of a forward pass: the study's precision."""
         precision = self.setup.training.precision
-        if precision == "fp32":
+        if precision not in _DTYPES:
             return nullcontext()
         return torch.autocast(self.device.type, _DTYPES[precision])
 
@@ -190,7 +202,7 @@ class TrainingRun:
         batch_scores: dict[str, list[tuple[Any, Any]]] = {}
         try:
             with torch.no_grad():
-                for batch in batches(self.validation_fetcher, keys[self.ranks.rank :: self.ranks.count], 0):
+                for batch in self._validation_batches(keys[self.ranks.rank :: self.ranks.count]):
                     with self.autocast():
                         scores = self.task.score(self.model, self.on_device(batch), self.setup)
                     for name, score in named_scores(self.task, scores).items():
@@ -324,9 +336,18 @@ class TrainingRun:
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
         """This device's micro-batches for steps with these plans, from a position in the sample stream."""
-        training = self.setup.training
-        pinned = training.pin_memory and self.device.type == "cuda"
-        return batches(self.train_fetcher, self._micro_batch_keys(plans, position), training.workers, pinned)
+        workers = 0 if self.resident_bytes else self.setup.training.workers
+        return batches(self.train_fetcher, self._micro_batch_keys(plans, position), workers, self._pins)
+
+    @property
+    def _pins(self) -> bool:
+        """Whether batches are copied to the device from page-locked memory."""
+        return self.setup.training.pin_memory and self.device.type == "cuda" and not self.resident_bytes
+
+    def _validation_batches(self, keys: Sequence[SampleKeys]) -> Iterator[Any]:
+        """Batches for evaluation; processes that load them cost a moment to start, so only several batches are worth them."""
+        workers = min(self.setup.training.workers, len(keys) - 1) if not self.resident_bytes else 0
+        return batches(self.validation_fetcher, keys, max(workers, 0), self._pins)
 
     def _micro_batch_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
         for plan in plans:
@@ -410,7 +431,26 @@ def correct_batch_norm(model: nn.Module, micro_batches: int) -> None:
             module.momentum = 1 - (1 - module.momentum) ** (1 / micro_batches)
 
 
-def disable_heap_trimming() -> None:
+def configure_torch(setup: TrialSetup) -> None:
+    """Set what torch keeps for the whole process: threads, kernel selection, the precision of matrix products, the heap.
+
+    Raises:
+        StudyFileError: a precision that the device does not have.
+    """
+    precision = setup.training.precision
+    if setup.device == "cpu":
+        if precision == "tf32":
+            message = "expected fp32, bf16 or fp16 on a CPU, got tf32, which only NVIDIA's GPUs have"
+            raise StudyFileError(Fault("training.precision", message))
+        _disable_heap_trimming()
+    if torch.get_num_threads() != setup.cpus:
+        torch.set_num_threads(setup.cpus)
+    torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
+    # By default convolutions round their factors and matrix products do not: fp32 would mean two things.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+def _disable_heap_trimming() -> None:
     """Make malloc keep freed memory: returning large blocks to the system costs up to half the time of a large micro-batch."""
     with suppress(OSError, AttributeError):  # a C library without mallopt
         libc = ctypes.CDLL(None)

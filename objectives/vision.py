@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -50,20 +51,37 @@ _SMALL = 64  # pixels up to which a stem designed for 224 loses too much resolut
 class Images(Dataset[tuple[Tensor, Tensor, Tensor | None]]):
     """Images as bytes with their labels; a batch is (pixels (n, 3, size, size) uint8, labels, random numbers or None).
 
-    `pixels` may be memory-mapped. With `augmented`, each sample gets three random numbers.
+    `pixels` may be memory-mapped. With `augmented`, each sample gets three random numbers. `resident` is a copy of pixels and
+    labels on a device.
     """
 
     pixels: np.ndarray
     labels: np.ndarray
     classes: int
     augmented: bool = False
+    resident: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def fetch(self, keys: SampleKeys) -> tuple[Tensor, Tensor, Tensor | None]:
-        pixels = torch.from_numpy(self.pixels[keys.index])
-        return pixels, torch.from_numpy(self.labels[keys.index]), keys.uniform(3) if self.augmented else None
+        uniform = keys.uniform(3) if self.augmented else None
+        if self.resident is None:
+            return torch.from_numpy(self.pixels[keys.index]), torch.from_numpy(self.labels[keys.index]), uniform
+        pixels, labels = self.resident
+        index = torch.from_numpy(keys.index).to(pixels.device, non_blocking=True)
+        return pixels[index], labels[index], uniform
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.pixels.nbytes + self.labels.nbytes)
+
+    def on(self, device: torch.device) -> Images:
+        """The same images with a copy on the device, from which batches are taken."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the mapped file cannot be written to
+            pixels = torch.from_numpy(self.pixels)
+        return replace(self, resident=(pixels.to(device, copy=True), torch.from_numpy(self.labels).to(device)))
 
 
 class Vision(Task):

@@ -28,7 +28,16 @@ _LEAST_SCALE = 0.01
 
 # The parts of a training step's memory; the last is what a GPU's allocator holds beside them. Evaluation has no gradients, and
 # is measured separately.
-PARTS = ("parameters", "gradients", "optimizer state", "batch", "activations", "workspace", "reserved but unused")
+PARTS = (
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "batch",
+    "resident data",
+    "activations",
+    "workspace",
+    "reserved but unused",
+)
 
 
 def bytes_of(text: str) -> int:

@@ -55,7 +55,7 @@ def trial_setup(
         reference_batch=spec.space.reference_batch,
         metric=spec.objectives.metric.name,
         device=device,
-        cpus=spec.devices.cpus,
+        cpus=spec.devices.cores(device),
         folder=str(spec.folder),
         parameters=values,
         evaluation_batch=profile.evaluation_batch,
@@ -321,7 +321,7 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
         epochs=first["epochs"],
         metric=spec.objectives.metric.name,
         device=device,
-        cpus=spec.devices.cpus,
+        cpus=spec.devices.cores(device),
         folder=str(spec.folder),
         parameters=parameters,
     )

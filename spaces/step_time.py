@@ -2,9 +2,9 @@
 
     step_s(plan) = Σ micro_batch_s(m) + update_s, over the plan's micro-batches m
 
-`micro_batch_s`, the time of one forward and backward pass, is known at the micro-batches that were timed, linear between them,
-and never falls. A law holds for one number of devices; their communication is part of `update_s`. Beyond the largest size timed
-it is undefined.
+`micro_batch_s`, the time of one forward and backward pass, is known at the micro-batches that were timed and linear between
+them. It falls only where the timings leave no doubt. A law holds for one number of devices; their communication is part of
+`update_s`. Beyond the largest size timed it is undefined.
 """
 
 from __future__ import annotations
@@ -150,20 +150,17 @@ def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 
     return best
 
 
-def timing_plans(smallest: int, highest: int, *, devices: int = 1, edges: bool = False) -> list[BatchPlan]:
-    """About nine plans that determine the whole law: micro-batches spread over the range, some of them accumulated.
+def timing_plans(smallest: int, highest: int, *, devices: int = 1, dense: bool = False) -> list[BatchPlan]:
+    """Plans that determine the whole law: micro-batches spread over the range, some of them accumulated.
 
     Args:
-        edges: also time sizes next to a power of two, where kernels may change.
+        dense: 9 sizes instead of 6: a GPU's time has corners, where it begins to be busy.
 
     >>> [(plan.effective_batch, plan.accumulation) for plan in timing_plans(1, 256)]
     [(1, 1), (3, 1), (9, 1), (28, 1), (84, 1), (256, 1), (6, 2), (27, 3), (168, 2)]
     """
-    gaps = 3 if edges else 5
+    gaps = 8 if dense else 5
     sizes = sorted({round(smallest * (highest / smallest) ** (part / gaps)) for part in range(gaps + 1)})
-    if edges:
-        near = 1 << max((smallest + highest) // 2, 1).bit_length() - 1
-        sizes = sorted({*sizes, *(size for size in (near - 1, near, near + 1) if smallest <= size <= highest)})
     plans = [BatchPlan(size * devices, 1, devices) for size in sizes]
     inner = [size for size in sizes if size < highest] or [max(highest // 2, smallest)]
     several = [(inner[len(inner) // 4], 2), (inner[len(inner) // 2], 3), (inner[-1], 2)]
@@ -172,4 +169,17 @@ def timing_plans(smallest: int, highest: int, *, devices: int = 1, edges: bool =
     ]
 
 
-__all__ = ["StepTime", "TimedPlan", "fastest_plan", "timing_plans"]
+def refined_plans(plans: list[BatchPlan], size: int) -> list[BatchPlan]:
+    """The plans, with one more size on either side of a timed one, halfway to its neighbours on a log scale.
+
+    >>> [plan.effective_batch for plan in refined_plans([BatchPlan(8), BatchPlan(32), BatchPlan(128)], 32)]
+    [8, 16, 32, 64, 128]
+    """
+    timed = sorted({plan.largest_micro_batch for plan in plans if plan.accumulation == 1})
+    place, devices = timed.index(size), plans[0].devices
+    around = {round(math.sqrt(size * other)) for other in timed[max(place - 1, 0) : place + 2]} - set(timed)
+    added = [BatchPlan(one * devices, 1, devices) for one in sorted(around)]
+    return sorted([*plans, *added], key=lambda plan: (plan.accumulation > 1, plan.effective_batch))
+
+
+__all__ = ["StepTime", "TimedPlan", "fastest_plan", "refined_plans", "timing_plans"]

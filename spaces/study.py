@@ -204,9 +204,10 @@ class Space(Section):
 class Training(Section):
     """Settings that all trials train with."""
 
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         "fp32",
-        description="Precision of the forward pass; bf16 and fp16 use torch's autocast, fp16 with loss scaling.",
+        description="Precision of the forward pass; tf32 (NVIDIA GPUs from 2020 on) rounds the factors of matrix products and "
+        "convolutions, fp32 rounds nothing; bf16 and fp16 use torch's autocast, fp16 with loss scaling.",
     )
     schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
         "cosine", description=f"Learning-rate schedule after warm-up: {', '.join(SCHEDULES)}."
@@ -308,7 +309,11 @@ class Devices(Section):
         Fixed(value=1), description="Data-parallel devices per trial: a number, or a list of numbers to search."
     )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
-    cpus: StrictInt = Field(1, ge=1, description="CPU cores for each of a trial's devices; torch uses as many threads.")
+    cpus: Annotated[StrictInt, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="CPU cores for each of a trial's devices; torch uses as many threads. auto: 1 on a CPU; for a GPU, its "
+        "share of its machine's cores.",
+    )
     accelerator_type: StrictStr | None = Field(
         None, min_length=1, description="Use only devices of this kind, by Ray's name for it, such as A100; default: any."
     )
@@ -322,6 +327,16 @@ class Devices(Section):
     def counts(self) -> tuple[int, ...]:
         """The possible numbers of devices per trial, ascending."""
         return tuple(sorted({int(value) for value in values_of(self.per_trial)}))
+
+    def cores(self, kind: Literal["cpu", "gpu"], cores_per_gpu: int = 1) -> int:
+        """Cores for each device, with auto resolved.
+
+        >>> Devices().cores("gpu", 12), Devices().cores("cpu", 12), Devices(cpus=2).cores("gpu", 12)
+        (12, 1, 2)
+        """
+        if self.cpus != "auto":
+            return self.cpus
+        return max(cores_per_gpu, 1) if kind == "gpu" else 1
 
     def kind_with(self, gpus: float) -> Literal["cpu", "gpu"]:
         """The kind, with auto resolved by the number of GPUs available."""
@@ -536,6 +551,10 @@ class StudySpec(Section):
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
         return parts
+
+    def with_cores(self, cores: int) -> Self:
+        """The study with `devices.cpus: auto` resolved."""
+        return self.model_copy(update={"devices": self.devices.model_copy(update={"cpus": cores})})
 
     def changed(self, sections: Mapping[str, Mapping[str, Any]]) -> Self:
         """The study with some keys of some sections changed, validated again.

@@ -92,6 +92,10 @@ def cifar_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+# Ray reads it once per process, whatever is started later.
+_TOKEN = secrets.token_hex(32)
+
+
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     """A Ray of two CPUs that all tests of a module use; gone when they end."""
@@ -99,7 +103,7 @@ def ray_address() -> Iterator[str]:
     from bsearch.cluster.tune import start_local_ray
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_TOKEN", _TOKEN)
         start_local_ray(1, num_cpus=2)
         try:
             yield ray.get_runtime_context().gcs_address

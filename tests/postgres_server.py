@@ -58,7 +58,7 @@ class PostgresServer:
         import psycopg
 
         where = self.url(database).replace("+psycopg", "")
-        with psycopg.connect(where, autocommit=True, connect_timeout=5) as connection:
+        with psycopg.connect(where, autocommit=True, connect_timeout=20) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 

@@ -34,7 +34,7 @@ HOSTILE = ["a; touch /tmp/x", "a\ntouch /tmp/x", "$(id)", "`id`", "a'b", "-rf", 
 TRIALS = 4
 
 
-def until(true: Callable[[], Any], limit_s: float = 120) -> None:
+def until(true: Callable[[], Any], limit_s: float = 400) -> None:
     end = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end, "waited in vain"

@@ -39,7 +39,7 @@ class Mine(Task):
 """
 COMMANDS = ["run", "check", "profile", "bench", "retime", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
 COMMANDS += ["submit", "jobs", "report"]
-COMMANDS += ["doctor", "completion"]
+COMMANDS += ["doctor", "verify", "completion"]
 JOBS = ["jobs list", "jobs status", "jobs logs", "jobs stop"]
 
 
@@ -305,7 +305,7 @@ def test_a_deleted_database_is_noticed(study_file: Callable[..., Path], tmp_path
             assert driver.poll() is None
         (tmp_path / "small.db").unlink()
         output = driver.stdout.read()
-        assert driver.wait(timeout=60) == 1
+        assert driver.wait(timeout=400) == 1
     assert "small.db was deleted while the study ran" in output
 
 

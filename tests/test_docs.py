@@ -152,7 +152,7 @@ def test_the_site_opens_from_a_disk_and_searches(site: Path) -> None:
         page.goto((site / "index.html").as_uri())
         page.locator("input.md-search__input").click()
         page.keyboard.type("headroom")
-        page.locator(".md-search-result__item a[href*='study.html']").first.wait_for(state="attached", timeout=20_000)
+        page.locator(".md-search-result__item a[href*='study.html']").first.wait_for(state="attached", timeout=120_000)
         browser.close()
     assert not faults
     assert all(url.startswith(("file:", "data:", "about:", "blob:")) for url in asked), asked

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.packaging]
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("spaces", "objectives", "search", "cluster")
+PACKAGES = ("spaces", "objectives", "search", "cluster", "verify")
 
 
 @pytest.fixture(scope="module")

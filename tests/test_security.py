@@ -125,7 +125,7 @@ def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(study_file:
             assert not (home / ".ray").exists()
         finally:
             driver.terminate()
-            driver.wait(timeout=60)
+            driver.wait(timeout=400)
 
 
 @pytest.mark.cluster

@@ -324,7 +324,7 @@ def ends_with_a_front(example: str, folder: Path) -> None:
     study = folder / "study"
     shutil.copytree(Path(__file__).parent.parent / "examples" / example, study, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "bsearch", "run", "study.yaml", "--serial", "--trials", "4", "--json"]
-    done = subprocess.run(command, cwd=study, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=study, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     front = json.loads(done.stdout)["front"]
     assert front and max(one["accuracy"] for one in front) > 0.5

@@ -133,11 +133,11 @@ class Submission:
                     "submit.gpus_per_node", f"expected at least {most}, the devices of one trial, got {requested.gpus_per_node}"
                 )
             )
-        if requested.cpus_per_node < devices.cpus * most:
+        if requested.cpus_per_node < devices.cores("cpu") * most:
             faults.append(
                 Fault(
                     "submit.cpus_per_node",
-                    f"expected at least {devices.cpus * most}, the cores of one trial, got {requested.cpus_per_node}",
+                    f"expected at least {devices.cores('cpu') * most}, the cores of one trial, got {requested.cpus_per_node}",
                 )
             )
         return faults

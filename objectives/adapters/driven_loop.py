@@ -23,7 +23,7 @@ from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..batches import Fetcher, SampleStream, batches
 from ..checkpoint import Checkpoint, random_state, set_random_state
 from ..step_clock import StepClock
-from ..training import batch_norms, check_optimizer, correct_batch_norm, disable_heap_trimming, seed_everything
+from ..training import batch_norms, check_optimizer, configure_torch, correct_batch_norm, seed_everything
 
 
 def study_faults(where: str, given: Container[str], study_keys: Mapping[str, str]) -> list[str]:
@@ -55,11 +55,7 @@ class DrivenLoop:
     def __init__(self, setup: TrialSetup, where: str) -> None:
         self.setup, self.where = setup, where
         self._check_supported()
-        if setup.device == "cpu":
-            disable_heap_trimming()
-        if torch.get_num_threads() != setup.cpus:
-            torch.set_num_threads(setup.cpus)
-        torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
+        configure_torch(setup)
         full, last = step_plans(setup.plan, setup.samples_budget, **setup.limits)
         self.plans = (setup.plan,) * full + tuple(last)
         ends = tuple(accumulate(plan.effective_batch for plan in self.plans))

@@ -153,7 +153,7 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
 def _train(
     driven: DrivenLoop, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], report: Report[Measurement]
 ) -> None:
-    precision = {"fp32": "no"}.get(driven.setup.training.precision, driven.setup.training.precision)
+    precision = {"fp32": "no", "tf32": "no"}.get(driven.setup.training.precision, driven.setup.training.precision)
     with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), driven.running():
         args = TrainingArguments(output_dir=folder, **arguments)
         if args.n_gpu > 1:

@@ -60,7 +60,7 @@ _STUDY_KEYS = {
     "strategy": "devices.per_trial",
     "reload_dataloaders_every_n_epochs": "training.workers",
 }
-_PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+_PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def train_with(

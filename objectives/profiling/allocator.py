@@ -208,11 +208,12 @@ class CachingAllocator:
         return rest
 
     def _merged(self, block: _Block) -> _Block:
-        """A free block together with its free neighbours, which leave the free list."""
+        """A block together with its neighbours in the same state, free or unmapped; free ones leave the free list."""
         for other in (block.before, block.after):
-            if other is None or other.state != "free":
+            if other is None or other.state != block.state:
                 continue
-            block.pool.remove(other)
+            if other.state == "free":
+                block.pool.remove(other)
             first, second = sorted((block, other), key=lambda one: one.address)
             first.size, first.after = first.size + second.size, second.after
             if first.after is not None:
@@ -241,17 +242,7 @@ class CachingAllocator:
             if end < block.address + block.size:
                 block.pool.add(self._split(block, end - block.address))
             block.state = "unmapped"
-            self._merge_unmapped(block)
-
-    def _merge_unmapped(self, block: _Block) -> None:
-        for other in (block.before, block.after):
-            if other is None or other.state != "unmapped":
-                continue
-            first, second = sorted((block, other), key=lambda one: one.address)
-            first.size, first.after = first.size + second.size, second.after
-            if first.after is not None:
-                first.after.before = first
-            block = first
+            self._merged(block)
 
     # Expandable segments: each pool is one range of addresses without end, mapped page by page.
 

@@ -20,8 +20,12 @@ _RESAMPLES = 200
 _FEWEST_ROUNDS = 4
 
 
+# Times may fall as the micro-batch grows where a fit that rises is off by this share, and one that may fall by half of that.
+_FALLS = 0.03
+
+
 def fit_step_time(timed: Sequence[TimedPlan]) -> StepTime:
-    """Fit by relative least squares, with non-negative seconds that never decrease as the micro-batch grows.
+    """Fit by relative least squares, with non-negative seconds; they fall only where no rising fit comes near the timings.
 
     >>> law = StepTime(((8, 0.1), (100, 0.5), (400, 3.5)), update_s=0.05)
     >>> plans = [BatchPlan(8), BatchPlan(100), BatchPlan(400), BatchPlan(16, accumulation=2), BatchPlan(200, accumulation=2)]
@@ -30,18 +34,44 @@ def fit_step_time(timed: Sequence[TimedPlan]) -> StepTime:
     ([(8, 0.1), (100, 0.5), (400, 3.5)], 0.05)
     """
     sizes = _sizes(timed)
-    terms = np.array([_terms(entry.plan, sizes) for entry in timed])
-    update_s, first_s, *slopes = (float(value) for value in _solved(terms, np.array([entry.step_s for entry in timed])))
-    points = [(sizes[0], first_s)]
-    for size, slope in zip(sizes[1:], slopes, strict=True):
-        points.append((size, points[-1][1] + slope * (size - points[-1][0])))
-    return StepTime(tuple(points), update_s, devices=timed[0].plan.devices, timed=tuple(timed))
+    terms, seconds = _matrix(timed, sizes), np.array([entry.step_s for entry in timed])
+    rising = _solved(terms, seconds)
+    update_s, first_s, *slopes = (float(value) for value in rising)
+    values = [first_s]
+    for (low, high), slope in zip(pairwise(sizes), slopes, strict=True):
+        values.append(values[-1] + slope * (high - low))
+    off = _worst(terms @ rising, seconds)
+    if off > _FALLS:
+        free_terms = terms @ _from_values(sizes)
+        free = _solved(free_terms, seconds)
+        if _worst(free_terms @ free, seconds) < off / 2:
+            update_s, *values = (float(value) for value in free)
+    points = tuple(zip(sizes, values, strict=True))
+    return StepTime(points, update_s, devices=timed[0].plan.devices, timed=tuple(timed))
+
+
+def _worst(predicted: np.ndarray, seconds: np.ndarray) -> float:
+    return float(np.abs(predicted / seconds - 1).max())
+
+
+def _from_values(sizes: Sequence[int]) -> np.ndarray:
+    """Turns (seconds of a step, seconds at each knot) into (seconds of a step, at the first knot, slopes between knots)."""
+    matrix = np.zeros((len(sizes) + 1, len(sizes) + 1))
+    matrix[0, 0] = matrix[1, 1] = 1.0
+    for row, (low, high) in enumerate(pairwise(sizes), start=2):
+        matrix[row, row - 1], matrix[row, row] = -1 / (high - low), 1 / (high - low)
+    return matrix
 
 
 def _sizes(timed: Iterable[TimedPlan]) -> list[int]:
     """The micro-batches timed without accumulation, which are the law's knots."""
     timed = list(timed)
     return sorted({entry.plan.largest_micro_batch for entry in timed if entry.plan.accumulation == 1})
+
+
+def _matrix(timed: Sequence[TimedPlan], sizes: Sequence[int]) -> np.ndarray:
+    """The design matrix of a rising law, (plans, 2 + gaps between knots)."""
+    return np.array([_terms(entry.plan, sizes) for entry in timed])
 
 
 def _terms(plan: BatchPlan, sizes: Sequence[int]) -> list[float]:
@@ -70,8 +100,7 @@ def _interval(timed: Sequence[TimedPlan], seed: int) -> float | None:
     seconds = np.array([entry.rounds for entry in timed])  # (plans, rounds)
     if seconds.shape[1] < _FEWEST_ROUNDS:
         return None
-    sizes = _sizes(timed)
-    terms = np.array([_terms(entry.plan, sizes) for entry in timed])
+    terms = _matrix(timed, _sizes(timed))
     rng = np.random.default_rng(seed)
     predictions = []
     for _ in range(_RESAMPLES):
@@ -82,12 +111,20 @@ def _interval(timed: Sequence[TimedPlan], seed: int) -> float | None:
 
 
 def _misfit(timed: Sequence[TimedPlan]) -> tuple[float, float] | None:
-    """Leave-one-out error, median and maximum; plans at the ends of the range stay in, as predicting them would extrapolate."""
+    errors = list(leave_one_out(timed).values())
+    return (median(errors), max(errors)) if errors else None
+
+
+def leave_one_out(timed: Sequence[TimedPlan]) -> dict[BatchPlan, float]:
+    """Relative error of the law on each plan when fitted without it.
+
+    Plans at the ends of the range stay in, as predicting them would extrapolate.
+    """
     sizes = _sizes(timed)
-    errors = []
+    errors = {}
     for left_out in timed:
         if left_out.plan.accumulation == 1 and left_out.plan.largest_micro_batch in (sizes[0], sizes[-1]):
             continue
         law = fit_step_time([entry for entry in timed if entry is not left_out])
-        errors.append(abs(law._seconds(left_out.plan) / left_out.step_s - 1))
-    return (median(errors), max(errors)) if errors else None
+        errors[left_out.plan] = abs(law._seconds(left_out.plan) / left_out.step_s - 1)
+    return errors

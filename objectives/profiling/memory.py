@@ -41,9 +41,16 @@ _LARGEST_EVALUATION = 4096
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Peak bytes, and their breakdown by part."""
+    """Peak bytes of a step or an evaluation.
+
+    Args:
+        total: what counts against the limit: on a GPU the bytes that its allocator reserves, on a CPU those of live tensors.
+        live: bytes of live tensors.
+        parts: the breakdown of `total`, empty where it was read from the GPU's allocator.
+    """
 
     total: int
+    live: int
     parts: dict[str, int]
 
 
@@ -53,14 +60,17 @@ class MemoryProbe:
     Args:
         setup: its device determines the prediction: for a GPU, steps are traced as CUDA runs them, and the peak is of the bytes
             that its allocator reserves.
-        like_gpu: trace for a GPU that is not here: then nothing can be counted.
         cap_bytes: what a GPU's allocator may reserve, which makes it release cached memory before a request fails.
+        like_gpu: trace for a GPU that is not here: then nothing can be counted.
     """
 
     def __init__(self, task: Task, setup: TrialSetup, cap_bytes: float = math.inf, *, like_gpu: bool = False) -> None:
         self.task, self.like_gpu = task, like_gpu
         self.run = TrainingRun(task, setup)
-        self.setup = self.run.setup = replace(setup, device="gpu") if like_gpu else setup
+        if like_gpu:
+            setup = replace(setup, device="gpu")
+            self.run.resident_bytes = self.run.resident_within(cap_bytes)
+        self.setup = self.run.setup = setup
         self.run.model.cpu()  # copies are probed; on the device it would add to their memory
         self._batch_like = _batch_factory(self.run)
         self.note = ""
@@ -99,16 +109,15 @@ class MemoryProbe:
         on_gpu = self.setup.device == "gpu"
         with warnings.catch_warnings(), fake, as_cuda() if on_gpu else nullcontext():
             warnings.simplefilter("ignore")
-            if on_gpu:
-                move_to_fake_cuda(model)
-            run = self.run.on(model, torch.device("cuda" if on_gpu else "cpu"))
-            if on_gpu:
-                for group in run.optimizer.param_groups:
-                    if group.get("foreach", ...) is None and not group.get("fused"):
-                        group["foreach"] = True  # the default on a GPU; it needs more memory at once
-            if on_gpu:
-                return _reserved_peak(run, kind, size, lambda count: self._batch_like(count, _empty_on_cuda), self.cap_bytes)
-            return _peak_of(run, kind, size, lambda count: self._batch_like(count, fake.from_tensor))
+            if not on_gpu:
+                run = self.run.on(model, torch.device("cpu"))
+                return _peak_of(run, kind, size, lambda count: self._batch_like(count, fake.from_tensor))
+            move_to_fake_cuda(model)
+            run = self.run.on(model, torch.device("cuda"))
+            for group in run.optimizer.param_groups:
+                if group.get("foreach", ...) is None and not group.get("fused"):
+                    group["foreach"] = True  # the default on a GPU; it needs more memory at once
+            return _reserved_peak(run, kind, size, lambda count: self._batch_like(count, _empty_on_cuda), self.cap_bytes)
 
     def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
         """The same on real tensors: on a GPU the allocator's peak, on a CPU live tensor bytes.
@@ -123,9 +132,9 @@ class MemoryProbe:
             )
         device = torch.device("cuda" if self.setup.device == "gpu" else "cpu")
         run = self.run.on(copy.deepcopy(self.run.model).to(device), device)
-        if device.type == "cuda" and self.setup.training.compile:
-            run.model.compile()  # copying a model drops its compiled call
         if device.type == "cuda":
+            if self.setup.training.compile:
+                run.model.compile()  # copying a model drops its compiled call
             return _peak_on_gpu(run, kind, size)
         return _peak_of(run, kind, size, lambda count: _real_batch(run, count, kind), limit_bytes)
 
@@ -197,7 +206,7 @@ def does_not_fit(probe: MemoryProbe, peak: Peak | None, limit_bytes: float, micr
 
 def _peak_of(run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], limit_bytes: int | None = None) -> Peak:
     counter, _ = _counted_step(run, kind, size, batch, limit_bytes)
-    return Peak(counter.peak_bytes, dict(counter.peak_parts))
+    return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
 
 
 def _reserved_peak(run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], cap_bytes: float) -> Peak:
@@ -206,6 +215,7 @@ def _reserved_peak(run: TrainingRun, kind: str, size: int, batch: Callable[[int]
     for cap in (cap_bytes, math.inf):
         allocator = CachingAllocator(cap, expandable=EXPANDABLE_SEGMENTS)
         try:
+            allocator.allocate("resident data", run.resident_bytes)
             allocator.replay(counter.events[:before])
             if before:
                 allocator.release_cached()
@@ -214,8 +224,10 @@ def _reserved_peak(run: TrainingRun, kind: str, size: int, batch: Callable[[int]
         except AllocatorFullError:
             continue
         break
-    unused = max(allocator.peak_reserved_bytes - counter.peak_bytes, 0)
-    return Peak(allocator.peak_reserved_bytes, {**counter.peak_parts, "reserved but unused": unused})
+    live = counter.peak_bytes + run.resident_bytes
+    unused = max(allocator.peak_reserved_bytes - live, 0)
+    parts = {**counter.peak_parts, "resident data": run.resident_bytes, "reserved but unused": unused}
+    return Peak(allocator.peak_reserved_bytes, live, parts)
 
 
 def _counted_step(
@@ -266,7 +278,7 @@ def _peak_on_gpu(run: TrainingRun, kind: str, size: int) -> Peak:
         torch.cuda.reset_peak_memory_stats()
         keys = in_order(size, size, run.setup.seed)[0]
         run.evaluate([replace(keys, index=keys.index % len(run.data.validation))])  # type: ignore[arg-type]
-    return Peak(torch.cuda.max_memory_reserved(), {})
+    return Peak(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), {})
 
 
 def _real_batch(run: TrainingRun, count: int, kind: str) -> Any:
@@ -301,6 +313,3 @@ def _batch_factory(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor
         return tree_map(sized, two, three, *pairs)
 
     return like
-
-
-__all__ = ["MemoryProbe", "Peak", "does_not_fit", "evaluation_batch", "memory_law"]

@@ -30,7 +30,7 @@ from ..loading import load_task, user_code_location
 from ..task import Loss, Score, Task
 from ..training import TrainingRun, batch_norms, named_scores
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
-from .step_time import measured_step_time, timed_rounds
+from .step_time import measured_step_time, refined_step_time, timed_rounds
 
 # Real runs that may look for the largest micro-batch.
 _MOST_RUNS = 4
@@ -88,10 +88,14 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     name = device_name(kind)
     if not isinstance(task, Task):
         return DeviceProfile(kind, name, training_set=setup.training.samples)
-    parameters = _ReadParameters(setup.parameters)
-    setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
         raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
+    device_bytes = _device_bytes(kind)
+    if kind == "gpu":  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
+        setup = replace(setup, memory_limit_bytes=request.memory.limit_bytes(device_bytes, kind))
+        request = replace(request, setup=setup)
+    parameters = _ReadParameters(setup.parameters)
+    setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
         smallest, run = _smallest_workable(task, setup)
         scores = run.evaluate(in_order(min(4, len(run.data.validation)), 4, setup.seed))  # type: ignore[arg-type]
@@ -104,7 +108,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     profile = DeviceProfile(
         kind=kind,
         device=name,
-        device_bytes=_device_bytes(kind),
+        device_bytes=device_bytes,
         training_set=len(run.data.train),  # type: ignore[arg-type]
         validation_set=len(run.data.validation),  # type: ignore[arg-type]
         smallest_micro_batch=smallest,
@@ -167,7 +171,7 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
         smallest = profile.smallest_micro_batch
         share = _largest_share(profile, request, devices)
         cap = profile.cap_on(devices, request.memory.headroom) or share
-        plans = timing_plans(smallest, max(min(cap, share), smallest), devices=devices, edges=profile.kind == "gpu")
+        plans = timing_plans(smallest, max(min(cap, share), smallest), devices=devices, dense=profile.kind == "gpu")
         setup = replace(
             request.setup,
             plan=plans[0],
@@ -185,6 +189,9 @@ def _timed_within_memory(reference: str, setup: TrialSetup, plans: list[BatchPla
     """The law of these plans, halving their sizes while memory runs out: without a limit it has not been probed."""
     while True:
         try:
+            # Compiling is not worth another look.
+            if setup.device == "gpu" and not setup.training.compile:
+                return refined_step_time(lambda chosen: timed_rounds(reference, setup, chosen), plans, limit_s)
             with closing(timed_rounds(reference, setup, plans)) as rounds:  # type: ignore[type-var]  # a generator
                 return measured_step_time(rounds, plans, limit_s)
         except Exception as error:
@@ -192,7 +199,7 @@ def _timed_within_memory(reference: str, setup: TrialSetup, plans: list[BatchPla
             if not is_out_of_memory(error) or largest < setup.smallest_micro_batch:
                 raise
         release_memory(setup.device)
-        plans = timing_plans(setup.smallest_micro_batch, largest, devices=plans[0].devices, edges=setup.device == "gpu")
+        plans = timing_plans(setup.smallest_micro_batch, largest, devices=plans[0].devices, dense=setup.device == "gpu")
 
 
 @contextmanager
@@ -289,9 +296,7 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
     """
     here = replace(request, setup=replace(request.setup, device="cpu"), memory=Memory(), timing_s=0.0, traces=False, others=())
     profile = profile_task(reference, here)
-    task = load_task(reference)
-    if not isinstance(task, Task):
-        raise TaskError(f"task {reference}: expected a Task, got a generator, whose memory can only be measured while it runs")
+    task = _traceable(reference)
     limit = request.memory.limit_bytes(card.usable_bytes, "gpu")
     profile = replace(profile, kind="gpu", device=card.name, device_bytes=card.usable_bytes, limit_bytes=limit)
     usable = profile.usable_bytes(max(request.devices), request.memory.headroom)
@@ -307,8 +312,7 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
             raise StudyFileError(Fault("memory.limit", fault))
         most, peaks = evaluation_batch(probe, usable, law, largest)
     law = replace(law, evaluation_points=tuple(sorted(peaks.items())), note=probe.note)
-    sizes = sorted({round(smallest * (largest / smallest) ** (part / 6)) for part in range(7)})
-    rows = [MemoryRow(size, probe.train_peak(size).total, None) for size in sizes]
+    rows = [MemoryRow(size, probe.train_peak(size).total, None) for size in _spread(smallest, largest)]
     return replace(profile, largest_micro_batch=largest, evaluation_batch=most, memory=law), rows
 
 
@@ -327,12 +331,11 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
     Raises:
         TaskError: a generator, whose memory cannot be traced.
     """
-    task = load_task(reference)
-    if not isinstance(task, Task) or profile.memory is None:
-        raise TaskError(f"task {reference}: expected a Task, got a generator, whose memory can only be measured while it runs")
+    task = _traceable(reference)
+    assert profile.memory is not None
     smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
     probe = MemoryProbe(task, replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest))
-    sizes = sorted({round(smallest * (largest / smallest) ** (part / 6)) for part in range(7)})
+    sizes = _spread(smallest, largest)
     rows = []
     last_s, started = 0.0, time.perf_counter()
     for before, size in zip([smallest, *sizes], sizes, strict=False):
@@ -344,6 +347,18 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
             last_s = time.perf_counter() - size_started
         rows.append(MemoryRow(size, predicted, measured))
     return rows
+
+
+def _traceable(reference: str) -> Task:
+    task = load_task(reference)
+    if not isinstance(task, Task):
+        raise TaskError(f"task {reference}: expected a Task, got a generator, whose memory can only be measured while it runs")
+    return task
+
+
+def _spread(smallest: int, largest: int) -> list[int]:
+    """At most seven sizes between two, both included, in equal ratios."""
+    return sorted({round(smallest * (largest / smallest) ** (part / 6)) for part in range(7)})
 
 
 def verified(

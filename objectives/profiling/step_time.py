@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import median
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...spaces.errors import ProfilingError, TaskError
 from ...spaces.plan import BatchPlan
-from ...spaces.step_time import PRECISION, StepTime, TimedPlan
+from ...spaces.step_time import PRECISION, StepTime, TimedPlan, refined_plans
 from ...spaces.trial import TrialSetup
 from ..batches import in_order
 from ..data_parallel import RankDiedError, rank_processes
@@ -28,7 +28,7 @@ from ..loading import load_task
 from ..step_clock import StepClock
 from ..task import Task
 from ..training import TrainingRun
-from .fit import fit_step_time, with_uncertainty
+from .fit import fit_step_time, leave_one_out, with_uncertainty
 
 # Consecutive steps to average, by the seconds of one step at most. The first step after a change of shape is up to 1.45
 # times slower and is dropped. Averages of three short steps were slower than in training, of ten they are not (docs/log.md).
@@ -188,14 +188,44 @@ def measured_step_time(rounds: Iterator[Round], plans: Sequence[BatchPlan], limi
         expired = time.perf_counter() - started >= limit_s
         if not expired and (len(measured) <= _MIN_ROUNDS or len(measured) % 3):
             continue
-        law = with_uncertainty(_fitted(measured, plans))
+        law = with_uncertainty(fitted(measured, plans))
         if expired or (law.interval is not None and law.interval < PRECISION):
             break
     assert law is not None
     return law
 
 
-def _fitted(rounds: Sequence[Round], plans: Sequence[BatchPlan]) -> StepTime:
+# A law that misses a timed plan by more than this, when fitted without it, is refined there, so many times at most.
+_MISFIT, _REFINEMENTS = 0.03, 4
+
+
+def refined_step_time(
+    rounds_of: Callable[[list[BatchPlan]], Iterator[Round]], plans: list[BatchPlan], limit_s: float
+) -> StepTime:
+    """Time, look where the law fits worst, and time more sizes there; half of the time is kept for the final plans.
+
+    On a GPU a step takes hardly longer with more samples until the device is busy, and much longer from there on: the law
+    bends at a size that nobody knows beforehand.
+
+    Args:
+        rounds_of: starts timing these plans.
+    """
+    started = time.perf_counter()
+    for _ in range(_REFINEMENTS):
+        with closing(rounds_of(plans)) as rounds:  # type: ignore[type-var]  # a generator
+            law = measured_step_time(rounds, plans, limit_s / (2 * _REFINEMENTS))
+        errors = {plan: error for plan, error in leave_one_out(law.timed).items() if plan.accumulation == 1}
+        worst = max(errors, key=lambda plan: errors[plan], default=None)
+        finer = plans if worst is None else refined_plans(plans, worst.largest_micro_batch)
+        if worst is None or errors[worst] < _MISFIT or finer == plans or time.perf_counter() - started > limit_s / 2:
+            break
+        plans = finer
+    with closing(rounds_of(plans)) as rounds:  # type: ignore[type-var]
+        return measured_step_time(rounds, plans, max(limit_s - (time.perf_counter() - started), limit_s / 2))
+
+
+def fitted(rounds: Sequence[Round], plans: Sequence[BatchPlan]) -> StepTime:
+    """The law of rounds in which these plans were timed; the first round, a warm-up, is left out if there are others."""
     used = rounds[1:] or rounds
     timed = [
         TimedPlan(plan, tuple(one.steps[index][0] for one in used), median(one.steps[index][1] for one in used))

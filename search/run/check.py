@@ -65,8 +65,9 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     Raises:
         StudyFileError, TaskError, StorageError: as `bsearch run` would.
     """
-    assert spec.storage is not None
     runner = SerialRunner(spec.devices)
+    spec = spec.with_cores(runner.cores)
+    assert spec.storage is not None
     task_code_hash(spec.task)
     storage_engine(spec.storage).dispose()
     timing_s = min(float(spec.budget.profile_s) or _CHECK_S, _CHECK_S) / len(cost_keys(spec))
@@ -74,7 +75,7 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     feasible = feasible_batches(spec, profiles.values())
     if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, feasible)]:
         raise StudyFileError(dict.fromkeys(faults))
-    cores = spec.devices.cpus * min(spec.devices.counts)
+    cores = runner.cores * min(spec.devices.counts)
     slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
     timed = isinstance(load_task(spec.task), Task)
     forecasted = forecast(spec, profiles, slots if runner.device == "cpu" else 1) if timed else None
@@ -96,7 +97,8 @@ def profile_study(spec: StudySpec, seconds: float | None = None, card: Card | No
         known, memory = profile_like(spec.task, profile_request(spec, "cpu", key), card)
         return ProfiledStudy(study_identity(spec, task_code_hash(spec.task))["task"], {key: known}, memory)
     timing_s = float(spec.budget.profile_s) if seconds is None else seconds
-    profiled = _profiles(spec, SerialRunner(spec.devices), timing_s, traces=True)
+    runner = SerialRunner(spec.devices)
+    profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True)
     request, profile = next(iter(profiled.values()))
     rows = memory_rows(spec.task, request, profile, _MEMORY_S if seconds is None else seconds)
     task = study_identity(spec, task_code_hash(spec.task))["task"]

@@ -167,7 +167,7 @@ def cpu(spec: StudySpec | None = None, limits: Sequence[Sequence[str]] | None = 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [int(quota) / int(period) for quota, period in limits or cgroup_limit("cpu.max") if quota != "max"]
     allowed = min([float(cores), *quotas])
-    each = spec.devices.cpus if spec is not None else 1
+    each = spec.devices.cores("cpu") if spec is not None else 1
     if allowed < cores:
         yield Finding(
             "cpu",

@@ -108,6 +108,7 @@ def run_study(
         if (finished := _finished(study, notify)) is not None:
             return finished
         with runner as opened:
+            study = replace(study, spec=study.spec.with_cores(opened.cores))
             profiles, feasible = _profile(study, opened, task_hash, notify)
             return _drive(study, opened, profiles, feasible, task_hash, notify, watch)
     finally:

@@ -20,6 +20,10 @@ class Runner(Protocol):
         """What one trial runs on here."""
 
     @property
+    def cores(self) -> int:
+        """CPU cores for each of a trial's devices."""
+
+    @property
     def slots(self) -> int:
         """Trials that run side by side."""
 

@@ -34,8 +34,9 @@ class SerialRunner:
                 Fault("devices.kind", "expected a GPU that torch can use, got none here. Write kind: cpu or auto.")
             )
         have, things = torch.cuda.device_count(), "GPUs"
+        self.cores = devices.cores(self.device, (os.cpu_count() or 1) // max(have, 1))
         if self.device == "cpu":
-            have, things = (os.cpu_count() or 1) // devices.cpus, f"times {devices.cpus} cores"
+            have, things = (os.cpu_count() or 1) // self.cores, f"times {self.cores} cores"
         if max(devices.counts) > max(have, 1):
             message = f"expected at most the {have} {things} of this machine, got {max(devices.counts)}"
             raise StudyFileError(Fault("devices.per_trial", message))

@@ -14,7 +14,7 @@ import torch
 from bsearch.cli import main
 from bsearch.objectives.profiling.fit import fit_step_time, with_uncertainty
 from bsearch.objectives.profiling.probe import profile_task
-from bsearch.objectives.profiling.step_time import Round, measured_step_time, timed_rounds
+from bsearch.objectives.profiling.step_time import Round, measured_step_time, refined_step_time, timed_rounds
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.run.driver import StudyResult, run_study
@@ -167,9 +167,51 @@ def test_plans_to_time_are_spread_and_few() -> None:
         assert all(low <= size <= high for plan in plans for size in plan.micro_batches())
         law = fit_step_time([TimedPlan(plan, (0.01 + 0.001 * plan.effective_batch,)) for plan in plans])
         assert law.step_s(BatchPlan(high)) > 0
-    beside = timing_plans(1, 1000, edges=True)
-    assert {255, 256, 257} <= {plan.effective_batch for plan in beside}
-    assert len(beside) <= 10
+    dense = timing_plans(1, 1000, dense=True)
+    assert len({plan.largest_micro_batch for plan in dense}) == 9
+    assert len(dense) <= 12
+
+
+@pytest.mark.parametrize("busy_from", [3, 7, 20, 45, 100, 180, 333])
+@pytest.mark.parametrize("steep", [1.0, 3.0])
+def test_the_corner_where_a_gpu_is_busy_is_found(busy_from: int, steep: float) -> None:
+    """Time that hardly grows up to some size, and in proportion beyond; from there on kernels may even be faster at first."""
+
+    def micro_batch_s(size: int) -> float:
+        return 0.004 * max(1 + 0.05 * size / busy_from, (size / busy_from) ** (1 if steep == 1 else 1.2))
+
+    def seconds(plan: BatchPlan) -> float:
+        return 0.001 + sum(map(micro_batch_s, plan.micro_batches()))
+
+    started: list[list[BatchPlan]] = []
+
+    def rounds_of(plans: list[BatchPlan]) -> Iterator[Round]:
+        started.append(plans)
+        factors = itertools.cycle([1.0, 1.002, 0.998, 1.001])
+        while True:
+            yield Round(tuple((seconds(plan) * next(factors), 0.0) for plan in plans), (1e-4,))
+
+    law = refined_step_time(rounds_of, timing_plans(1, 512, dense=True), limit_s=60.0)
+    assert len(started) <= 5
+    errors = [abs(law.step_s(BatchPlan(size)) / seconds(BatchPlan(size)) - 1) for size in range(1, 513)]
+    assert max(errors) < 0.05
+    assert sorted(errors)[len(errors) // 2] < 0.02
+
+
+def test_times_fall_where_the_timings_leave_no_doubt() -> None:
+    """A size that suits a kernel is faster than a smaller one; noise alone makes nothing fall."""
+    plans = timing_plans(1, 512, dense=True)
+    seconds = {plan.largest_micro_batch: 0.01 + 1e-4 * plan.largest_micro_batch for plan in plans}
+    fast = sorted(seconds)[6]
+    seconds[fast] *= 0.6
+    known = StepTime(tuple(sorted(seconds.items())), 0.002)
+    law = fit_step_time([TimedPlan(plan, (known.step_s(plan),)) for plan in plans])
+    assert law.micro_batch_s(fast) == pytest.approx(seconds[fast], rel=0.001)
+    assert law.micro_batch_s(fast) < law.micro_batch_s(sorted(seconds)[5])
+    noise = itertools.cycle([1.0, 1.01, 0.99, 1.005, 0.985])
+    flat = fit_step_time([TimedPlan(plan, (0.01 * plan.accumulation * next(noise),)) for plan in plans])
+    values = [value for _, value in flat.points]
+    assert values == sorted(values)
 
 
 def test_timing_trains_nothing_away_and_tells_what_input_took() -> None:

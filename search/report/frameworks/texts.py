@@ -64,6 +64,7 @@ def huggingface(chosen: ChosenSettings) -> Exported:
         "max_grad_norm": training.clip_norm or 0.0,
         "bf16": training.precision == "bf16",
         "fp16": training.precision == "fp16",
+        **({"tf32": True} if training.precision == "tf32" else {}),
         "torch_compile": training.compile,
         "dataloader_drop_last": False,
         "dataloader_num_workers": training.workers,
@@ -93,7 +94,7 @@ def lightning(chosen: ChosenSettings) -> Exported:
         "accelerator": chosen.setup.device,
         "devices": chosen.even.devices,
         "accumulate_grad_batches": chosen.even.accumulation,
-        "precision": {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[training.precision],
+        "precision": {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[training.precision],
         "gradient_clip_val": training.clip_norm,
         "max_epochs": -1,
         "max_steps": chosen.even_steps,
@@ -103,7 +104,7 @@ def lightning(chosen: ChosenSettings) -> Exported:
     if training.cudnn_benchmark:
         arguments["benchmark"] = True
     notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Lightning")]
-    notes += _device_notes(chosen, "accelerator='cpu'")
+    notes += [*_device_notes(chosen, "accelerator='cpu'"), *_tf32_notes(chosen)]
     if training.compile:
         notes.append("the trial's model was compiled: call module = torch.compile(module) before Trainer.fit")
     return _program("lightning", chosen, notes, arguments=arguments, optimizer=_optimizer(chosen, chosen.even_settings))
@@ -114,12 +115,12 @@ def accelerate(chosen: ChosenSettings) -> Exported:
     training = chosen.setup.training
     arguments: dict[str, Any] = {
         "gradient_accumulation_steps": chosen.even.accumulation,
-        "mixed_precision": {"fp32": "no"}.get(training.precision, training.precision),
+        "mixed_precision": {"fp32": "no", "tf32": "no"}.get(training.precision, training.precision),
     }
     if chosen.setup.device == "cpu":
         arguments["cpu"] = True
     notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Accelerate")]
-    notes += _device_notes(chosen, "cpu=True")
+    notes += [*_device_notes(chosen, "cpu=True"), *_tf32_notes(chosen)]
     if training.compile:
         notes.append("the trial's model was compiled: call model = torch.compile(model) before train(...)")
     if training.sync_batch_norm:
@@ -289,6 +290,12 @@ def _mean_notes(chosen: ChosenSettings, framework: str) -> Iterator[str]:
             f"{framework} averages the micro-batches' means, which equals the step's mean only if all have the same "
             "denominator (samples, tokens or weights); for a mean over samples, that holds in every step except an epoch's last"
         )
+
+
+def _tf32_notes(chosen: ChosenSettings) -> list[str]:
+    if chosen.setup.training.precision != "tf32":
+        return []
+    return ["the trial's products were rounded to tf32: call torch.set_float32_matmul_precision('high') first"]
 
 
 def _device_notes(chosen: ChosenSettings, argument: str) -> Iterator[str]:

@@ -78,7 +78,7 @@ def served(study: Path, *options: str) -> Iterator[str]:
             yield line.split(": ")[1].split()[0]
         finally:
             server.send_signal(signal.SIGINT)
-            errors = server.communicate(timeout=20)[1]
+            errors = server.communicate(timeout=100)[1]
         assert (server.returncode, errors) == (0, "")
 
 
@@ -300,7 +300,7 @@ def test_a_person_sees_names_fates_and_notes(study: Path, tmp_path: Path) -> Non
         page.on("pageerror", lambda error: faults.append(str(error)))
 
         def see(text: str) -> None:
-            playwright.expect(page.get_by_text(text).first).to_be_visible(timeout=30_000)
+            playwright.expect(page.get_by_text(text).first).to_be_visible(timeout=120_000)
 
         page.goto(address)
         see("Pareto Front")

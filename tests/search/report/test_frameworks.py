@@ -370,7 +370,7 @@ def test_the_script_runs_alone_and_on_two_devices_with_the_same_result(tmp_path:
 
 def test_a_script_for_two_devices_says_how_it_is_started(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FRAMEWORKS["pytorch"](chosen(BatchPlan(33, 2, 2))).text)
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1
     assert "torchrun --nproc-per-node 2" in done.stderr
 
@@ -608,7 +608,7 @@ torch.distributed.destroy_process_group()  # gloo's threads may abort a process 
 """
     (tmp_path / "train.py").write_text(FRAMEWORKS[framework](settings).text + watched)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     # Two epochs of 130 samples: 16 on each device; the last 2 are filled up to a pass on each, as the note says.
     for rank in range(2):

@@ -209,7 +209,7 @@ def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: C
             assert seen.end() == 0
             assert "small is done: 25 of 25 trials are done." in seen.text()
             assert not seen.screen.cursor.hidden
-            output = piped.communicate(timeout=60)[0]
+            output = piped.communicate(timeout=400)[0]
         assert driver.wait(60) == 0
     assert piped.returncode == 0
     assert "\x1b" not in output

@@ -145,7 +145,7 @@ def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with subprocess.Popen(
         [BSEARCH, "doctor"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        output = process.communicate(timeout=200)[0]
+        output = process.communicate(timeout=400)[0]
     assert "starts and answers" in output
     assert process.returncode == 0, output
     assert not session(process.pid)

@@ -50,7 +50,7 @@ def test_a_full_disk_stops_the_study_and_with_room_again_it_goes_on(study_file: 
     command = [BSEARCH, "run", path, "--serial"]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        limit = time.monotonic() + 100
+        limit = time.monotonic() + 400
         while len(finished(database)) < 2:
             assert driver.poll() is None, driver.communicate()[0]
             assert time.monotonic() < limit

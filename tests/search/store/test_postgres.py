@@ -39,7 +39,7 @@ AWAY_S = float(os.environ.get("BSEARCH_TEST_AWAY_S", "5"))
 
 
 def wait_for(what: Callable[[], bool], driver: subprocess.Popen[str]) -> None:
-    limit = time.monotonic() + 100
+    limit = time.monotonic() + 400
     while not what():
         assert driver.poll() is None, driver.communicate()[0]
         assert time.monotonic() < limit

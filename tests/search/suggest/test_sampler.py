@@ -226,7 +226,7 @@ def test_a_study_names_its_sampler(study_file: Callable[..., Path], sampler: str
     path = study_file(task=f"{TASKS}:Points", sampler=sampler, budget={"trials": 7, "profile_s": 0.3})
     spec = read_study(path)
     result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
-    assert [record.outcome for record in result.study.records] == ["complete"] * 7
+    assert [record.outcome in ("complete", "stopped") for record in result.study.records] == [True] * 7
     assert len({record.parameters["effective_batch"] for record in result.study.records}) > 3
 
 

@@ -1,0 +1,282 @@
+"""Stages about speed: the training loop against the plainest one, known step times, and sizes beside powers of two."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..objectives.digits import Digits
+from ..objectives.loading import load_task
+from ..objectives.profiling.fit import with_uncertainty
+from ..objectives.profiling.step_time import Round, fitted, timed_rounds
+from ..objectives.task import Task
+from ..objectives.training import TrainingRun
+from ..spaces.plan import BatchPlan
+from ..spaces.step_time import timing_plans
+from .claims import Claim, Fact, of_repeats, worst
+from .stage import Found, Stage
+from .tasks import IMAGES, TOKENS, Images, models, setup_of
+
+# Seconds of one burst of steps.
+_BURST_S = 0.15
+
+Steps = Callable[[int], float]
+
+
+def our_loop(task: Task, plan: BatchPlan, device: str, parameters: dict[str, Any] | None = None) -> Steps:
+    """A function that runs so many steps of our loop and returns their seconds."""
+    run = TrainingRun(task, setup_of(plan, device, parameters))
+    run.model.train()
+    loader = run.loader(itertools.repeat(plan))
+    summed = torch.zeros((), dtype=torch.float64, device=run.device)
+
+    def steps(count: int) -> float:
+        _wait(device)
+        started = time.perf_counter()
+        for number in range(count):
+            run.set_rate(0.1 + number / 1000)
+            summed.add_(run.step(run.micro_batches(plan, loader), plan.effective_batch))
+        _wait(device)
+        return time.perf_counter() - started
+
+    return steps
+
+
+def plain_loop(task: Task, batch: int, device: str, parameters: dict[str, Any] | None = None) -> Steps:
+    """The same of the plainest loop: shuffle, index tensors that lie on the device, cross-entropy, backward, step."""
+    setup = setup_of(BatchPlan(batch), device, parameters)
+    place = "cuda" if device == "gpu" else "cpu"
+    inputs, labels = (part.to(place) for part in task.data(setup).train.tensors)  # type: ignore[attr-defined]
+    torch.manual_seed(0)
+    model = task.model(setup).to(place)
+    optimizer = task.optimizer(model.parameters(), setup)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10**6)
+
+    def chunks() -> Iterator[Tensor]:
+        while True:
+            yield from (part for part in torch.split(torch.randperm(len(labels)), batch) if len(part) == batch)
+
+    indices = chunks()
+    summed = torch.zeros((), device=place)
+
+    def steps(count: int) -> float:
+        _wait(device)
+        started = time.perf_counter()
+        for index in itertools.islice(indices, count):
+            loss = nn.functional.cross_entropy(model(inputs[index]), labels[index])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            summed.add_(loss.detach())
+        _wait(device)
+        return time.perf_counter() - started
+
+    return steps
+
+
+def compared(first: Steps, second: Steps, rounds: int) -> tuple[float, float, list[float]]:
+    """Median seconds of a step of each, and first / second - 1 of each round; both run in bursts, in alternating order."""
+    first(5)
+    count = max(5, int(_BURST_S / (first(5) / 5)))
+    second(5)
+    pairs = []
+    for number in range(rounds):
+        order = (first, second) if number % 2 else (second, first)
+        seconds = {id(one): one(count) / count for one in order}
+        pairs.append((seconds[id(first)], seconds[id(second)]))
+    return median(a for a, _ in pairs), median(b for _, b in pairs), [a / b - 1 for a, b in pairs]
+
+
+def loop(stage: Stage) -> Iterator[Found]:
+    """Our loop against the plainest one on the same model and batch; on a GPU also its synchronisations."""
+    torch.set_num_threads(1)
+    small = {"model": "mobilenet_v3_small", "image_size": 64 if stage.device == "gpu" else 32}
+    cases: list[tuple[str, Task, dict[str, Any], int]] = [("digits net", Digits(), {}, 64), ("digits net", Digits(), {}, 1000)]
+    cases += [("mobilenet_v3_small", Images(), small, batch) for batch in ((32, 256) if stage.device == "gpu" else (32,))]
+    rounds = 7 if stage.quick else 21
+    for name, task, parameters, batch in cases:
+        if stage.expired:
+            return
+        ours, plain = (
+            our_loop(task, BatchPlan(batch), stage.device, parameters),
+            plain_loop(task, batch, stage.device, parameters),
+        )
+        ours_s, plain_s, ratios = compared(ours, plain, rounds)
+        note = f"{1e3 * ours_s:.2f} ms against {1e3 * plain_s:.2f}"
+        yield of_repeats(f"our loop beyond the plainest: {name}, batch {batch}", 0.02, ratios, note=note)
+        if stage.device == "gpu":
+            yield Claim(f"synchronisations in 10 steps: {name}, batch {batch}", 0, float(_synchronisations(ours, 10)), unit="")
+            yield Fact(f"share of time in kernels: {name}, batch {batch}", f"{100 * _busy_share(ours, 20):.0f} %")
+
+
+def _synchronisations(steps: Steps, count: int) -> int:
+    """Waits for the GPU in so many steps, without those that time them."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            steps(count)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchron" in str(warning.message) for warning in caught)
+
+
+def _busy_share(steps: Steps, count: int) -> float:
+    """The share of time in which kernels run."""
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    seconds = steps(count)
+    with torch.profiler.profile(activities=activities) as profile:
+        steps(count)
+    kernels_us = sum(event.self_device_time_total for event in profile.key_averages())
+    return float(kernels_us) / 1e6 / seconds
+
+
+def known_times(stage: Stage) -> Iterator[Found]:
+    """The law of step time on plans that it was not fitted to, timed in the same rounds; then in steady training."""
+    small = {"model": "mobilenet_v3_small", "image_size": 64 if stage.device == "gpu" else 32}
+    gpt = {"model": "gpt", "words": 500, "tokens": 64, "width": 128, "layers": 4}
+    highest = 512 if stage.device == "gpu" else 64
+    cases: list[tuple[str, str, dict[str, Any]]] = [("mobilenet_v3_small", IMAGES, small)]
+    if not stage.quick:
+        cases.append(("small GPT", TOKENS, gpt))
+    for name, reference, parameters in cases:
+        setup = replace(setup_of(BatchPlan(2), stage.device, parameters), smallest_micro_batch=2)
+        plans = timing_plans(2, highest, dense=stage.device == "gpu")
+        rng = random.Random(1)
+        unseen: list[BatchPlan] = []
+        while len(unseen) < 12:
+            plan = BatchPlan(round(4 * (highest / 4) ** rng.random()), rng.choice((1, 1, 2, 3)))
+            if plan.effective_batch // plan.accumulation >= 2 and plan not in [*plans, *unseen]:
+                unseen.append(plan)
+        limit_s = stage.left_s / 2 if name != cases[-1][0] else stage.left_s * 0.7
+        rounds: list[Round] = []
+        started = time.monotonic()
+        with closing(timed_rounds(reference, setup, [*plans, *unseen])) as timed:  # type: ignore[type-var]  # a generator
+            for one in timed:
+                rounds.append(one)
+                if time.monotonic() - started > limit_s and len(rounds) > 3:
+                    break
+        law = with_uncertainty(fitted([replace(one, steps=one.steps[: len(plans)]) for one in rounds], plans))
+        errors, noise = [], []
+        for index, plan in enumerate(unseen, start=len(plans)):
+            seconds = [one.steps[index][0] for one in rounds[1:]]
+            middle = median(seconds)
+            errors.append((f"{plan.effective_batch} in {plan.accumulation}", abs(law.step_s(plan) / middle - 1)))
+            spread = 1.4826 * median(abs(second / middle - 1) for second in seconds)
+            noise.append(2 * 1.2533 * spread / math.sqrt(len(seconds)))
+        uncertainty = math.hypot(median(noise), law.interval or 0.0)
+        note = f"{len(rounds) - 1} rounds"
+        middle = median(error for _, error in errors)
+        yield Claim(f"known step times of plans never timed, median: {name}", 0.03, middle, uncertainty, cases=12, note=note)
+        for claim in worst(f"the worst of them: {name}", 0.08, errors):
+            yield replace(claim, uncertainty=max(noise) + (law.interval or 0.0))
+        short = [one.steps[len(plans)][0] for one in rounds[1:]]
+        yield from _steady(stage, name, reference, setup, law.step_s(unseen[0]), unseen[0], short)
+
+
+def _steady(
+    stage: Stage, name: str, reference: str, setup: Any, law_s: float, plan: BatchPlan, short: Sequence[float]
+) -> Iterator[Found]:
+    """Seconds of steady training: clocks fall while a device grows warm."""
+    task = load_task(reference)
+    assert isinstance(task, Task)
+    steps = our_loop(task, plan, stage.device, dict(setup.parameters))
+    steps(5)
+    count = max(5, int(_BURST_S / law_s))
+    bursts: list[float] = []
+    ends = time.monotonic() + min(5.0 if stage.quick else 20.0, max(stage.left_s, 2.0))
+    while time.monotonic() < ends or len(bursts) < 8:
+        bursts.append(steps(count) / count)
+    late = bursts[len(bursts) // 2 :]
+    error = of_repeats("", 0.0, [second / law_s - 1 for second in late]).uncertainty
+    spread = 1.4826 * median(abs(second / median(short) - 1) for second in short)
+    uncertainty = error + 2 * 1.2533 * spread / math.sqrt(len(short))
+    text = f"steady training beside its known time: {name}"
+    yield Claim(text, 0.05, abs(median(late) / law_s - 1), uncertainty, note=f"{median(late) / law_s - 1:+.1%}")
+
+
+def edges(stage: Stage) -> Iterator[Found]:
+    """Samples per second beside powers of two, in interleaved rounds: what a law has to know, and how much it is."""
+    if stage.device != "gpu":
+        return
+    name, (_, parameters), _ = models("gpu")[0]
+    for precision, channels_last in itertools.product(("bf16", "fp16"), (True, False)):
+        seconds: dict[int, list[float]] = {}
+        sizes = [near + offset for near in (128, 256, 512) for offset in (-1, 0, 1)]
+        loops: dict[int, Steps] = {}
+        for size in sizes:
+            run = TrainingRun(
+                Images(),
+                setup_of(
+                    BatchPlan(size), "gpu", parameters | {"samples": 520}, precision=precision, channels_last=channels_last
+                ),
+            )
+            loops[size] = _on_one_batch(run, size)
+            loops[size](3)
+        for _ in range(2 if stage.quick else 6):
+            for size in sizes:
+                if not stage.expired:
+                    seconds.setdefault(size, []).append(loops[size](4) / 4)
+        loops.clear()
+        torch.cuda.empty_cache()
+        rates = {size: size / median(found) for size, found in seconds.items()}
+        layout = "channels last" if channels_last else "channels first"
+        for near in (128, 256, 512):
+            if {near - 1, near, near + 1} <= rates.keys():
+                below, above = (rates[near + offset] / rates[near] - 1 for offset in (-1, 1))
+                yield Fact(
+                    f"{name}, {precision}, {layout}, {near}",
+                    f"{rates[near]:.0f}/s; {near - 1}: {below:+.1%}, {near + 1}: {above:+.1%}",
+                )
+        if stage.expired:
+            return
+
+
+def _on_one_batch(run: TrainingRun, size: int) -> Steps:
+    """Steps on one batch that lies on the device: no loader, no copies."""
+    run.model.train()
+    batch = run.on_device(run.train_fetcher.fetch(run.stream.take(0, size)))
+
+    def steps(count: int) -> float:
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(count):
+            run.step([(size, batch)], size)
+        torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    return steps
+
+
+def compiled(stage: Stage) -> Iterator[Found]:
+    """How many graphs `compile: true` makes for the three sizes of a trial: two of its micro-batches, and a remainder."""
+    if stage.device != "gpu":
+        return
+    from torch._dynamo.utils import counters
+
+    run = TrainingRun(Images(), setup_of(BatchPlan(333, 2), "gpu", {"model": "resnet18", "image_size": 32}, compile=True))
+    run.model.train()
+    plans = [BatchPlan(333, 2), BatchPlan(333, 2), BatchPlan(41)] * 2
+    loader = run.loader(plans)
+    counters.clear()
+    for plan in plans:
+        run.step(run.micro_batches(plan, loader), plan.effective_batch)
+    graphs = int(counters["stats"]["unique_graphs"])
+    yield Claim("graphs compiled for 167, 166 and 41 samples", 3, float(graphs), unit="graphs")
+
+
+def _wait(device: str) -> None:
+    if device == "gpu":
+        torch.cuda.synchronize()

@@ -1,0 +1,156 @@
+"""Stages about results: exact batches, the same run twice, several devices, and a study that is killed and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from ..objectives.data_parallel import close_ranks
+from ..objectives.loading import load_task
+from ..objectives.task import Task
+from ..objectives.training import TrainingRun
+from ..objectives.trial import start_attempt
+from ..search.store.stored import StoredStudy
+from ..spaces.errors import BsearchError
+from ..spaces.plan import BatchPlan
+from ..spaces.trial import COUNTED, Measurement, TrialSetup
+from .claims import Claim, Fact, worst
+from .stage import Found, Stage
+from .tasks import TOKENS, models, setup_of
+
+_GPT = {"model": "gpt", "words": 500, "tokens": 64, "width": 128, "layers": 4}
+
+
+def exact(stage: Stage) -> Iterator[Found]:
+    """Gradients of one batch in uneven micro-batches against those of the whole; then whole trainings against each other."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    differences = []
+    for name, (reference, parameters) in (("small GPT", (TOKENS, _GPT)), (models("cpu")[2][0], models("cpu")[2][1])):
+        whole = _gradients(reference, parameters, BatchPlan(37), stage.device)
+        for accumulation in (2, 3, 5):
+            parts = _gradients(reference, parameters, BatchPlan(37, accumulation), stage.device)
+            size = torch.linalg.vector_norm(whole)
+            differences.append((f"{name}, 37 in {accumulation}", float(torch.linalg.vector_norm(parts - whole) / size)))
+    yield from worst("gradients in uneven micro-batches against one, fp32", 1e-5, differences, unit="")
+    setup = replace(setup_of(BatchPlan(32), stage.device, _GPT), samples_budget=512)
+    first, second = (_train_loss(TOKENS, setup) for _ in range(2))
+    yield Fact("training loss of two runs of one seed", f"{first:.9g} and {second:.9g}, {abs(second / first - 1):.1g} apart")
+    devices = torch.cuda.device_count() if stage.device == "gpu" else 2
+    if devices > 1:
+        several = replace(setup, plan=BatchPlan(33, devices=devices))
+        alone = replace(setup, plan=BatchPlan(33))
+        difference = abs(_train_loss(TOKENS, several) / _train_loss(TOKENS, alone) - 1)
+        close_ranks()
+        what = f"{devices} GPUs" if stage.device == "gpu" else f"{devices} processes"
+        yield Claim(f"training loss on {what} against one, uneven shares", 1e-4, difference, unit="")
+
+
+def study(stage: Stage) -> Iterator[Found]:
+    """A study under a memory limit, ended by SIGKILL halfway and started again."""
+    with tempfile.TemporaryDirectory(prefix="bsearch-verify-") as name:
+        folder = Path(name)
+        limit = "256MiB" if stage.device == "gpu" else "24MiB"
+        values = {
+            "study": "verify",
+            "task": TOKENS,
+            "space": {
+                "effective_batch": {"low": 8, "high": 256},
+                "learning_rate": {"low": 1e-4, "high": 1e-2},
+                "epochs": 2,
+                **_GPT,
+            },
+            "objectives": {"metric": "val_loss"},
+            "memory": {"limit": limit},
+            "devices": {"kind": stage.device},
+            "training": {"evaluations": 2},
+            "budget": {"trials": 8, "profile_s": 3},
+        }
+        path = folder / "study.yaml"
+        path.write_text(yaml.safe_dump(values, sort_keys=False))
+        before = _killed_after(path, stage, finished=3)
+        with (folder / "log").open("a") as log:
+            done = subprocess.run(_command(path, stage), cwd=folder, stdout=log, stderr=log, check=False)  # noqa: S603
+        after = _trials(path)
+        if done.returncode:
+            last = ((folder / "log").read_text().strip().splitlines() or [""])[-1]
+            raise RuntimeError(f"the study ended with exit code {done.returncode}: {last}")
+        lost = [number for number, values in before.items() if after.get(number) != values]
+        yield Claim("finished trials lost to SIGKILL", 0, float(len(lost)), unit="", note=f"of {len(before)}")
+        counted = sum(outcome in COUNTED for outcome, _ in after.values())
+        yield Claim("trials missing of a study of 8 that went on", 0, float(8 - counted), unit="")
+        failures = sum(one[0] in ("error", "out_of_memory") for one in after.values())
+        yield Claim(f"trials lost to memory under {limit}", 0, float(failures), unit="")
+
+
+def _gradients(reference: str, parameters: dict[str, Any], plan: BatchPlan, device: str) -> Tensor:
+    """The gradients that one step hands to the optimizer, as one vector in double precision."""
+    run = TrainingRun(_task(reference), replace(setup_of(plan, device, parameters)))
+    run.model.eval()  # no dropout: its random numbers depend on the shape
+    kept: list[Tensor] = []
+
+    def keep(optimizer: Any, *rest: Any) -> None:
+        kept.append(torch.cat([one.grad.flatten().double().cpu() for one in run.parameters if one.grad is not None]))
+
+    run.optimizer.register_step_pre_hook(keep)
+    run.step(run.micro_batches(plan, run.loader([plan])), plan.effective_batch)
+    return kept[0]
+
+
+def _train_loss(reference: str, setup: TrialSetup) -> float:
+    *_, last, outcome = start_attempt(reference, setup)
+    if not isinstance(last, Measurement) or last.train_loss is None:
+        raise RuntimeError(f"expected a training, got {outcome}")
+    return last.train_loss
+
+
+def _command(path: Path, stage: Stage) -> list[str]:
+    if stage.serial:
+        return [sys.executable, "-m", f"{__package__}.serial_study", str(path)]
+    return [sys.executable, "-m", f"{__package__.partition('.')[0]}", "run", str(path)]
+
+
+def _killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[str, Any]]:
+    """Start the study and kill it once so many trials are finished; what the database then says of those."""
+    with (
+        (path.parent / "log").open("a") as log,
+        subprocess.Popen(  # noqa: S603
+            _command(path, stage), cwd=path.parent, stdout=log, stderr=log, process_group=0
+        ) as driver,
+    ):
+        try:
+            while driver.poll() is None and len(_trials(path)) < finished and not stage.expired:
+                time.sleep(0.2)
+            if driver.returncode is not None:
+                last = ((path.parent / "log").read_text().strip().splitlines() or [""])[-1]
+                raise RuntimeError(f"the study ended with exit code {driver.returncode} before it was killed: {last}")
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+    return _trials(path)
+
+
+def _trials(path: Path) -> dict[int, tuple[str, Any]]:
+    """Finished trials by number: outcome, and (seconds, metric)."""
+    try:
+        records = StoredStudy.open(str(path)).records
+    except BsearchError:  # the study does not exist yet
+        return {}
+    ended = [one for one in records if one.outcome not in ("running", "waiting")]
+    return {one.number: (one.outcome, (one.train_s, one.accuracy)) for one in ended}
+
+
+def _task(reference: str) -> Task:
+    task = load_task(reference)
+    assert isinstance(task, Task)
+    return task
