@@ -254,6 +254,7 @@ class TuneRunner:
                 f"Its own messages are in {self._log_file}; `bsearch doctor` diagnoses it."
             ) from error
         self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
+        self._check_share()
         of_gpus = [resources for node in _nodes() if (resources := node["Resources"]).get("GPU")]
         shares = [int(resources.get("CPU", 0) // resources["GPU"]) for resources in of_gpus]
         self.cores = self._devices.cores(self.device, min(shares, default=1))
@@ -275,11 +276,18 @@ class TuneRunner:
         elif ray.is_initialized() and not self._found_here:
             ray.shutdown()
 
+    def _check_share(self) -> None:
+        try:
+            self._devices.check_share(self.device)
+        except StudyFileError:
+            self.__exit__()
+            raise
+
     def _resources(self, devices: int) -> dict[str, float]:
         """Resources of a trial on `devices` devices, in one bundle: all its ranks run on one machine."""
         needed: dict[str, float] = {"CPU": self.cores * devices}
         if self.device == "gpu":
-            needed["GPU"] = devices
+            needed["GPU"] = devices * self._devices.share
         if self._devices.accelerator_type is not None:
             needed[_KIND + self._devices.accelerator_type] = _KIND_AMOUNT
         return needed
@@ -322,7 +330,8 @@ class TuneRunner:
         strategy: Any = NodeAffinitySchedulingStrategy(place, soft=False)
         profile = ray.remote(
             num_cpus=needed["CPU"],
-            num_gpus=needed.get("GPU", 0),
+            # Alone: neighbours on the same GPU would be in its times.
+            num_gpus=max(request.devices) if self.device == "gpu" else 0,
             max_retries=0,
             # On a GPU its process ends with it: what it holds there would be missing to the trials.
             max_calls=1 if self.device == "gpu" else 0,

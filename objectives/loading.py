@@ -8,8 +8,9 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from ..spaces.errors import TaskError
@@ -70,6 +71,13 @@ def _module(place: str, reference: str) -> ModuleType:
         ) from error
 
 
+class _Uncached(SourceFileLoader):
+    """Compiles the file as it is now: cached bytecode of the same second and length could be of an older text."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _module_of_file(path: Path) -> ModuleType:
     check_task_file(path)
     path = path.resolve()
@@ -79,7 +87,7 @@ def _module_of_file(path: Path) -> ModuleType:
     # Modules next to the file can be imported, as when it is run as a script.
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Uncached(name, str(path)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -139,6 +139,7 @@ class ProfileRequest:
         highest: the largest effective batch in the search space.
         traces: trace memory even if the study sets no limit.
         devices: the numbers of devices that a trial may have.
+        share: of a GPU's memory that a trial gets, beside others on the same GPU.
         timing_s: time limit of step timing for each number of devices; 0: no timing.
         others: (parameter, value) pairs that trials may use instead, expected to cost the same.
     """
@@ -148,6 +149,7 @@ class ProfileRequest:
     highest: int
     traces: bool = False
     devices: tuple[int, ...] = (1,)
+    share: float = 1.0
     timing_s: float = 0.0
     others: tuple[tuple[str, Parameter], ...] = ()
 
@@ -158,6 +160,7 @@ class ProfileRequest:
             "highest": self.highest,
             "traces": self.traces,
             "devices": list(self.devices),
+            "share": self.share,
             "timing_s": self.timing_s,
             "others": [list(pair) for pair in self.others],
         }
@@ -170,6 +173,7 @@ class ProfileRequest:
             highest=values["highest"],
             traces=values["traces"],
             devices=tuple(values["devices"]),
+            share=values["share"],
             timing_s=values["timing_s"],
             others=tuple((name, value) for name, value in values["others"]),
         )

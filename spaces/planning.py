@@ -346,6 +346,7 @@ def profile_request(
         highest=int(bounds(spec.space.effective_batch)[1]),
         traces=traces,
         devices=spec.devices.counts,
+        share=spec.devices.share,
         timing_s=float(spec.budget.profile_s),
         others=tuple(others) if spec.budget.profile_s else (),
     )

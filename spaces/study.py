@@ -296,17 +296,29 @@ class Memory(Section):
         raise AssertionError(self.limit)
 
 
-def _not_a_range(domain: Domain) -> Domain:
+def _device_numbers(domain: Domain) -> Domain:
+    """Whole numbers, or one over a whole number: a share of a GPU."""
     if isinstance(domain, Range):
         raise fault("expected a number or a list of numbers, got a range. Write [1, 2, 4].")
-    return domain
+    share = domain.value if isinstance(domain, Fixed) else None
+    if not isinstance(share, float) or share.is_integer():
+        return whole_numbers(domain)
+    if 0 < share < 1 and abs(1 / share - round(1 / share)) < _SHARE_ERROR:
+        return Fixed(value=1 / round(1 / share))
+    raise fault(f"expected a whole number of devices, or a share of a GPU such as 0.5, 0.25 or 0.2, got {share:g}")
+
+
+# How far one over a share may be from a whole number: 0.33 is a third.
+_SHARE_ERROR = 0.05
 
 
 class Devices(Section):
     """Devices that one trial runs on."""
 
-    per_trial: Annotated[AnyDomain, AfterValidator(whole_numbers), AfterValidator(_not_a_range)] = Field(
-        Fixed(value=1), description="Data-parallel devices per trial: a number, or a list of numbers to search."
+    per_trial: Annotated[AnyDomain, AfterValidator(_device_numbers)] = Field(
+        Fixed(value=1),
+        description="Data-parallel devices per trial: a number, or a list of numbers to search; or the share of a GPU that a "
+        "trial gets, such as 0.5 for two trials on each.",
     )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
     cpus: Annotated[StrictInt, Field(ge=1)] | Literal["auto"] = Field(
@@ -326,7 +338,21 @@ class Devices(Section):
     @property
     def counts(self) -> tuple[int, ...]:
         """The possible numbers of devices per trial, ascending."""
-        return tuple(sorted({int(value) for value in values_of(self.per_trial)}))
+        return tuple(sorted({int(value) or 1 for value in values_of(self.per_trial)}))
+
+    @property
+    def share(self) -> float:
+        """The share of a GPU that a trial gets; 1 where it has GPUs of its own.
+
+        >>> Devices.model_validate({"per_trial": 0.5}).share, Devices.model_validate({"per_trial": [1, 2]}).share
+        (0.5, 1.0)
+        """
+        return min(float(next(iter(values_of(self.per_trial)))), 1.0)
+
+    @property
+    def domain(self) -> Domain:
+        """The numbers of devices that a trial may have."""
+        return self.per_trial if self.share == 1 else Fixed(value=1)
 
     def cores(self, kind: Literal["cpu", "gpu"], cores_per_gpu: int = 1) -> int:
         """Cores for each device, with auto resolved.
@@ -336,7 +362,17 @@ class Devices(Section):
         """
         if self.cpus != "auto":
             return self.cpus
-        return max(cores_per_gpu, 1) if kind == "gpu" else 1
+        return max(int(cores_per_gpu * self.share), 1) if kind == "gpu" else 1
+
+    def check_share(self, kind: Literal["cpu", "gpu"]) -> None:
+        """A share is one of a GPU.
+
+        Raises:
+            StudyFileError: a share of a CPU.
+        """
+        if self.share < 1 and kind == "cpu":
+            message = f"expected a whole number of devices, since trials run on CPUs here, got {self.share:g}. Write 1."
+            raise StudyFileError(Fault("devices.per_trial", message))
 
     def kind_with(self, gpus: float) -> Literal["cpu", "gpu"]:
         """The kind, with auto resolved by the number of GPUs available."""
@@ -576,7 +612,7 @@ class StudySpec(Section):
 
     def domains(self) -> dict[str, Domain]:
         """Every parameter's domain by name, including the number of devices."""
-        return {**self.space.domains(), "devices": self.devices.per_trial}
+        return {**self.space.domains(), "devices": self.devices.domain}
 
     def searched(self) -> dict[str, Domain]:
         """The domains with more than one value."""

@@ -455,7 +455,7 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
     domains, searched = space.domains(), [name for name, values in space.domains().items() if len({*values_of(values)}) > 1]
     with contextlib.suppress(ValidationError):
         devices = Devices.model_validate(data.get("devices") or {})
-        domains["devices"] = devices.per_trial
+        domains["devices"] = devices.domain
         searched += ["devices"] if len(devices.counts) > 1 else []
     baseline = data.get("baseline")
     for index, settings in enumerate(baseline if isinstance(baseline, list) else []):

@@ -90,7 +90,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         return DeviceProfile(kind, name, training_set=setup.training.samples)
     if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
         raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
-    device_bytes = _device_bytes(kind)
+    device_bytes = _device_bytes(kind, request.share)
     if kind == "gpu":  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
         setup = replace(setup, memory_limit_bytes=request.memory.limit_bytes(device_bytes, kind))
         request = replace(request, setup=setup)
@@ -297,8 +297,9 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
     here = replace(request, setup=replace(request.setup, device="cpu"), memory=Memory(), timing_s=0.0, traces=False, others=())
     profile = profile_task(reference, here)
     task = _traceable(reference)
-    limit = request.memory.limit_bytes(card.usable_bytes, "gpu")
-    profile = replace(profile, kind="gpu", device=card.name, device_bytes=card.usable_bytes, limit_bytes=limit)
+    device_bytes = usable_bytes(card.memory_bytes, card.usable_bytes, request.share)
+    limit = request.memory.limit_bytes(device_bytes, "gpu")
+    profile = replace(profile, kind="gpu", device=card.name, device_bytes=device_bytes, limit_bytes=limit)
     usable = profile.usable_bytes(max(request.devices), request.memory.headroom)
     smallest = profile.smallest_micro_batch
     setup = replace(here.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
@@ -491,12 +492,20 @@ def _sum_faults(samples: int, sums: Sequence[tuple[float, float]]) -> Iterator[s
         )
 
 
-def _device_bytes(kind: str) -> int:
+def _device_bytes(kind: str, share: float) -> int:
     if kind == "gpu":
-        # Memory that is free beside the context and other processes, and what this process has reserved.
-        free, _ = torch.cuda.mem_get_info()
-        return int(free + torch.cuda.memory_reserved())
+        free, total = torch.cuda.mem_get_info()
+        return usable_bytes(total, free + torch.cuda.memory_reserved(), share)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def usable_bytes(total: int, usable: int, share: float) -> int:
+    """Bytes that each of 1 / share processes may allocate on a GPU, given what one alone could: each has a context of its own.
+
+    >>> usable_bytes(1000, 900, 1.0), usable_bytes(1000, 900, 0.5)
+    (900, 400)
+    """
+    return max(int(share * total) - (total - usable), 0)
 
 
 def profile_in_subprocess(reference: str, request: ProfileRequest) -> DeviceProfile:

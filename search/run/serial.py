@@ -33,6 +33,7 @@ class SerialRunner:
             raise StudyFileError(
                 Fault("devices.kind", "expected a GPU that torch can use, got none here. Write kind: cpu or auto.")
             )
+        devices.check_share(self.device)
         have, things = torch.cuda.device_count(), "GPUs"
         self.cores = devices.cores(self.device, (os.cpu_count() or 1) // max(have, 1))
         if self.device == "cpu":

@@ -216,7 +216,8 @@ class StudyRun:
             return
         if outcome.kind == "out_of_memory":
             outcome = Outcome("error", f"a micro-batch of one sample does not fit: {outcome.message}", outcome.traceback)
-        result = _result(attempt, outcome, self._expected_s(attempt), self.spec.objectives.speed)
+        shared = self.spec.devices.share < 1
+        result = _result(attempt, outcome, self._expected_s(attempt), self.spec.objectives.speed, shared)
         result = replace(result, facts=result.facts | prediction)
         self._records.end_attempt(setup, outcome, result.to_dict())
         self._finish(number, result)
@@ -492,11 +493,12 @@ def _setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
     )
 
 
-def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed: str) -> TrialResult:
+def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed: str, shared: bool) -> TrialResult:
     """What is reported to Optuna of an attempt that ended a trial, with every fact that is stored.
 
     Args:
         expected_s: training time expected on the device it ran on.
+        shared: its device was shared on purpose, so that taking longer says nothing.
     """
     setup, known_s, last = attempt.setup, attempt.known_s, attempt.last
     facts = TrialFacts(attempts=setup.attempt + 1, message=outcome.message or None, host=attempt.host or None)
@@ -515,7 +517,7 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,
-            contended=None if error is None else abs(error) > CONTENDED,
+            contended=None if error is None or shared else abs(error) > CONTENDED,
             extra={name: score for name, score in last.scores.items() if name != setup.metric and math.isfinite(score)},
         )
         seconds = train_s * setup.plan.devices if speed == "device_s" else train_s

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from bsearch.objectives.batches import Fetcher, SampleKeys, SampleStream, batches, epoch_order, in_order, mixed, to_device
+from bsearch.objectives.batches import (
+    Fetcher,
+    SampleKeys,
+    SampleStream,
+    ahead,
+    batches,
+    epoch_order,
+    in_order,
+    mixed,
+    to_device,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 
 @given(st.integers(1, 200), st.integers(0, 2**40), st.integers(1, 900), st.integers(1, 300))
@@ -115,3 +128,65 @@ def test_batches_of_any_shape_move_to_the_device() -> None:
     moved = to_device(batch, torch.device("meta"))
     assert moved["a"].device.type == moved["b"][0].device.type == "meta"
     assert moved["b"][1] == ("text", None, 3)
+
+
+@given(st.lists(st.integers(0, 29), min_size=1, max_size=40), st.lists(st.integers(0, 19), min_size=1, max_size=20))
+def test_a_subset_of_tensors_is_indexed_as_it_would_be_read_one_by_one(inner: list[int], outer: list[int]) -> None:
+    """Indices of indices, repeated and in any order: the same batch as sample by sample."""
+    tensors = TensorDataset(torch.arange(60.0).reshape(30, 2), torch.arange(30))
+    subset: Subset[Any] = Subset(Subset(tensors, inner), [place % len(inner) for place in outer])
+    fetcher = Fetcher(subset)
+    assert fetcher.indexed
+    keys = in_order(len(subset), len(subset), 0)[0]
+    values, labels = fetcher.fetch(keys)
+    one_by_one = [subset[index] for index in range(len(subset))]
+    assert torch.equal(values, torch.stack([value for value, _ in one_by_one]))
+    assert labels.tolist() == [int(label) for _, label in one_by_one]
+
+
+def test_a_dataset_that_lives_on_a_device_gives_the_same_batches() -> None:
+    """A copy on the CPU stands in for the GPU's."""
+    tensors = TensorDataset(torch.randn(20, 3), torch.arange(20))
+    here, there = Fetcher(tensors), Fetcher(Subset(tensors, list(range(19, -1, -1))))
+    assert (here.nbytes, there.nbytes) == (20 * 3 * 4 + 20 * 8,) * 2
+    before = there.fetch(in_order(20, 7, 0)[1])
+    there.move_to(torch.device("cpu"))
+    for one, other in zip(before, there.fetch(in_order(20, 7, 0)[1]), strict=True):
+        assert torch.equal(one, other)
+    assert Fetcher([1, 2, 3]).nbytes is None  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(), max_size=30), st.integers(1, 4))
+def test_values_made_ahead_are_the_same(values: list[int], count: int) -> None:
+    assert list(ahead(iter(values), count)) == values
+
+
+def test_what_is_made_ahead_is_little_and_ends_with_its_reader() -> None:
+    made: list[int] = []
+    threads = threading.active_count()
+
+    def endless() -> Iterator[int]:
+        while True:
+            made.append(len(made))
+            yield made[-1]
+
+    values = ahead(endless(), 2)
+    assert [next(values), next(values)] == [0, 1]
+    time.sleep(0.3)
+    assert len(made) <= 6
+    values.close()  # type: ignore[attr-defined]  # a generator
+    until = time.monotonic() + 30
+    while threading.active_count() > threads:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_an_error_made_ahead_is_raised_after_what_came_before_it() -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        raise RuntimeError("no third value")
+
+    values = ahead(failing())
+    assert next(values) == 1
+    with pytest.raises(RuntimeError, match="no third value"):
+        next(values)

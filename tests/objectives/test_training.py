@@ -16,7 +16,7 @@ from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.task import Loss, Task
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.device import DeviceProfile, ProfileRequest
-from bsearch.spaces.errors import TaskError
+from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import plan_batch
 from bsearch.spaces.study import Memory
@@ -282,3 +282,17 @@ def test_counted_steps_are_priced_as_the_others() -> None:
     assert limited.elapsed_s > 0
     assert math.isfinite(slow.elapsed_s)
     assert plan_batch(1000).accumulation == 1
+
+
+def test_a_precision_that_a_cpu_lacks_is_refused() -> None:
+    with pytest.raises(StudyFileError, match=r"training\.precision: expected fp32, bf16 or fp16 on a CPU, got tf32"):
+        TrainingRun(Net(), setup(8, training={"precision": "tf32"}))
+
+
+@pytest.mark.slow
+def test_evaluation_by_loader_workers_gives_the_same_scores() -> None:
+    scores = []
+    for workers in (0, 2):
+        run = TrainingRun(Net(), setup(8, training={"workers": workers}, evaluation_batch=50))
+        scores.append(run.evaluate())
+    assert scores[0] == scores[1]

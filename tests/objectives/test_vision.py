@@ -111,3 +111,17 @@ def test_cifar10_is_learned_from_its_images(cifar_folder: Path, tmp_path: Path, 
     last = list(train_task(Vision(), made))[-1]
     assert last.accuracy is not None
     assert last.accuracy > 0.25  # ten classes, 2,000 images, a few seconds
+
+
+def test_images_that_live_on_a_device_give_the_same_batches(folder: Path) -> None:
+    """A copy on the CPU stands in for the GPU's."""
+    images = Vision().data(vision_setup(folder, augment="flip")).train
+    keys = SampleStream(40, seed=3).take(35, 12)
+    there = images.on(torch.device("cpu"))  # type: ignore[attr-defined]
+    assert there.resident[0].data_ptr() != images.pixels.ctypes.data  # type: ignore[attr-defined]
+    for one, other in zip(images.fetch(keys), there.fetch(keys), strict=True):  # type: ignore[attr-defined]
+        assert torch.equal(one, other)
+    run = TrainingRun(Vision(), vision_setup(folder))
+    size = run.train_fetcher.nbytes + run.validation_fetcher.nbytes  # type: ignore[operator]
+    assert run.resident_within(size / 0.0299) == size
+    assert run.resident_within(size / 0.0301) == 0
