@@ -2,9 +2,11 @@
 
     .venv/bin/python benchmarks/memory.py [--trials 40]
 
-The first table traces each model, then runs the same steps on real tensors. The second runs one study three ways on
-the same virtual device: bsearch, plain Optuna with an objective that fails on out-of-memory errors, and plain Optuna with an
-objective that halves the batch until it fits, as many tools do.
+The first table traces each model, then runs the same steps on real tensors. The second traces the models of `bsearch verify` as
+a CPU and as CUDA would run them, and replays CUDA's allocator with and without expandable segments: no GPU is needed. The third
+runs one study three ways on the same virtual device: bsearch, plain Optuna with an objective that fails on out-of-memory
+errors, and plain Optuna with an objective that halves the batch until it fits, as many tools do. The last gives bsearch a law
+that predicts half, or twice, of what a step takes.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import torch
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # for the models of the tests
+sys.path.extend(str(Path(__file__).parent.parent / name) for name in ("tests", "tests/objectives"))  # for their models
 
 from bsearch.objectives.digits import Digits
+from bsearch.objectives.loading import load_task
+from bsearch.objectives.profiling import memory, probe
 from bsearch.objectives.profiling.memory import MemoryProbe, memory_law
 from bsearch.objectives.task import Task
 from bsearch.objectives.task_code import task_code_hash
@@ -35,8 +40,9 @@ from bsearch.search.store.records import Records
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.readable import readable_bytes
 from bsearch.spaces.study_file import read_study
+from bsearch.verify.tasks import GPU_MODELS, setup_of
+from helpers import setup
 from test_memory import Checkpointed, Images, Tokens
-from test_training import setup
 
 MODELS: list[tuple[str, Task, list[int]]] = [
     ("digits net", Digits(), [1, 30, 500]),
@@ -65,6 +71,7 @@ def predictions() -> None:
             fresh = MemoryProbe(task, setup(rate=0.01, training={"precision": precision}, smallest_micro_batch=2))
             started = time.perf_counter()
             law = memory_law(fresh, real[-1], 2, 4096)
+            assert law is not None
             law_s = time.perf_counter() - started
             print(
                 f"{name:<28}{precision:<10}{law.largest_micro_batch(real[-1]):>8}{readable_bytes(real[-1]):>11}{error:>8.2%}"
@@ -72,6 +79,60 @@ def predictions() -> None:
             )
     print(f"mean {statistics.mean(errors):.2%}, worst {max(errors):.2%}")
     print("published: DNNMem 14-16 % mean, LLMem <= 3 %, xMem about 4 % median (on GPUs, against the allocator)\n")
+
+
+def as_cuda() -> None:
+    """Live MiB as a CPU and as CUDA runs a step, and what CUDA's allocator reserves for it beyond that."""
+    print(f"{'micro-batch':<34}{'precision':<10}{'CPU MiB':>9}{'CUDA MiB':>10}{'default':>10}{'expandable':>12}{'s':>7}")
+    for name, (reference, parameters), sizes in GPU_MODELS:
+        for precision in ("fp32", "bf16"):
+            made = setup_of(BatchPlan(sizes[0]), "cpu", parameters, precision=precision)
+            task = load_task(reference)
+            assert isinstance(task, Task)
+            started = time.perf_counter()
+            here = MemoryProbe(task, made).train_peak(sizes[-1])
+            reserved = {}
+            for expandable in (False, True):
+                memory.EXPANDABLE_SEGMENTS = expandable
+                there = MemoryProbe(task, made, like_gpu=True).train_peak(sizes[-1])
+                reserved[expandable] = there.total / there.live - 1
+            live = there.live - there.parts.get("resident data", 0)
+            print(
+                f"{f'{name}, {sizes[-1]}':<34}{precision:<10}{here.live / 2**20:>9.0f}{live / 2**20:>10.0f}"
+                f"{reserved[False]:>+10.1%}{reserved[True]:>+12.1%}{time.perf_counter() - started:>7.1f}",
+                flush=True,
+            )
+    print()
+
+
+def wrong_laws(trials: int) -> None:
+    """A study whose memory law is off by a factor: real runs at the brink, trials lost, and what was found."""
+    print(f"{'law':<10}{'real runs':>10}{'OOM errors':>12}{'lost trials':>13}{'largest found':>15}{'true':>7}")
+    honest_law, honest_count = memory_law, MemoryProbe.counted
+    true = None
+    for factor in (1.0, 0.5, 2.0):
+        runs: list[int] = []
+
+        def wrong(*arguments: Any, factor: float = factor) -> Any:
+            law = honest_law(*arguments)
+            assert law is not None
+            return replace(law, points=tuple((size, round(factor * peak)) for size, peak in law.points))
+
+        def counted(self: MemoryProbe, kind: Any, size: int, limit: Any = None, runs: list[int] = runs) -> Any:
+            runs.append(size)
+            return honest_count(self, kind, size, limit)
+
+        probe.memory_law, MemoryProbe.counted = wrong, counted  # type: ignore[assignment, method-assign]
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                failures, lost, _ = ours(Path(folder), trials)
+                known = Records(f"sqlite:///{folder}/limited.db").profiles()[0][1]
+        finally:
+            probe.memory_law, MemoryProbe.counted = honest_law, honest_count  # type: ignore[method-assign]
+        found = known["largest_micro_batch"]
+        true = true or found
+        brink = sum(size > known["smallest_micro_batch"] for size in runs)
+        print(f"{factor:<10g}{brink:>10}{failures:>12}{lost:>13}{found:>15}{true:>7}", flush=True)
 
 
 def ours(folder: Path, trials: int) -> tuple[int, int, int]:
@@ -133,6 +194,7 @@ def main() -> None:
     torch.set_num_threads(1)
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     predictions()
+    as_cuda()
     print(f"{trials} trials of digits, 16 to 1000 samples, on a virtual device of {readable_bytes(LIMIT)}")
     print(f"{'':<44}{'OOM errors':>11}{'lost trials':>13}{'batch changed':>24}")
     with tempfile.TemporaryDirectory() as folder:
@@ -143,6 +205,8 @@ def main() -> None:
         ]
     for name, (failures, lost, changed) in rows:
         print(f"{name:<44}{failures:>11}{lost:>13}{changed:>24}")
+    print("\n12 trials with a law that predicts a share or a multiple of what a step takes")
+    wrong_laws(12)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +53,7 @@ from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
-from .worker import AttemptTrainable, kind_of, profile_here
+from .worker import AttemptTrainable, gpu_memory, kind_of, profile_here
 
 # Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
 _KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
@@ -65,6 +65,8 @@ _HEAD_CHECKED_S, _HEAD_LOST_S = 2.0, 30.0
 _QUIET: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
 # What Tune sets for its workers.
 _TUNE_VARIABLES = dict(class_cache.DEFAULT_ENV_VARS)
+# A machine's answer about its GPUs, including the start of a process there.
+_ANSWERED_S = 60.0
 # The main thread wakes this often to handle signals.
 _WAKE_S = 0.1
 # One suggestion is always made ahead of a free slot, and one more per this many slots.
@@ -223,6 +225,7 @@ class TuneRunner:
         self.device: Literal["cpu", "gpu"] = "cpu"
         self.cores = devices.cores("cpu")
         self._started_here = self._found_here = self._lost = False
+        self._gpu_memories: dict[str, str] = {}  # by machine
 
     def __enter__(self) -> TuneRunner:
         _redirect_ray_logs(self._log_file)
@@ -315,8 +318,19 @@ class TuneRunner:
         rooms = self._room(max(self._devices.counts))
         trials_of: Counter[str] = Counter()
         for node in _nodes():
-            trials_of[kind_of(node)] += rooms.get(node["NodeID"], 0)
+            trials_of[self._kind(node)] += rooms.get(node["NodeID"], 0)
         return tuple(kind for kind, trials in sorted(trials_of.items(), key=lambda item: (-item[1], item[0])) if trials)
+
+    def _kind(self, node: Mapping[str, Any]) -> str:
+        """The kind of a machine's devices: Ray's name, and their memory where machines of that name differ in it."""
+        kind = kind_of(node)
+        alike = [one["NodeID"] for one in _nodes() if one["Resources"].get("GPU") and kind_of(one) == kind]
+        if not kind or len(alike) < 2 or node["NodeID"] not in alike:
+            return kind
+        if unknown := [one for one in alike if one not in self._gpu_memories]:
+            self._gpu_memories |= _gpu_memories(unknown)
+        differ = len({self._gpu_memories[one] for one in alike}) > 1
+        return f"{kind} {self._gpu_memories[node['NodeID']]}" if differ else kind
 
     def device_id(self, kind: str = "") -> str:
         return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}"
@@ -324,7 +338,7 @@ class TuneRunner:
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
         needed = self._resources(max(request.devices))
         rooms = self._room(max(request.devices))
-        place = next((node["NodeID"] for node in _nodes() if kind_of(node) == kind and rooms.get(node["NodeID"])), None)
+        place = next((node["NodeID"] for node in _nodes() if self._kind(node) == kind and rooms.get(node["NodeID"])), None)
         if place is None:
             raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
         strategy: Any = NodeAffinitySchedulingStrategy(place, soft=False)
@@ -454,6 +468,21 @@ def _nodes() -> list[dict[str, Any]]:
     """The live machines, the largest first: the largest of each kind is profiled."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     return sorted(alive, key=lambda node: (-node["Resources"].get("GPU", 0), -node["Resources"].get("CPU", 0), node["NodeID"]))
+
+
+def _gpu_memories(machines: Sequence[str]) -> dict[str, str]:
+    """The memory of each machine's GPUs, such as 80GB; empty for a machine that does not answer."""
+
+    def placed(machine: str) -> Any:
+        strategy: Any = NodeAffinitySchedulingStrategy(machine, soft=False)
+        return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(gpu_memory)
+
+    asked = {machine: placed(machine).remote() for machine in machines}
+    memories = dict.fromkeys(machines, "")
+    for machine, answer in asked.items():
+        with contextlib.suppress(RayError):
+            memories[machine] = ray.get(answer, timeout=_ANSWERED_S)
+    return memories
 
 
 def _cached_for(ask: Callable[[], int], seconds: float) -> Callable[[], int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -37,7 +38,7 @@ class AttemptTrainable(tune.Trainable):
         self._placed: dict[str, Any] | None = None
         if len(setups) > 1:
             # The device is known only here; a kind that joined later uses the plan with the smallest micro-batch.
-            kind = own_kind()
+            kind = own_kind(tuple(setups))
             smallest = min(setups.values(), key=lambda one: one.largest_micro_batch or math.inf)
             setup = setups.get(kind, smallest)
             self._placed = {"placed": kind, "setup": json.dumps(setup.to_dict())}
@@ -81,10 +82,25 @@ def kind_of(node: Mapping[str, Any]) -> str:
 
 
 @cache
-def own_kind() -> str:
-    """The kind of the machine that this process runs on."""
+def gpu_memory() -> str:
+    """Memory of this machine's first GPU as cards are named, such as 80GB; empty where `nvidia-smi` does not tell."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
+        return f"{round(int(listed.split()[0]) / 1024)}GB"
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ""
+
+
+@cache
+def own_kind(known: tuple[str, ...]) -> str:
+    """The kind of the machine that this process runs on, by its name among those that the driver knows.
+
+    Ray calls cards of one model alike whatever their memory, so the driver adds it where that tells two apart.
+    """
     here = ray.get_runtime_context().get_node_id()
-    return next((kind_of(node) for node in ray.nodes() if node["NodeID"] == here), "")
+    kind = next((kind_of(node) for node in ray.nodes() if node["NodeID"] == here), "")
+    return kind if kind in known else next((name for name in known if name == f"{kind} {gpu_memory()}"), kind)
 
 
 def profile_here(reference: str, request: dict[str, Any]) -> dict[str, Any]:

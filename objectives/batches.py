@@ -165,7 +165,8 @@ class Fetcher(Dataset[Any]):
             return self.dataset.fetch(keys)  # type: ignore[attr-defined]  # a BatchDataset
         if self._tensors is not None:
             index = torch.from_numpy(keys.index if self._places is None else self._places[keys.index])
-            index = index.to(self._tensors[0].device, non_blocking=True)
+            if self._tensors[0].is_cuda:
+                index = index.to(self._tensors[0].device, non_blocking=True)
             return [tensor[index] for tensor in self._tensors]
         seeds = mixed(keys.seed, keys.epoch, keys.index).tolist()
         with _restored_random_state():

@@ -108,9 +108,11 @@ class Ranks:
         """Start summing a step's loss over micro-batches and ranks, overlapping with the last backward pass.
 
         Args:
-            totals: the micro-batches' summed losses, float64 scalars.
+            totals: the micro-batches' summed losses, scalars; several are summed in double precision.
         """
-        total = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
+        if len(totals) == 1 and self.count == 1:
+            return totals[0], denominator
+        total = torch.stack(totals).sum(dtype=torch.float64)
         if self.count == 1:
             return total, denominator
         if isinstance(denominator, Tensor):

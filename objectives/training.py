@@ -80,6 +80,7 @@ class TrainingRun:
         self._set_model(model.to(self.device))
         if setup.training.compile:
             self.model.compile()
+        self._last_weight: tuple[int, Tensor] | None = None
         self.noise = NoiseScale()
         self.loss: Any = _LossOf(task, self.model, setup)
         if self.ranks.count > 1:
@@ -107,7 +108,7 @@ class TrainingRun:
         other.device = device
         other._set_model(model)
         other.loss = _LossOf(self.task, model, self.setup)
-        other.noise = NoiseScale()
+        other.noise, other._last_weight = NoiseScale(), None
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
 
@@ -142,10 +143,10 @@ class TrainingRun:
                 with self.autocast():
                     loss_total, loss_denominator = self.loss(on_device, samples)
                 del on_device
-                totals.append(loss_total.detach().double())
+                totals.append(loss_total.detach())
                 denominator = denominator + loss_denominator
                 pending = self.ranks.begin_sum(totals, denominator) if last else None
-                self.scaler.scale(loss_total).backward(torch.full_like(loss_total, 1 / size))
+                self.scaler.scale(loss_total).backward(self._weight(loss_total, size))
             if measures_noise and number == 1 and self.ranks.count == 1:
                 self.noise.add_small_batch(self._gradients())
                 small_batch: tuple[float, Tensor | float] = samples, loss_denominator
@@ -154,7 +155,8 @@ class TrainingRun:
         total, denominator = self.ranks.end_sum(pending)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
-        rescale_gradients(self._gradients(), denominator, size)
+        if isinstance(denominator, Tensor) or denominator != size:
+            rescale_gradients(self._gradients(), denominator, size)
         if self.setup.training.clip_norm is not None:
             norms = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
         elif measures_noise:
@@ -170,9 +172,18 @@ class TrainingRun:
         # Where every label of a step is ignored, its loss is 0 rather than 0/0.
         return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
 
+    def _weight(self, loss_total: Tensor, size: int) -> Tensor:
+        """One over the step's samples, like the loss; kept for the next step."""
+        known = self._last_weight
+        if known is None or known[0] != size or known[1].dtype != loss_total.dtype or known[1].device != loss_total.device:
+            known = self._last_weight = size, torch.full_like(loss_total, 1 / size)
+        return known[1]
+
     def on_device(self, batch: Any) -> Any:
         """A batch on this run's device, in the study's memory format."""
         layout = torch.channels_last if self.setup.training.channels_last else None
+        if layout is None and self.device.type == "cpu":
+            return batch  # it was fetched there
         return to_device(batch, self.device, layout)
 
     def _gradients(self) -> list[Tensor]:

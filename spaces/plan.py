@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from .errors import InfeasiblePlanError
 
 
+@lru_cache(maxsize=1024)
 def even_parts(total: int, parts: int) -> tuple[int, ...]:
     """Split samples into parts that differ by at most one, larger parts first.
 

@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import settings
 from postgres_server import PostgresServer, postgres_server
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes depends on the machine's neighbours.
+settings.register_profile("bsearch", deadline=None)
+settings.load_profile("bsearch")
 
 TASKS = Path(__file__).parent / "tasks_for_tests.py"
 BSEARCH = Path(sys.executable).parent / "bsearch"

@@ -294,7 +294,11 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
         TaskError, ProfilingError: the code does not work, is a generator, or cannot be traced.
         StudyFileError: not even the smallest micro-batch fits.
     """
-    here = replace(request, setup=replace(request.setup, device="cpu"), memory=Memory(), timing_s=0.0, traces=False, others=())
+    training = request.setup.training
+    if training.precision == "tf32":  # as many bytes, and CPUs do not have it
+        training = training.model_copy(update={"precision": "fp32"})
+    setup = replace(request.setup, device="cpu", training=training)
+    here = replace(request, setup=setup, memory=Memory(), timing_s=0.0, traces=False, others=())
     profile = profile_task(reference, here)
     task = _traceable(reference)
     device_bytes = usable_bytes(card.memory_bytes, card.usable_bytes, request.share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -11,12 +12,13 @@ from typing import Any
 import optuna
 import pytest
 from bsearch.cluster.tune import TuneRunner
+from bsearch.cluster.worker import gpu_memory
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study_file import read_study
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 @pytest.fixture
@@ -37,6 +39,7 @@ def two_kinds() -> Iterator[str]:
             machines.shutdown()
 
 
+@pytest.mark.ray
 @pytest.mark.cluster
 @pytest.mark.long
 def test_mixed_kinds_share_a_study_priced_on_one_of_them(
@@ -72,3 +75,47 @@ def test_mixed_kinds_share_a_study_priced_on_one_of_them(
     assert "device_kind" not in {name for trial in trials for name in trial.user_attrs}  # one kind: nothing to tell
     with pytest.raises(StudyFileError, match=r"devices.time_on: expected a kind of device that is here \(FAST, SMALL\)"):
         go(time_on="A100")
+
+
+def nvidia_smi(folder: Path, mebibytes: int) -> Path:
+    """A folder with a stand-in for NVIDIA's program, which says how much memory its GPUs have."""
+    folder.mkdir()
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho {mebibytes}\n")
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(("mebibytes", "name"), [(81920, "80GB"), (40960, "40GB"), (81559, "80GB"), (16384, "16GB")])
+def test_memory_of_cards_is_told_as_they_are_named(
+    mebibytes: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{nvidia_smi(tmp_path / 'bin', mebibytes)}:{os.environ['PATH']}")
+    assert gpu_memory.__wrapped__() == name
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_memory.__wrapped__() == ""
+
+
+@pytest.mark.ray
+@pytest.mark.cluster
+@pytest.mark.long
+def test_cards_of_one_name_and_two_sizes_are_two_kinds(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    """Ray's name is the same for both; three such machines, one of them smaller, and shares of their GPUs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.cluster_utils import Cluster as Machines
+
+        machines = Machines(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        try:
+            for number, mebibytes in enumerate((81920, 81920, 40960)):
+                path = f"{nvidia_smi(tmp_path / str(number), mebibytes)}:{os.environ['PATH']}"
+                resources = {"accelerator_type:A100": 1}
+                machines.add_node(num_cpus=6, num_gpus=2, resources=resources, env_vars={"PATH": path})
+            spec = read_study(study_file(devices={"kind": "gpu", "per_trial": 0.5}, cluster={"address": machines.address}))
+            with TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log") as runner:
+                assert runner.kinds == ("A100 80GB", "A100 40GB")
+                assert runner.cores == 1  # half of the three cores of a GPU
+                assert runner.slots == 3 * 2 * 2
+                assert runner.device_id("A100 40GB") != runner.device_id("A100 80GB")
+        finally:
+            machines.shutdown()

@@ -501,7 +501,7 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
 
 
 def test_memory_is_predicted_for_a_card_that_is_not_here(study_file: Callable[..., Path]) -> None:
-    path = study_file(task="bsearch.objectives.digits:Digits", memory={"limit": "10MiB"})
+    path = study_file(task="bsearch.objectives.digits:Digits", memory={"limit": "10MiB"}, training={"precision": "tf32"})
     shown = CliRunner().invoke(main, ["profile", str(path), "--device-like", "a100-40gb", "--json"])
     assert shown.exit_code == 0, shown.output
     document = json.loads(shown.output)
