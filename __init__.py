@@ -81,9 +81,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        value: Any = version("bsearch")
+        try:
+            value: Any = version("bsearch")
+        except PackageNotFoundError:
+            value = "not installed"  # a checkout on a machine with little more than torch
     elif name in _MODULES:
         value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     else:

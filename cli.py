@@ -24,8 +24,8 @@ from rich.text import Text
 
 from . import __version__
 from .search.report.completion import launchers, study_files, study_names
-from .spaces.cards import card_named
 from .spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, cut, plain
+from .spaces.laws.cards import card_named
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
 from .spaces.readable import from_here

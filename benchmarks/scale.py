@@ -52,9 +52,9 @@ from bsearch.search.run.driver import run_study
 from bsearch.search.run.study_run import StudyRun
 from bsearch.search.store.optuna_storage import frozen_record, open_storage
 from bsearch.search.suggest.suggester import Suggester
-from bsearch.spaces.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_seconds
-from bsearch.spaces.step_time import StepTime
 from bsearch.spaces.study import StudySpec
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, TrialFacts, TrialResult, TrialSetup

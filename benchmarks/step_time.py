@@ -20,9 +20,9 @@ from typing import Any
 
 from bsearch.objectives.profiling.step_time import measured_step_time, timed_rounds
 from bsearch.objectives.trial import start_attempt
+from bsearch.spaces.laws.step_time import timing_plans
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.step_time import timing_plans
 from bsearch.spaces.study import Training
 from bsearch.spaces.trial import Measurement, TrialSetup
 

@@ -49,8 +49,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ..objectives.environment import environment
 from ..search.report.terminal.live import in_notebook
 from ..search.run.study_run import NODE_DIED, StudyRun
-from ..spaces.device import DeviceProfile, ProfileRequest
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
+from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .worker import AttemptTrainable, gpu_memory, kind_of, profile_here

@@ -15,8 +15,8 @@ from typing import Any
 import ray
 from ray import tune
 
-from ..spaces.device import ProfileRequest
 from ..spaces.errors import BsearchError, StudyFileError
+from ..spaces.laws.device import ProfileRequest
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 
 

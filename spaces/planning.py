@@ -8,13 +8,13 @@ from functools import cache
 from itertools import product
 from typing import Any, Literal
 
-from .device import DeviceProfile, ProfileRequest
 from .domain import Range, bounds, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
+from .laws.device import DeviceProfile, ProfileRequest
+from .laws.step_time import fastest_plan
 from .learning_rate import RULES_FOR_ADAM, RULES_FOR_DECAY, OptimizerSettings, RuleConstants, scaled_settings
 from .plan import BatchPlan, plan_batch, step_plans
 from .readable import readable_bytes
-from .step_time import fastest_plan
 from .study import StudySpec
 from .trial import Suggestion, TrialSetup
 

@@ -44,8 +44,8 @@ from .domain import (
     whole_numbers,
 )
 from .errors import Fault, StudyFileError
+from .laws.memory import bytes_of
 from .learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
-from .memory import bytes_of
 from .schedule import SCHEDULES
 from .submit import Submit
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt, StrictStr
 
 from .domain import Number, Scalar, Section, fault
-from .memory import bytes_of
+from .laws.memory import bytes_of
 
 
 def _like(pattern: str, expected: str) -> AfterValidator:

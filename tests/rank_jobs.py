@@ -11,7 +11,7 @@ from bsearch.objectives.batches import in_order
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.profiling import probe
 from bsearch.objectives.training import TrainingRun, batch_norms
-from bsearch.spaces.device import ProfileRequest
+from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.study import Memory
 from bsearch.spaces.trial import TrialSetup
 
@@ -90,7 +90,7 @@ def profiled(name: str) -> int:
     """The number of devices that a profile was made for, by one function of the probe or the other."""
     from helpers import setup
 
-    request = ProfileRequest(setup(), Memory(), highest=64, devices=(2,), timing_s=0.1)
+    request = ProfileRequest(setup(), Memory(), highest=4, devices=(2,), timing_s=0.1)
     made = getattr(probe, name)("bsearch.objectives.digits:Digits", request)
     return int(made.step_times[0].devices)
 

@@ -127,16 +127,6 @@ def test_optuna_reads_the_same_front_from_the_storage(study_file: Callable[..., 
 
 
 @pytest.mark.slow
-def test_json_is_the_only_thing_on_stdout(study_file: Callable[..., Path]) -> None:
-    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
-    for arguments in (["run", path, "--serial", "--json"], ["check", path, "--json"], ["show", path, "--json"]):
-        done = subprocess.run([BSEARCH, *arguments], capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["study"] == "small"
-    for arguments in (["plan", "7", "--json"], ["rules", "--json"], ["schema"]):
-        assert json.loads(bsearch(*arguments).output)
-
-
-@pytest.mark.slow
 def test_a_task_runs_without_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = [
@@ -265,13 +255,15 @@ def test_code_that_exits_or_fails_is_told_with_its_line(
 
 
 @pytest.mark.slow
-def test_what_a_task_prints_stays_out_of_the_document(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_json_is_the_only_thing_on_stdout_whatever_a_task_prints(study_file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(POINTS + "    def model(self, setup): print('hello'); return nn.Linear(2, 2)\n")
     path = study_file(task="tasks.py:Mine", budget={"trials": 1})
     for arguments in (["check", path, "--json"], ["run", path, "--serial", "--json"], ["profile", path, "--json"]):
         done = subprocess.run([BSEARCH, *arguments], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["study"] == "small"
         assert "hello" in done.stderr
+    for arguments in (["show", str(path), "--json"], ["plan", "7", "--json"], ["rules", "--json"], ["schema"]):
+        assert json.loads(bsearch(*arguments).output)
 
 
 def test_adamw_tau_writes_down_the_decay_it_made(study_file: Callable[..., Path]) -> None:

@@ -47,12 +47,18 @@ def ids(page: Path) -> set[str]:
     return set(re.findall(r'id="([^"]+)"', page.read_text()))
 
 
+# The tutorial runs the same commands as these, and the notebook the same calls as python.md.
+TRIED_ELSEWHERE = ("own-model.md", "devices.md", "python.md")
+
+
 @pytest.mark.docs
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "page",
-    # The tutorial runs the same commands as these.
-    [pytest.param(page, marks=pytest.mark.long) if page in ("own-model.md", "devices.md") else page for page in PAGES],
+    [
+        pytest.param(page, marks=pytest.mark.long) if page in ("own-model.md", "devices.md", "python.md") else page
+        for page in PAGES
+    ],
 )
 def test_what_a_page_says_to_type_runs(page: str, tmp_path: Path) -> None:
     script = ["set -e"]

@@ -18,10 +18,10 @@ from bsearch.cli import main
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.retime import planned_on, read_profile
 from bsearch.search.run.bench import sizes_of
-from bsearch.spaces.device import DeviceProfile
 from bsearch.spaces.errors import BsearchError, StudyFileError, plain
+from bsearch.spaces.laws.device import DeviceProfile
+from bsearch.spaces.laws.step_time import StepTime, TimedPlan
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.step_time import StepTime, TimedPlan
 from bsearch.spaces.study import StudySpec
 from bsearch.spaces.study_file import read_study
 from click.testing import CliRunner

@@ -129,7 +129,8 @@ def test_a_run_listens_on_the_loopback_alone_and_lets_no_stranger_in(study_file:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("mode", [pytest.param("disabled", marks=pytest.mark.long), "token"])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["disabled", "token"])
 def test_a_cluster_of_others_keeps_its_own_mode(study_file: Callable[..., Path], tmp_path: Path, mode: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

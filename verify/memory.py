@@ -21,14 +21,14 @@ from ..objectives.profiling.memory import MemoryProbe
 from ..objectives.profiling.probe import profile_task
 from ..objectives.task import Task
 from ..objectives.training import TrainingRun
-from ..spaces.device import DeviceProfile, ProfileRequest
+from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.plan import BatchPlan
 from ..spaces.readable import readable_bytes
 from ..spaces.study import Memory
 from ..spaces.trial import TrialSetup
 from .claims import Claim, Fact, worst
 from .stage import Found, Stage
-from .tasks import Images, models, setup_of
+from .tasks import Images, models, setup_of, small_model
 
 _MIB = 1 << 20
 _HEADROOM = 0.05
@@ -43,6 +43,7 @@ def predictions(stage: Stage) -> Iterator[Found]:
         for name, (reference, parameters), sizes in models(stage.device):
             if stage.expired:
                 break
+            release_memory(stage.device)
             setup = setup_of(BatchPlan(sizes[0]), stage.device, parameters, precision=precision)
             probe = MemoryProbe(_task(reference), replace(setup, smallest_micro_batch=sizes[0]))
             fixed = fixed_live = 0
@@ -141,17 +142,18 @@ def largest(stage: Stage) -> Iterator[Found]:
 
 
 class HiddenWorkspace(Images):
-    """A model with memory that no trace can see: half as much again as its first feature map, while it is computed with."""
+    """A model with memory that no trace can see, `hidden` times as much as a sample's activations, until its backward pass."""
 
     def model(self, setup: TrialSetup) -> nn.Module:
         model = super().model(setup)
-        factor = float(setup.parameters.get("hidden", 0.5))
+        # Twelve times the pixels: about what a convolutional net keeps of a sample.
+        factor, floats = float(setup.parameters["hidden"]), 36 * int(setup.parameters["image_size"]) ** 2
 
         def take(module: nn.Module, inputs: tuple[Tensor, ...], outcome: Tensor) -> None:
             first = inputs[0]
             if isinstance(first, FakeTensor):
                 return
-            kept.append(torch.empty(int(factor * _HIDDEN_FLOATS * len(first)), device=first.device))
+            kept.append(torch.empty(int(factor * floats * len(first)), device=first.device))
             # It lives until the backward pass of the same micro-batch begins.
             if outcome.requires_grad:
                 outcome.register_hook(lambda gradient: kept.clear())  # type: ignore[no-untyped-call]
@@ -163,15 +165,11 @@ class HiddenWorkspace(Images):
         return model
 
 
-# Floats of a sample's activations, roughly: what the hidden workspace is a share of.
-_HIDDEN_FLOATS = 250_000
-
-
 def out_of_memory(stage: Stage) -> Iterator[Found]:
     """Memory that the law does not know of: how many real runs lead to a plan that runs, for the same batch."""
     gpu = stage.device == "gpu"
-    parameters = {"model": "resnet18", "image_size": 64 if gpu else 32}
-    reference, limit = f"{__name__}:HiddenWorkspace", (1 << 30) if gpu else 192 * _MIB
+    _, parameters = small_model(stage.device)
+    reference, limit = f"{__name__}:HiddenWorkspace", (1 << 30) if gpu else 16 * _MIB
     runs = []
     for hidden in (0.5,) if stage.quick else (0.25, 0.5, 1.5):
         setup = setup_of(BatchPlan(1), stage.device, parameters | {"hidden": hidden})
@@ -180,7 +178,7 @@ def out_of_memory(stage: Stage) -> Iterator[Found]:
         found = profile.largest_micro_batch or 0
         # The smallest size is run on every device, twice on a CPU: it tells the fixed part and the time.
         needed = sum(size > profile.smallest_micro_batch for size in counted)
-        case = f"{hidden:g} of a feature map hidden: {found} found"
+        case = f"{hidden:g} of the activations hidden: {found} found"
         runs.append((case, float(needed) if found and _runs(reference, setup, found, limit, steps=4) else math.inf))
     yield from worst("real runs to a plan that fits, hidden workspace", 4, runs, unit="runs")
     # A neighbour takes 30 % of the device after the profile was made.

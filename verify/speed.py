@@ -22,11 +22,11 @@ from ..objectives.profiling.fit import with_uncertainty
 from ..objectives.profiling.step_time import Round, fitted, timed_rounds
 from ..objectives.task import Task
 from ..objectives.training import TrainingRun
+from ..spaces.laws.step_time import timing_plans
 from ..spaces.plan import BatchPlan
-from ..spaces.step_time import timing_plans
 from .claims import Claim, Fact, of_repeats, worst
 from .stage import Found, Stage
-from .tasks import IMAGES, TOKENS, Images, models, setup_of
+from .tasks import IMAGES, TOKENS, Images, models, setup_of, small_model
 
 # Seconds of one burst of steps.
 _BURST_S = 0.15
@@ -102,9 +102,9 @@ def compared(first: Steps, second: Steps, rounds: int) -> tuple[float, float, li
 def loop(stage: Stage) -> Iterator[Found]:
     """Our loop against the plainest one on the same model and batch; on a GPU also its synchronisations."""
     torch.set_num_threads(1)
-    small = {"model": "mobilenet_v3_small", "image_size": 64 if stage.device == "gpu" else 32}
+    small, parameters_of_small = small_model(stage.device)
     cases: list[tuple[str, Task, dict[str, Any], int]] = [("digits net", Digits(), {}, 64), ("digits net", Digits(), {}, 1000)]
-    cases += [("mobilenet_v3_small", Images(), small, batch) for batch in ((32, 256) if stage.device == "gpu" else (32,))]
+    cases += [(small, Images(), parameters_of_small, batch) for batch in (32, 256)]
     rounds = 7 if stage.quick else 21
     for name, task, parameters, batch in cases:
         if stage.expired:
@@ -145,10 +145,12 @@ def _busy_share(steps: Steps, count: int) -> float:
 
 def known_times(stage: Stage) -> Iterator[Found]:
     """The law of step time on plans that it was not fitted to, timed in the same rounds; then in steady training."""
-    small = {"model": "mobilenet_v3_small", "image_size": 64 if stage.device == "gpu" else 32}
+    small, parameters_of_small = small_model(stage.device)
     gpt = {"model": "gpt", "words": 500, "tokens": 64, "width": 128, "layers": 4}
-    highest = 512 if stage.device == "gpu" else 64
-    cases: list[tuple[str, str, dict[str, Any]]] = [("mobilenet_v3_small", IMAGES, small)]
+    if stage.device == "cpu":
+        gpt |= {"words": 100, "tokens": 16, "width": 64, "layers": 2}
+    highest = 512
+    cases: list[tuple[str, str, dict[str, Any]]] = [(small, IMAGES, parameters_of_small)]
     if not stage.quick:
         cases.append(("small GPT", TOKENS, gpt))
     for name, reference, parameters in cases:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from ..objectives.task import Data, Loss, Score, Task
+from ..objectives.vision import small_cnn
 from ..spaces.learning_rate import OptimizerSettings
 from ..spaces.plan import BatchPlan
 from ..spaces.study import Training
@@ -39,6 +40,8 @@ class Images(Task):
         import torchvision
 
         name, size = str(setup.parameters["model"]), int(setup.parameters["image_size"])
+        if name == "small_cnn":
+            return small_cnn(16, _CLASSES)
         if name == "small_vit":
             return torchvision.models.VisionTransformer(size, size // 8, 4, 4, 128, 512, num_classes=_CLASSES)  # type: ignore[no-any-return]
         return torchvision.models.get_model(name, weights=None, num_classes=_CLASSES)  # type: ignore[no-any-return]
@@ -147,6 +150,12 @@ CPU_MODELS = [
     ("small GPT with dropout", _gpt("gpt", 500, 64, 128, 4, 0.1), (1, 4, 12)),
     ("TransformerEncoder", _gpt("encoder", 500, 64, 128, 4), (1, 4, 12)),
 ]
+
+
+def small_model(device: str) -> tuple[str, dict[str, Any]]:
+    """A model that is quick on this kind of device, and its parameters for `Images`."""
+    name, size = ("mobilenet_v3_small", 64) if device == "gpu" else ("small_cnn", 16)
+    return name, {"model": name, "image_size": size}
 
 
 def models(device: str) -> Sequence[tuple[str, tuple[str, dict[str, Any]], tuple[int, ...]]]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from .stage import Found, Stage
 from .tasks import TOKENS, models, setup_of
 
 _GPT = {"model": "gpt", "words": 500, "tokens": 64, "width": 128, "layers": 4}
+_TINY_GPT = {"model": "gpt", "words": 100, "tokens": 16, "width": 64, "layers": 2}
 
 
 def exact(stage: Stage) -> Iterator[Found]:
@@ -61,17 +63,17 @@ def study(stage: Stage) -> Iterator[Found]:
     """A study under a memory limit, ended by SIGKILL halfway and started again."""
     with tempfile.TemporaryDirectory(prefix="bsearch-verify-") as name:
         folder = Path(name)
-        limit = "256MiB" if stage.device == "gpu" else "24MiB"
+        limit = "256MiB" if stage.device == "gpu" else "8MiB"
         values = {
             "study": "verify",
             "task": TOKENS,
             "space": {
                 "effective_batch": {"low": 8, "high": 256},
-                "learning_rate": {"low": 1e-4, "high": 1e-2},
+                "reference_rate": {"low": 1e-4, "high": 1e-2, "at_batch": 32},
                 "epochs": 2,
-                **_GPT,
+                **(_GPT if stage.device == "gpu" else _TINY_GPT),
             },
-            "objectives": {"metric": "val_loss"},
+            "objectives": {"metric": {"name": "val_loss", "direction": "minimize"}},
             "memory": {"limit": limit},
             "devices": {"kind": stage.device},
             "training": {"evaluations": 2},
@@ -136,7 +138,8 @@ def _killed_after(path: Path, stage: Stage, finished: int) -> dict[int, tuple[st
                 last = ((path.parent / "log").read_text().strip().splitlines() or [""])[-1]
                 raise RuntimeError(f"the study ended with exit code {driver.returncode} before it was killed: {last}")
         finally:
-            os.killpg(driver.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(driver.pid, signal.SIGKILL)
     return _trials(path)
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
-from ...spaces.device import ProfileRequest
 from ...spaces.errors import TaskError
+from ...spaces.laws.device import ProfileRequest
 from ...spaces.plan import BatchPlan
 from ..loading import load_task
 from ..task import Task

@@ -10,8 +10,8 @@ from statistics import median
 import numpy as np
 from scipy.optimize import nnls
 
+from ...spaces.laws.step_time import StepTime, TimedPlan
 from ...spaces.plan import BatchPlan
-from ...spaces.step_time import StepTime, TimedPlan
 
 # Bootstrap resamples of the rounds for the interval; more do not change its first digit.
 _RESAMPLES = 200

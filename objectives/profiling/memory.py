@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from ...spaces.errors import ProfilingError
-from ...spaces.memory import PARTS, MemoryLaw, largest_fitting
+from ...spaces.laws.memory import PARTS, MemoryLaw, largest_fitting
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..batches import SampleKeys, in_order, to_device

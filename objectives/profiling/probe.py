@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...spaces.cards import Card
-from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.errors import BsearchError, Fault, ProfilingError, StudyFileError, TaskError
-from ...spaces.memory import MemoryLaw
+from ...spaces.laws.cards import Card
+from ...spaces.laws.device import DeviceProfile, ProfileRequest
+from ...spaces.laws.memory import MemoryLaw
+from ...spaces.laws.step_time import StepTime, timing_plans
 from ...spaces.plan import BatchPlan
-from ...spaces.step_time import StepTime, timing_plans
 from ...spaces.study import Memory
 from ...spaces.trial import Parameter, TrialSetup
 from ..batches import SampleKeys, in_order, to_device

@@ -1,4 +1,4 @@
-"""Time whole optimizer steps, to fit the law of `spaces.step_time` to them.
+"""Time whole optimizer steps, to fit the law of `spaces.laws.step_time` to them.
 
 Timed steps are those of a trial: its model, loader, schedule and micro-batches, with a learning rate of zero so that
 parameters do not change. Plans are timed in random order, round after round, so that load on the machine affects all alike.
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ...spaces.errors import ProfilingError, TaskError
+from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_plans
 from ...spaces.plan import BatchPlan
-from ...spaces.step_time import PRECISION, StepTime, TimedPlan, refined_plans
 from ...spaces.trial import TrialSetup
 from ..batches import in_order
 from ..data_parallel import RankDiedError, rank_processes

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from ...spaces.device import DeviceProfile
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
 from ...spaces.files import text_of
+from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, plan_batch
 from ...spaces.planning import known_train_s, plan_limits, planned, training_cost, with_fastest_accumulation
 from ...spaces.study import StudySpec

@@ -17,8 +17,8 @@ from ...objectives.device_memory import release_memory
 from ...objectives.profiling.bench import BenchFacts, bench_facts, bench_probe, peak_bytes
 from ...objectives.profiling.probe import user_code_errors
 from ...objectives.profiling.step_time import Round, timed_rounds
-from ...spaces.device import DeviceProfile
 from ...spaces.errors import InfeasiblePlanError, StudyFileError, cut
+from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, plan_batch
 from ...spaces.planning import micro_batch_cap, profile_request
 from ...spaces.study import StudySpec

@@ -11,9 +11,9 @@ from ...objectives.loading import load_task
 from ...objectives.profiling.probe import MemoryRow, memory_rows, profile_like
 from ...objectives.task import Task
 from ...objectives.task_code import task_code_hash
-from ...spaces.cards import Card
-from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.errors import StudyFileError
+from ...spaces.laws.cards import Card
+from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
 from ...spaces.study import StudySpec
 from ..store.database import storage_engine

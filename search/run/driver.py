@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
-from ...spaces.device import DeviceProfile
 from ...spaces.errors import Fault, StorageError, StudyFileError
+from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import (
     CostKey,
     common_batches,

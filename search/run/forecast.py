@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...spaces.device import DeviceProfile
 from ...spaces.domain import Choices, Fixed, bounds, values_of
 from ...spaces.errors import InfeasiblePlanError
+from ...spaces.laws.device import DeviceProfile
+from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
-from ...spaces.step_time import StepTime
 from ...spaces.study import StudySpec
 
 

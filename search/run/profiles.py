@@ -11,10 +11,10 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.errors import Fault, StudyFileError
+from ...spaces.laws.device import DeviceProfile, ProfileRequest
+from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, cost_keys, profile_request, training_cost
-from ...spaces.step_time import StepTime
 from ...spaces.study import StudySpec
 from ..store.records import Records
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ...spaces.device import DeviceProfile, ProfileRequest
+from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.trial import Measurement, TrialRecord, TrialSetup
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 
 from ...objectives.profiling.probe import device_name, profile_in_subprocess, profile_task
 from ...objectives.trial import start_attempt
-from ...spaces.device import DeviceProfile, ProfileRequest
 from ...spaces.errors import Fault, StudyFileError
+from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.study import Devices
 from ...spaces.trial import Measurement, Outcome
 from .study_run import StudyRun

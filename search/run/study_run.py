@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...objectives.checkpoint_files import delete_checkpoint
-from ...spaces.device import DeviceProfile
 from ...spaces.errors import InfeasiblePlanError
+from ...spaces.laws.device import DeviceProfile
 from ...spaces.learning_rate import RULES_FOR_ADAM
 from ...spaces.plan import plan_batch, step_plans
 from ...spaces.planning import CostKey, checkpoint_url, cost_key, known_train_s, trial_setup

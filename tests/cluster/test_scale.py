@@ -16,11 +16,11 @@ from bsearch.search.store.single_writer_storage import SingleWriterStorage
 from bsearch.search.suggest.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.suggester import Suggester
-from bsearch.spaces.device import DeviceProfile
 from bsearch.spaces.domain import Range
 from bsearch.spaces.errors import InfeasiblePlanError
+from bsearch.spaces.laws.device import DeviceProfile
+from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_seconds, known_train_s, trial_setup
-from bsearch.spaces.step_time import StepTime
 from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult

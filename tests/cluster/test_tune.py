@@ -22,6 +22,7 @@ class TestTuneRunner(RunnerContract):
     def runner(self, ray_address: str, tmp_path: Path) -> Callable[[StudySpec], AbstractContextManager[TuneRunner]]:
         return lambda spec: TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log")
 
+    @pytest.mark.long
     def test_a_killed_worker_costs_an_attempt_and_no_trial(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         go("KillsItsWorker", budget={"trials": 4})
         trials = kept().trials
@@ -30,6 +31,16 @@ class TestTuneRunner(RunnerContract):
         rows = Records(f"sqlite:///{kept_path(kept())}").attempts("small", 1)
         assert [row["outcome"] for row in rows] == ["interrupted", "complete"]
         assert rows[0]["setup"]["optimizer"] == rows[1]["setup"]["optimizer"]
+
+    # What `StudyRun` decides for every runner; on the serial one it is tried each time.
+
+    @pytest.mark.long
+    def test_the_same_study_again_goes_on_where_it_stood(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        super().test_the_same_study_again_goes_on_where_it_stood(go, kept)
+
+    @pytest.mark.long
+    def test_hours_end_the_study_and_are_summed_over_runs(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        super().test_hours_end_the_study_and_are_summed_over_runs(go, kept)
 
     @pytest.mark.long
     def test_a_trial_that_always_kills_its_worker_is_an_error(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

@@ -21,9 +21,9 @@ from bsearch.objectives.profiling.probe import fastest_evaluation_batch, profile
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import train_task
 from bsearch.search.store.records import Records
-from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.errors import ProfilingError, StudyFileError
-from bsearch.spaces.memory import MemoryLaw, bytes_of, largest_fitting
+from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.laws.memory import MemoryLaw, bytes_of, largest_fitting
 from bsearch.spaces.readable import readable_bytes
 from bsearch.spaces.study import Memory
 from bsearch.spaces.study_file import parse_study

@@ -21,10 +21,10 @@ from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.records import Records
 from bsearch.search.store.trials import stored_trials
-from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.errors import ProfilingError
+from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.laws.step_time import StepTime, TimedPlan, fastest_plan, timing_plans
 from bsearch.spaces.plan import BatchPlan, plan_batch, step_plans, step_sizes
-from bsearch.spaces.step_time import StepTime, TimedPlan, fastest_plan, timing_plans
 from bsearch.spaces.study import Memory
 from bsearch.spaces.study_file import read_study
 from click.testing import CliRunner

@@ -15,8 +15,8 @@ from bsearch.objectives.profiling.live_bytes import LiveBytes
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.task import Loss, Task
 from bsearch.objectives.training import TrainingRun, train_task
-from bsearch.spaces.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.errors import StudyFileError, TaskError
+from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import plan_batch
 from bsearch.spaces.study import Memory

@@ -6,7 +6,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .figures import Axis, Figure, Layer, Tone
+from .figure import Axis, Figure, Layer, Tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,7 +27,7 @@ from ..frameworks.settings import chosen_settings
 from ..frameworks.texts import FRAMEWORKS
 from ..terminal.tables import front_summary
 from .draw import LOOKS, picture, plotly_document
-from .figures import Figure
+from .figure import Figure
 
 # A trial within this share of the best metric is "nearly the best".
 NEAR = 0.01

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....spaces.device import DeviceProfile
+from ....spaces.laws.device import DeviceProfile
 from ....spaces.planning import known_seconds
 from ....spaces.trial import ParetoFront
 from ...analysis.pareto import front_of, study_front

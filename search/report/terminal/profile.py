@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ....objectives.profiling.probe import MemoryRow
-from ....spaces.device import DeviceProfile
+from ....spaces.laws.device import DeviceProfile
+from ....spaces.laws.step_time import StepTime
 from ....spaces.planning import training_cost
 from ....spaces.readable import number, readable_bytes, seconds
-from ....spaces.step_time import StepTime
 from ....spaces.study import StudySpec
 from ...run.check import ProfiledStudy
 from ...run.forecast import planned_batches

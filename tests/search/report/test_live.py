@@ -200,21 +200,21 @@ def test_a_trial_that_fails_leaves_a_line_above_the_picture(study_file: Callable
 
 @pytest.mark.slow
 def test_another_terminal_follows_a_driver_until_the_study_is_done(study_file: Callable[..., Path]) -> None:
-    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 25})
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 10})
     with driven(path) as driver:
         piped = subprocess.Popen([BSEARCH, "show", path, "--watch", "--every", "0.2"], stdout=subprocess.PIPE, text=True)
         with piped, terminal(BSEARCH, "show", path, "--watch", "--every", "0.2", columns=120, rows=50) as seen:
             seen.until(rf"run by process {driver.pid} on \S+ since .*, seen \d+ s ago")
             seen.until(r"trial \d+ +\S+ +B \d+ +rate \S+")
             assert seen.end() == 0
-            assert "small is done: 25 of 25 trials are done." in seen.text()
+            assert "small is done: 10 of 10 trials are done." in seen.text()
             assert not seen.screen.cursor.hidden
             output = piped.communicate(timeout=400)[0]
         assert driver.wait(60) == 0
     assert piped.returncode == 0
     assert "\x1b" not in output
-    assert re.search(r"\[25/25\] trial \d+ (complete|stopped): accuracy", output)
-    assert output.rstrip().endswith("small is done: 25 of 25 trials are done.")
+    assert re.search(r"\[10/10\] trial \d+ (complete|stopped): accuracy", output)
+    assert output.rstrip().endswith("small is done: 10 of 10 trials are done.")
 
 
 @pytest.mark.slow

@@ -40,10 +40,10 @@ def start(path: Path, address: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path], tmp_path: Path, ray_address: str) -> None:
-    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 8})
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 6})
     database = tmp_path / "small.db"
     before: dict[int, tuple[float, ...]] = {}
-    for kills, enough in [(0, 2), (1, 4)]:
+    for kills, enough in [(0, 1), (1, 3)]:
         driver = start(path, ray_address)
         try:
             limit = time.monotonic() + 400
@@ -63,7 +63,7 @@ def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path]
     assert before.items() <= finished(database).items()
     trials = optuna.load_study(study_name="small", storage=f"sqlite:///{database}").trials
     states = [trial.state.name for trial in trials]
-    assert states.count("COMPLETE") == 8
+    assert states.count("COMPLETE") == 6
     assert set(states) <= {"COMPLETE", "FAIL"}
     for trial in trials:
         if trial.state.name == "FAIL":

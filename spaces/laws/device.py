@@ -9,11 +9,11 @@ from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from .errors import ProfilingError, cut
+from ..errors import ProfilingError, cut
+from ..study import Memory
+from ..trial import Parameter, TrialSetup
 from .memory import MemoryLaw
 from .step_time import PRECISION, StepTime
-from .study import Memory
-from .trial import Parameter, TrialSetup
 
 # A measurement confirms the law where it is above it by at most the first of these shares, and below by at most the second:
 # extrapolated to sizes that were not measured, a few percent less would be a promise too much.

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Self
 
-from .errors import ProfilingError
+from ..errors import ProfilingError
+from ..plan import BatchPlan, step_plans
 from .memory import check_points
-from .plan import BatchPlan, step_plans
 
 # The relative interval at which timing stops.
 PRECISION = 0.02

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Self
 
-from .errors import ProfilingError, cut
+from ..errors import ProfilingError, cut
 
 _UNITS: dict[str, int] = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": int(base**power)
