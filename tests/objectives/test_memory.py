@@ -380,7 +380,7 @@ def test_the_profile_keeps_headroom_and_remembers_why() -> None:
 
 def test_a_model_that_does_not_fit_is_told_with_its_bytes() -> None:
     with pytest.raises(
-        StudyFileError, match=r"memory.limit: expected room for a micro-batch of 1 sample, which peaks at 283 KiB \(param"
+        StudyFileError, match=r"memory.limit: expected room for a micro-batch of 1 sample, which peaks at 282 KiB \(param"
     ):
         profile(200_000)
 
