@@ -1142,7 +1142,7 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
 
 
 @main.command(epilog=_epilog("bsearch verify --quick\n  bsearch verify --out verified.md"))
-@click.option("--quick", is_flag=True, help="About three minutes: fewer cases, less time for each.")
+@click.option("--quick", is_flag=True, help="About four minutes: fewer cases, less time for each.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", help="What to verify on; default: a GPU if any."
 )
@@ -1157,13 +1157,15 @@ def verify(
     """Measure on this machine what bsearch claims: memory, step times, exactness, a study that is killed and resumes.
 
     Ten minutes on a GPU or a CPU, alone on the machine. Prints every claim with its bound and the value measured here.
-    A value that misses its bound by less than it is uncertain counts as unclear. Exit code 1 if a claim fails.
+    A value that misses its bound by less than its uncertainty is reported as unclear. Exit code 1 if a claim fails or a
+    stage does not finish.
     """
     if out is not None and out.suffix not in (".json", ".md"):
         raise OutputError(f"--out {out}: expected a file that ends in .json or .md")
     import torch
 
-    from .verify.claims import StageReport
+    from .search.report.export import write_file
+    from .verify.claims import Report
     from .verify.run import Planned
     from .verify.run import verify as verified
 
@@ -1172,18 +1174,17 @@ def verify(
     if kind == "gpu" and not torch.cuda.is_available():
         raise StudyFileError("--device gpu: torch finds no GPU here; `bsearch doctor` says why")
 
-    def show(planned: Planned, report: StageReport | None) -> None:
+    def show(planned: Planned, report: Report | None) -> None:
         if report is None:
             console.print(f"{planned.name:<18} {planned.about} ...", end="\r" if console.is_terminal else "\n")
-        else:
-            console.print(f"{planned.name:<18} {planned.about}: {report.outcome} ({report.seconds:.0f} s)")
+            return
+        stage = report.stages[-1]
+        console.print(f"{planned.name:<18} {planned.about}: {stage.outcome} ({stage.seconds:.0f} s)")
+        if out is not None:  # after every stage, so that an interrupted run leaves what it found
+            write_file(out, report.markdown() if out.suffix == ".md" else json.dumps(report.to_dict(), indent=2) + "\n")
 
     report = verified(kind, stages, quick=quick, serial=serial, on_stage=show)
     document = json.dumps(report.to_dict(), indent=2)
-    if out is not None:
-        from .search.report.export import write_file
-
-        write_file(out, report.markdown() if out.suffix == ".md" else document + "\n")
     if as_json:
         click.echo(document)
     else:

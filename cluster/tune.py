@@ -299,7 +299,8 @@ class TuneRunner:
         """Trials on `devices` devices that each live machine can run at once, by the machine's id."""
         needed = self._resources(devices).items()
         return {
-            node["NodeID"]: min(int(node["Resources"].get(name, 0) // amount) for name, amount in needed) for node in _nodes()
+            node["NodeID"]: min(int(node["Resources"].get(name, 0) / amount + 1e-6) for name, amount in needed)
+            for node in _nodes()
         }
 
     @property
@@ -329,8 +330,9 @@ class TuneRunner:
             return kind
         if unknown := [one for one in alike if one not in self._gpu_memories]:
             self._gpu_memories |= _gpu_memories(unknown)
-        differ = len({self._gpu_memories[one] for one in alike}) > 1
-        return f"{kind} {self._gpu_memories[node['NodeID']]}" if differ else kind
+        memories = {self._gpu_memories.get(one, "") for one in alike} - {""}
+        memory = self._gpu_memories.get(node["NodeID"], "")
+        return f"{kind} {memory}" if memory and len(memories) > 1 else kind
 
     def device_id(self, kind: str = "") -> str:
         return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}"
@@ -471,14 +473,14 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _gpu_memories(machines: Sequence[str]) -> dict[str, str]:
-    """The memory of each machine's GPUs, such as 80GB; empty for a machine that does not answer."""
+    """The memory of each machine's GPUs, such as 80GB; without the machines that do not answer."""
 
     def placed(machine: str) -> Any:
         strategy: Any = NodeAffinitySchedulingStrategy(machine, soft=False)
         return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(gpu_memory)
 
     asked = {machine: placed(machine).remote() for machine in machines}
-    memories = dict.fromkeys(machines, "")
+    memories: dict[str, str] = {}
     for machine, answer in asked.items():
         with contextlib.suppress(RayError):
             memories[machine] = ray.get(answer, timeout=_ANSWERED_S)

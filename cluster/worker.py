@@ -81,7 +81,6 @@ def kind_of(node: Mapping[str, Any]) -> str:
     return kinds[0] if kinds else ""
 
 
-@cache
 def gpu_memory() -> str:
     """Memory of this machine's first GPU as cards are named, such as 80GB; empty where `nvidia-smi` does not tell."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
@@ -92,7 +91,7 @@ def gpu_memory() -> str:
         return ""
 
 
-@cache
+@cache  # a process stays on its machine
 def own_kind(known: tuple[str, ...]) -> str:
     """The kind of the machine that this process runs on, by its name among those that the driver knows.
 

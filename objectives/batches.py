@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -211,7 +211,13 @@ def batches(fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int,
     yield from loader
 
 
-def ahead(values: Iterator[Any], count: int = 2) -> Iterator[Any]:
+# Seconds to wait for a thread that makes a last batch.
+_JOINED_S = 10.0
+# Batches that a thread makes beforehand.
+AHEAD = 2
+
+
+def ahead(values: Iterator[Any], count: int = AHEAD) -> Iterator[Any]:
     """The same values, up to `count` of them made ahead by a thread; its exceptions are raised here."""
     made: Queue[tuple[Any, BaseException | None]] = Queue(count)
     over = threading.Event()
@@ -232,7 +238,8 @@ def ahead(values: Iterator[Any], count: int = 2) -> Iterator[Any]:
         except BaseException as error:
             put(None, error)
 
-    threading.Thread(target=make, name="bsearch-batches", daemon=True).start()
+    thread = threading.Thread(target=make, name="bsearch-batches", daemon=True)
+    thread.start()
     try:
         while True:
             value, error = made.get()
@@ -243,6 +250,11 @@ def ahead(values: Iterator[Any], count: int = 2) -> Iterator[Any]:
             yield value
     finally:
         over.set()
+        with suppress(Empty):
+            while True:
+                made.get_nowait()
+        if thread is not threading.current_thread():
+            thread.join(_JOINED_S)  # it holds what the values are made from
 
 
 def pinned(batch: Any) -> Any:

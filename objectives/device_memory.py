@@ -49,8 +49,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
     """Let this process reserve at most so many bytes of a GPU; a CPU's limit is that of a virtual device (`LiveBytes`)."""
     if device.type == "cuda" and limit_bytes is not None:
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        total = torch.cuda.get_device_properties(index).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), index)
 
 
 def release_memory(kind: str) -> None:

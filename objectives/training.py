@@ -22,7 +22,7 @@ from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.plan import BatchPlan, step_plans
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
-from .batches import Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
+from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .checkpoint import Checkpoint, random_state, set_random_state
 from .data_parallel import Ranks
 from .device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
@@ -349,6 +349,13 @@ class TrainingRun:
         """This device's micro-batches for steps with these plans, from a position in the sample stream."""
         workers = 0 if self.resident_bytes else self.setup.training.workers
         return batches(self.train_fetcher, self._micro_batch_keys(plans, position), workers, self._pins)
+
+    @property
+    def fetched_ahead(self) -> int:
+        """Micro-batches that loader processes, or the thread that pins batches, fetch beforehand."""
+        if self.setup.training.workers and not self.resident_bytes:
+            return 2 * self.setup.training.workers
+        return AHEAD + 1 if self._pins and self.train_fetcher.indexed else 0
 
     @property
     def _pins(self) -> bool:

@@ -1,6 +1,8 @@
 """`python -m bsearch.verify`: the same as `bsearch verify`, for machines that hold little more than torch."""
 
-from ..cli import verify
+import sys
+
+from ..cli import main
 
 if __name__ == "__main__":
-    verify(prog_name="python -m bsearch.verify")
+    main(["verify", *sys.argv[1:]], prog_name="python -m bsearch")

@@ -74,6 +74,7 @@ class StageReport:
 
     Args:
         problem: why it ended before its end; empty if it did not.
+        printed: the last that it printed, where there is a problem.
     """
 
     stage: str
@@ -81,6 +82,7 @@ class StageReport:
     problem: str = ""
     claims: list[Claim] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
+    printed: str = ""
 
     @property
     def outcome(self) -> str:
@@ -89,7 +91,8 @@ class StageReport:
             return self.problem
         if not self.claims:
             return ", ".join(fact.value for fact in self.facts[:3]) or "nothing to verify here"
-        return f"{sum(claim.verdict == 'pass' for claim in self.claims)} of {len(self.claims)}"
+        passed, count = sum(claim.verdict == "pass" for claim in self.claims), len(self.claims)
+        return f"{passed} of {count} claim{'s' * (count != 1)} {'pass' if count != 1 else 'passes'}"
 
 
 @dataclass(slots=True)
@@ -152,6 +155,7 @@ class Report:
                 stage["problem"],
                 [Claim(**{name: value for name, value in claim.items() if name != "verdict"}) for claim in stage["claims"]],
                 [Fact(**fact) for fact in stage["facts"]],
+                stage["printed"],
             )
             for stage in values["stages"]
         ]

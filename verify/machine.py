@@ -39,10 +39,11 @@ def facts(stage: Stage) -> Iterator[Found]:
         yield Fact("clocks now and at most (MHz), memory clock, power limit", clocks)
     torch.zeros((), device="cuda")
     yield Fact("CUDA's context, and other processes", f"{_outside() / _MIB:.0f} MiB")
-    before, reserved = _outside(), torch.cuda.memory_reserved()
+    before, allocated = _outside(), torch.cuda.memory_allocated()
     square = torch.randn(512, 512, device="cuda")
     (square @ square).sum().item()
-    workspace = torch.cuda.memory_reserved() - reserved
+    del square
+    workspace = torch.cuda.memory_allocated() - allocated
     yield Fact("cuBLAS", f"{(_outside() - before) / _MIB:.0f} MiB outside the allocator, {workspace / _MIB:.0f} inside")
     before = _outside()
     layer = torch.nn.Conv2d(16, 16, 3, device="cuda")

@@ -22,6 +22,8 @@ from .claims import Claim, Fact, Report, StageReport
 
 # Beyond its own time a stage may finish what it began; then it is ended.
 _GRACE_S = 45.0
+# Characters that are kept of what a stage printed before it failed.
+_PRINTED = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +48,17 @@ class Planned:
 
 # In order of value, in case the time ends.
 STAGES = (
-    Planned("machine", ".machine:facts", "what it is", 15, 15),
+    Planned("machine", ".machine:facts", "hardware and libraries", 15, 15),
     Planned("memory", ".memory:predictions", "predicted against measured", 85, 25),
     Planned("largest", ".memory:largest", "the largest micro-batch under a limit", 60, 20),
-    Planned("out-of-memory", ".memory:out_of_memory", "on purpose", 40, 20),
-    Planned("loop", ".speed:loop", "our training loop against the plainest", 50, 15),
-    Planned("step-time", ".speed:known_times", "known before it is measured", 80, 30),
+    Planned("out-of-memory", ".memory:out_of_memory", "recovery from errors", 40, 20),
+    Planned("loop", ".speed:loop", "our training loop against a minimal one", 50, 15),
+    Planned("step-time", ".speed:known_times", "predicted against measured", 80, 30),
     Planned("edges", ".speed:edges", "sizes beside powers of two", 45, 0, "gpu"),
     Planned("study", ".training:study", "killed and resumed", 90, 75),
     Planned("exactness", ".training:exact", "uneven micro-batches and devices", 30, 25),
     Planned("graph", ".memory:graph", "the trace's walk of the autograd graph", 20, 15),
-    Planned("compile", ".speed:compiled", "graphs per trial", 40, 0, "gpu"),
+    Planned("compile", ".speed:compiled", "number of compiled graphs", 40, 0, "gpu"),
     Planned(
         "default-allocator",
         ".memory:predictions",
@@ -93,13 +95,13 @@ def verify(
     *,
     quick: bool = False,
     serial: bool = False,
-    on_stage: Callable[[Planned, StageReport | None], None] = lambda stage, report: None,
+    on_stage: Callable[[Planned, Report | None], None] = lambda stage, report: None,
 ) -> Report:
     """Run the stages and report.
 
     Args:
         serial: run studies without Ray.
-        on_stage: called before each stage, and with its report after it.
+        on_stage: called before each stage, and after it with the report so far.
 
     Raises:
         StudyFileError: a stage of that name does not exist.
@@ -113,7 +115,7 @@ def verify(
         seconds = planned.quick_s if quick and planned.quick_s else planned.seconds
         stage = run_stage(planned, {"device": device, "seconds": seconds, "quick": quick, "serial": serial})
         report.stages.append(stage)
-        on_stage(planned, stage)
+        on_stage(planned, report)
     return report
 
 
@@ -125,7 +127,9 @@ def run_stage(planned: Planned, told: Mapping[str, Any], grace_s: float = _GRACE
         grace_s: beyond its time, after which it is killed; what it had found by then is kept.
     """
     started = time.monotonic()
-    environment = {**os.environ, **dict(planned.environment), "PYTHONUNBUFFERED": "1"}
+    # Stages and their studies run in other folders; this package may lie in a checkout that is not installed.
+    places = os.pathsep.join(dict.fromkeys(str(Path(place).absolute()) for place in sys.path if Path(place or ".").is_dir()))
+    environment = {**os.environ, "PYTHONPATH": places, **dict(planned.environment), "PYTHONUNBUFFERED": "1"}
     limit_s = float(told["seconds"]) + grace_s
     with tempfile.TemporaryDirectory(prefix="bsearch-verify-") as folder:
         path, log = Path(folder) / "found.jsonl", Path(folder) / "log"
@@ -143,17 +147,19 @@ def run_stage(planned: Planned, told: Mapping[str, Any], grace_s: float = _GRACE
                 _end_session(process.pid)
         over = process.returncode == -signal.SIGKILL and time.monotonic() - started >= limit_s
         found = list(_lines(path))
-        problem = ""
+        problem = printed = ""
         if not any("done" in one for one in found):
             said = next((one["problem"] for one in found if "problem" in one), "")
             died = f"its process ended with code {process.returncode}: {_last(log)}"
             problem = said or (f"killed after {limit_s:.0f} s" if over else died)
+            printed = log.read_text(encoding="utf-8", errors="replace")[-_PRINTED:]
     return StageReport(
         planned.name,
         round(time.monotonic() - started, 1),
         problem,
         [Claim(**one["Claim"]) for one in found if "Claim" in one],
         [Fact(**one["Fact"]) for one in found if "Fact" in one],
+        printed,
     )
 
 

@@ -91,7 +91,7 @@ def study(stage: Stage) -> Iterator[Found]:
         lost = [number for number, values in before.items() if after.get(number) != values]
         yield Claim("finished trials lost to SIGKILL", 0, float(len(lost)), unit="", note=f"of {len(before)}")
         counted = sum(outcome in COUNTED for outcome, _ in after.values())
-        yield Claim("trials missing of a study of 8 that went on", 0, float(8 - counted), unit="")
+        yield Claim("trials missing after resuming (of 8)", 0, float(8 - counted), unit="")
         failures = sum(one[0] in ("error", "out_of_memory") for one in after.values())
         yield Claim(f"trials lost to memory under {limit}", 0, float(failures), unit="")
 

@@ -183,7 +183,13 @@ def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, mic
     peaks: dict[int, int] = {}
 
     def peak(size: int) -> float:
-        peaks[size] = probe.evaluation_peak(size).total
+        try:
+            peaks[size] = probe.evaluation_peak(size).total
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            release_memory(probe.setup.device)
+            return math.inf
         return peaks[size] * law.scale + law.fixed_bytes
 
     return max(largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch), peaks
@@ -272,9 +278,11 @@ def _peak_on_gpu(run: TrainingRun, kind: str, size: int) -> Peak:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     run.model.train()
+    trained = size if kind == "train" else max(run.setup.smallest_micro_batch, 1)
     for _ in range(_STEPS):
-        run.step([(size, _real_batch(run, size, "train"))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
+        run.step([(trained, _real_batch(run, trained, "train"))] * _MICRO_BATCHES, trained * _MICRO_BATCHES)
     if kind == "evaluation":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         keys = in_order(size, size, run.setup.seed)[0]
         run.evaluate([replace(keys, index=keys.index % len(run.data.validation))])  # type: ignore[arg-type]

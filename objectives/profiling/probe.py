@@ -87,7 +87,11 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     kind = setup.device
     name = device_name(kind)
     if not isinstance(task, Task):
-        return DeviceProfile(kind, name, training_set=setup.training.samples)
+        profile = DeviceProfile(kind, name, training_set=setup.training.samples)
+        if kind == "cpu":
+            return profile  # its virtual device counts the tensors of our own loop
+        device_bytes = _device_bytes(kind, request.share)
+        return replace(profile, device_bytes=device_bytes, limit_bytes=request.memory.limit_bytes(device_bytes, kind))
     if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
         raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
     device_bytes = _device_bytes(kind, request.share)

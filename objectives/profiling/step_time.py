@@ -34,6 +34,8 @@ from .fit import fit_step_time, leave_one_out, with_uncertainty
 # times slower and is dropped. Averages of three short steps were slower than in training, of ten they are not (docs/log.md).
 _DROPPED = 1
 _TIMED_STEPS = ((0.05, 10), (0.3, 3), (math.inf, 1))
+# Steps to average before it is known how long they take.
+_FIRST_STEPS = 3
 # Samples for timing evaluation, and rounds in which it is timed.
 _EVALUATION_SAMPLES, _EVALUATION_ROUNDS = 512, 3
 # Minimum rounds before the law's interval is checked.
@@ -91,19 +93,25 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
     run.freeze_updates()
     clock, loss_sum = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
     orders = _orders(len(plans))
-    counts = [3] * len(plans)
+    counts = [_FIRST_STEPS] * len(plans)
     # Loader processes fetch some micro-batches ahead, so the number of steps must be fixed beforehand.
+
+    def timed_steps(number: int, index: int) -> int:
+        # Micro-batches of the next round are fetched while the last plan of this one is timed: the counts that the first round
+        # finds are used from the third on.
+        return _timed_steps(run, plans[index], counts[index] if number > 1 else _FIRST_STEPS)
+
     loader = run.loader(
         plans[index]
-        for order in _orders(len(plans))
+        for number, order in enumerate(_orders(len(plans)))
         for index in order
-        for _ in range(_dropped_steps(run, plans[index]) + _timed_steps(run, plans[index], counts[index]))
+        for _ in range(_dropped_steps(run, plans[index]) + timed_steps(number, index))
     )
     for number, order in enumerate(orders):
         steps: dict[int, tuple[float, float]] = {}
         evaluations: dict[int, float] = {}
         for index in order:
-            steps[index] = _timed(run, plans[index], loader, _timed_steps(run, plans[index], counts[index]), clock, loss_sum)
+            steps[index] = _timed(run, plans[index], loader, timed_steps(number, index), clock, loss_sum)
             if number == 0 and not run.setup.training.workers:
                 step_s = run.ranks.max_over_ranks(steps[index][0])
                 counts[index] = next(count for limit_s, count in _TIMED_STEPS if step_s <= limit_s)
@@ -135,13 +143,13 @@ def _orders(count: int) -> Iterator[list[int]]:
 
 
 def _dropped_steps(run: TrainingRun, plan: BatchPlan) -> int:
-    """Number of steps before the timed ones, which use up the batches that loader processes fetched during other plans."""
-    return _DROPPED + -(-2 * run.setup.training.workers // plan.accumulation)
+    """Number of steps before the timed ones, which use up the batches that were fetched during other plans."""
+    return _DROPPED + -(-run.fetched_ahead // plan.accumulation)
 
 
 def _timed_steps(run: TrainingRun, plan: BatchPlan, steps: int) -> int:
-    """Number of timed steps; loader processes deliver in bursts, several of which must be covered."""
-    return max(steps, -(-4 * run.setup.training.workers // plan.accumulation))
+    """Number of timed steps; loaders deliver in bursts, several of which must be covered."""
+    return max(steps, -(-2 * run.fetched_ahead // plan.accumulation))
 
 
 def _timed(

@@ -30,7 +30,7 @@ def test_a_stage_reports_its_claims_and_facts() -> None:
     assert report.problem == ""
     assert [claim.verdict for claim in report.claims] == ["pass", "FAIL"]
     assert [fact.value for fact in report.facts] == ["cpu"]
-    assert report.outcome == "1 of 2"
+    assert report.outcome == "1 of 2 claims pass"
 
 
 @pytest.mark.parametrize(
