@@ -28,7 +28,6 @@ import yaml
 sys.path.extend(str(Path(__file__).parent.parent / name) for name in ("tests", "tests/objectives"))  # for their models
 
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.loading import load_task
 from bsearch.objectives.profiling import memory, probe
 from bsearch.objectives.profiling.memory import MemoryProbe, memory_law
 from bsearch.objectives.task import Task
@@ -40,7 +39,7 @@ from bsearch.search.store.records import Records
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.readable import readable_bytes
 from bsearch.spaces.study_file import read_study
-from bsearch.verify.tasks import GPU_MODELS, setup_of
+from bsearch.verify.tasks import GPU_MODELS, setup_of, task_of
 from helpers import setup
 from test_memory import Checkpointed, Images, Tokens
 
@@ -87,8 +86,7 @@ def as_cuda() -> None:
     for name, (reference, parameters), sizes in GPU_MODELS:
         for precision in ("fp32", "bf16"):
             made = setup_of(BatchPlan(sizes[0]), "cpu", parameters, precision=precision)
-            task = load_task(reference)
-            assert isinstance(task, Task)
+            task = task_of(reference)
             started = time.perf_counter()
             here = MemoryProbe(task, made).train_peak(sizes[-1])
             reserved = {}

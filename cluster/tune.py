@@ -46,7 +46,7 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..objectives.environment import environment
+from ..objectives.machine.environment import environment
 from ..search.report.terminal.live import in_notebook
 from ..search.run.study_run import NODE_DIED, StudyRun
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
@@ -318,21 +318,26 @@ class TuneRunner:
     def kinds(self) -> tuple[str, ...]:
         rooms = self._room(max(self._devices.counts))
         trials_of: Counter[str] = Counter()
-        for node in _nodes():
-            trials_of[self._kind(node)] += rooms.get(node["NodeID"], 0)
+        for machine, kind in self._kinds_of_machines().items():
+            trials_of[kind] += rooms.get(machine, 0)
         return tuple(kind for kind, trials in sorted(trials_of.items(), key=lambda item: (-item[1], item[0])) if trials)
 
-    def _kind(self, node: Mapping[str, Any]) -> str:
-        """The kind of a machine's devices: Ray's name, and their memory where machines of that name differ in it."""
-        kind = kind_of(node)
-        alike = [one["NodeID"] for one in _nodes() if one["Resources"].get("GPU") and kind_of(one) == kind]
-        if not kind or len(alike) < 2 or node["NodeID"] not in alike:
-            return kind
-        if unknown := [one for one in alike if one not in self._gpu_memories]:
+    def _kinds_of_machines(self) -> dict[str, str]:
+        """The kind of every live machine's devices: Ray's name, and their memory where machines of that name differ in it."""
+        nodes = _nodes()
+        kinds = {node["NodeID"]: kind_of(node) for node in nodes}
+        named: dict[str, list[str]] = {}
+        for node in nodes:
+            if node["Resources"].get("GPU") and kind_of(node):
+                named.setdefault(kind_of(node), []).append(node["NodeID"])
+        alike = [machines for machines in named.values() if len(machines) > 1]
+        if unknown := [one for machines in alike for one in machines if one not in self._gpu_memories]:
             self._gpu_memories |= _gpu_memories(unknown)
-        memories = {self._gpu_memories.get(one, "") for one in alike} - {""}
-        memory = self._gpu_memories.get(node["NodeID"], "")
-        return f"{kind} {memory}" if memory and len(memories) > 1 else kind
+        for machines in alike:
+            memories = {one: self._gpu_memories.get(one, "") for one in machines}
+            if len({*memories.values()} - {""}) > 1:
+                kinds |= {one: f"{kinds[one]} {memory}" for one, memory in memories.items() if memory}
+        return kinds
 
     def device_id(self, kind: str = "") -> str:
         return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}"
@@ -340,7 +345,9 @@ class TuneRunner:
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
         needed = self._resources(max(request.devices))
         rooms = self._room(max(request.devices))
-        place = next((node["NodeID"] for node in _nodes() if self._kind(node) == kind and rooms.get(node["NodeID"])), None)
+        place = next(
+            (machine for machine, own in self._kinds_of_machines().items() if own == kind and rooms.get(machine)), None
+        )
         if place is None:
             raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
         strategy: Any = NodeAffinitySchedulingStrategy(place, soft=False)

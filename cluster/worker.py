@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray import tune
 
+from ..objectives.machine.nvidia import nvidia_smi
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.laws.device import ProfileRequest
 from ..spaces.trial import Measurement, Outcome, TrialSetup
@@ -83,10 +84,8 @@ def kind_of(node: Mapping[str, Any]) -> str:
 
 def gpu_memory() -> str:
     """Memory of this machine's first GPU as cards are named, such as 80GB; empty where `nvidia-smi` does not tell."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
-        return f"{round(int(listed.split()[0]) / 1024)}GB"
+        return f"{round(int(nvidia_smi('memory.total')[0][0]) / 1024)}GB"
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return ""
 

@@ -33,8 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..spaces.errors import BsearchError, TaskError
 from ..spaces.plan import even_parts
 from ..spaces.trial import COUNTED, Outcome
-from .environment import environment
 from .loading import user_code_location
+from .machine.environment import environment
 from .noise_scale import NoiseScale
 
 # How long the other ranks may take to notice that one has failed.

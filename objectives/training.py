@@ -25,7 +25,7 @@ from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .checkpoint import Checkpoint, random_state, set_random_state
 from .data_parallel import Ranks
-from .device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
+from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .noise_scale import NoiseScale
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Data, Loss, Score, Task

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Iterator
 
 import torch
 
+from ..objectives.machine.nvidia import nvidia_smi
 from ..objectives.profiling.probe import device_name
 from ..spaces.readable import readable_bytes
 from .claims import Fact
@@ -36,7 +36,7 @@ def facts(stage: Stage) -> Iterator[Found]:
     yield Fact("memory", f"{properties.total_memory / _MIB:.0f} MiB, {properties.multi_processor_count} multiprocessors")
     yield Fact("GPUs", str(torch.cuda.device_count()))
     if clocks := _smi("clocks.sm,clocks.max.sm,clocks.mem,power.limit"):
-        yield Fact("clocks now and at most (MHz), memory clock, power limit", clocks)
+        yield Fact("clocks now and at most, memory clock (MHz), power limit (W)", clocks)
     torch.zeros((), device="cuda")
     yield Fact("CUDA's context, and other processes", f"{_outside() / _MIB:.0f} MiB")
     before, allocated = _outside(), torch.cuda.memory_allocated()
@@ -60,11 +60,8 @@ def _outside() -> int:
 
 
 def _smi(query: str) -> str:
-    if not shutil.which("nvidia-smi"):
-        return ""
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    """The first GPU's values, as text; empty where they are not known."""
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
+        return ", ".join((nvidia_smi(query) or [[]])[0])
     except (OSError, subprocess.SubprocessError):
         return ""
-    return (listed.strip().splitlines() or [""])[0]

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..objectives.device_memory import is_out_of_memory, release_memory
-from ..objectives.loading import load_task
+from ..objectives.machine.device_memory import is_out_of_memory, release_memory
 from ..objectives.profiling.as_cuda import backward
 from ..objectives.profiling.live_bytes import LiveBytes
 from ..objectives.profiling.memory import MemoryProbe
 from ..objectives.profiling.probe import profile_task
-from ..objectives.task import Task
 from ..objectives.training import TrainingRun
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.plan import BatchPlan
@@ -28,7 +26,7 @@ from ..spaces.study import Memory
 from ..spaces.trial import TrialSetup
 from .claims import Claim, Fact, worst
 from .stage import Found, Stage
-from .tasks import Images, models, setup_of, small_model
+from .tasks import Images, models, setup_of, small_model, task_of
 
 _MIB = 1 << 20
 _HEADROOM = 0.05
@@ -46,7 +44,7 @@ def predictions(stage: Stage) -> Iterator[Found]:
                 continue
             release_memory(stage.device)
             setup = setup_of(BatchPlan(sizes[0]), stage.device, parameters, precision=precision)
-            probe = MemoryProbe(_task(reference), replace(setup, smallest_micro_batch=sizes[0]))
+            probe = MemoryProbe(task_of(reference), replace(setup, smallest_micro_batch=sizes[0]))
             fixed = fixed_live = 0
             for size in sizes:
                 predicted = probe.train_peak(size)
@@ -92,7 +90,7 @@ def graph(stage: Stage) -> Iterator[Found]:
     for name, (reference, parameters), sizes in models("cpu"):
         if stage.expired:
             break
-        run = TrainingRun(_task(reference), setup_of(BatchPlan(sizes[1]), "cpu", parameters))
+        run = TrainingRun(task_of(reference), setup_of(BatchPlan(sizes[1]), "cpu", parameters))
         batch = run.train_fetcher.fetch(run.stream.take(0, sizes[1]))
 
         def walked(walk: bool, run: TrainingRun = run, batch: Any = batch) -> tuple[list[Tensor | None], int]:
@@ -205,12 +203,6 @@ def out_of_memory(stage: Stage) -> Iterator[Found]:
     yield Claim(text, 4, float(tries), unit="runs", note=f"micro-batch {cap}, the same batch")
 
 
-def _task(reference: str) -> Task:
-    task = load_task(reference)
-    assert isinstance(task, Task)
-    return task
-
-
 def _profile(reference: str, setup: TrialSetup, limit: int, counted: list[int] | None = None) -> DeviceProfile:
     """The memory profile under a limit in bytes; `counted` collects the sizes that ran on real tensors."""
     request = ProfileRequest(setup, Memory(limit=limit, headroom=_HEADROOM), highest=512)
@@ -232,7 +224,7 @@ def _profile(reference: str, setup: TrialSetup, limit: int, counted: list[int] |
 def _runs(reference: str, setup: TrialSetup, micro_batch: int, limit: int, *, steps: int) -> bool:
     """Whether steps of two micro-batches of this size train within the limit."""
     plan = BatchPlan(2 * micro_batch, 2)
-    run = TrainingRun(_task(reference), replace(setup, plan=plan, memory_limit_bytes=limit))
+    run = TrainingRun(task_of(reference), replace(setup, plan=plan, memory_limit_bytes=limit))
     loader = run.loader([plan] * steps)
     run.model.train()
     counter = LiveBytes(limit if setup.device == "cpu" else None)

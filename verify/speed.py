@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from ..objectives.digits import Digits
-from ..objectives.loading import load_task
 from ..objectives.profiling.fit import with_uncertainty
 from ..objectives.profiling.step_time import Round, fitted, timed_rounds
 from ..objectives.task import Task
@@ -26,7 +25,7 @@ from ..spaces.laws.step_time import timing_plans
 from ..spaces.plan import BatchPlan
 from .claims import Claim, Fact, of_repeats, worst
 from .stage import Found, Stage
-from .tasks import IMAGES, TOKENS, Images, models, setup_of, small_model
+from .tasks import IMAGES, SMALL_GPT, TINY_GPT, TOKENS, Images, models, setup_of, small_model, task_of
 
 # Seconds of one burst of steps.
 _BURST_S = 0.15
@@ -153,13 +152,10 @@ def _busy_share(steps: Steps, count: int) -> float:
 def known_times(stage: Stage) -> Iterator[Found]:
     """The law of step time on plans that it was not fitted to, timed in the same rounds; then in steady training."""
     small, parameters_of_small = small_model(stage.device)
-    gpt = {"model": "gpt", "words": 500, "tokens": 64, "width": 128, "layers": 4}
-    if stage.device == "cpu":
-        gpt |= {"words": 100, "tokens": 16, "width": 64, "layers": 2}
     highest = 512
     cases: list[tuple[str, str, dict[str, Any]]] = [(small, IMAGES, parameters_of_small)]
     if not stage.quick:
-        cases.append(("small GPT", TOKENS, gpt))
+        cases.append(("small GPT", TOKENS, SMALL_GPT if stage.device == "gpu" else TINY_GPT))
     for name, reference, parameters in cases:
         setup = replace(setup_of(BatchPlan(2), stage.device, parameters), smallest_micro_batch=2)
         plans = timing_plans(2, highest, dense=stage.device == "gpu")
@@ -201,9 +197,7 @@ def _steady(
     stage: Stage, name: str, reference: str, setup: Any, law_s: float, plan: BatchPlan, short: Sequence[float]
 ) -> Iterator[Found]:
     """Seconds of steady training: clocks fall while a device grows warm."""
-    task = load_task(reference)
-    assert isinstance(task, Task)
-    steps = our_loop(task, plan, stage.device, dict(setup.parameters))
+    steps = our_loop(task_of(reference), plan, stage.device, dict(setup.parameters))
     steps(5)
     count = max(5, int(_BURST_S / law_s))
     bursts: list[float] = []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from ..objectives.loading import load_task
 from ..objectives.task import Data, Loss, Score, Task
 from ..objectives.vision import small_cnn
 from ..spaces.learning_rate import OptimizerSettings
@@ -150,6 +151,17 @@ CPU_MODELS = [
     ("small GPT with dropout", _gpt("gpt", 500, 64, 128, 4, 0.1), (1, 4, 12)),
     ("TransformerEncoder", _gpt("encoder", 500, 64, 128, 4), (1, 4, 12)),
 ]
+
+
+def task_of(reference: str) -> Task:
+    """The task of this name."""
+    task = load_task(reference)
+    assert isinstance(task, Task)
+    return task
+
+
+SMALL_GPT = _gpt("gpt", 500, 64, 128, 4)[1]
+TINY_GPT = _gpt("gpt", 100, 16, 64, 2)[1]
 
 
 def small_model(device: str) -> tuple[str, dict[str, Any]]:

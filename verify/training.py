@@ -19,8 +19,6 @@ import yaml
 from torch import Tensor
 
 from ..objectives.data_parallel import close_ranks
-from ..objectives.loading import load_task
-from ..objectives.task import Task
 from ..objectives.training import TrainingRun
 from ..objectives.trial import start_attempt
 from ..search.store.stored import StoredStudy
@@ -29,24 +27,21 @@ from ..spaces.plan import BatchPlan
 from ..spaces.trial import COUNTED, Measurement, TrialSetup
 from .claims import Claim, Fact, worst
 from .stage import Found, Stage
-from .tasks import TOKENS, models, setup_of
-
-_GPT = {"model": "gpt", "words": 500, "tokens": 64, "width": 128, "layers": 4}
-_TINY_GPT = {"model": "gpt", "words": 100, "tokens": 16, "width": 64, "layers": 2}
+from .tasks import SMALL_GPT, TINY_GPT, TOKENS, models, setup_of, task_of
 
 
 def exact(stage: Stage) -> Iterator[Found]:
     """Gradients of one batch in uneven micro-batches against those of the whole; then whole trainings against each other."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     differences = []
-    for name, (reference, parameters) in (("small GPT", (TOKENS, _GPT)), (models("cpu")[2][0], models("cpu")[2][1])):
+    for name, (reference, parameters) in (("small GPT", (TOKENS, SMALL_GPT)), (models("cpu")[2][0], models("cpu")[2][1])):
         whole = _gradients(reference, parameters, BatchPlan(37), stage.device)
         for accumulation in (2, 3, 5):
             parts = _gradients(reference, parameters, BatchPlan(37, accumulation), stage.device)
             size = torch.linalg.vector_norm(whole)
             differences.append((f"{name}, 37 in {accumulation}", float(torch.linalg.vector_norm(parts - whole) / size)))
     yield from worst("gradients in uneven micro-batches against one, fp32", 1e-5, differences, unit="")
-    setup = replace(setup_of(BatchPlan(32), stage.device, _GPT), samples_budget=512)
+    setup = replace(setup_of(BatchPlan(32), stage.device, SMALL_GPT), samples_budget=512)
     first, second = (_train_loss(TOKENS, setup) for _ in range(2))
     yield Fact("training loss of two runs of one seed", f"{first:.9g} and {second:.9g}, {abs(second / first - 1):.1g} apart")
     devices = torch.cuda.device_count() if stage.device == "gpu" else 2
@@ -71,7 +66,7 @@ def study(stage: Stage) -> Iterator[Found]:
                 "effective_batch": {"low": 8, "high": 256},
                 "reference_rate": {"low": 1e-4, "high": 1e-2, "at_batch": 32},
                 "epochs": 2,
-                **(_GPT if stage.device == "gpu" else _TINY_GPT),
+                **(SMALL_GPT if stage.device == "gpu" else TINY_GPT),
             },
             "objectives": {"metric": {"name": "val_loss", "direction": "minimize"}},
             "memory": {"limit": limit},
@@ -98,7 +93,7 @@ def study(stage: Stage) -> Iterator[Found]:
 
 def _gradients(reference: str, parameters: dict[str, Any], plan: BatchPlan, device: str) -> Tensor:
     """The gradients that one step hands to the optimizer, as one vector in double precision."""
-    run = TrainingRun(_task(reference), replace(setup_of(plan, device, parameters)))
+    run = TrainingRun(task_of(reference), replace(setup_of(plan, device, parameters)))
     run.model.eval()  # no dropout: its random numbers depend on the shape
     kept: list[Tensor] = []
 
@@ -151,9 +146,3 @@ def _trials(path: Path) -> dict[int, tuple[str, Any]]:
         return {}
     ended = [one for one in records if one.outcome not in ("running", "waiting")]
     return {one.number: (one.outcome, (one.train_s, one.accuracy)) for one in ended}
-
-
-def _task(reference: str) -> Task:
-    task = load_task(reference)
-    assert isinstance(task, Task)
-    return task

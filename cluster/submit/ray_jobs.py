@@ -21,7 +21,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobSubmissionClient
 
 from ... import __version__
-from ...objectives.environment import environment
+from ...objectives.machine.environment import environment
 from ...spaces.errors import ClusterError, StudyFileError
 from ...spaces.readable import readable_bytes
 from ...spaces.submit import Submit

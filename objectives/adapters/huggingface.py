@@ -21,8 +21,8 @@ from ...spaces.plan import BatchPlan
 from ...spaces.trial import Measurement, TrialSetup
 from ..batches import to_device
 from ..checkpoint import random_state, set_random_state
-from ..device_memory import EvaluationMemoryError, is_out_of_memory
-from ..environment import environment
+from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
+from ..machine.environment import environment
 from .as_generator import Report, as_generator
 from .driven_loop import DrivenLoop, study_faults
 

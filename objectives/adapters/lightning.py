@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...spaces.errors import TaskError
 from ...spaces.trial import Measurement, TrialSetup
-from ..device_memory import is_out_of_memory
+from ..machine.device_memory import is_out_of_memory
 from ..training import rescale_gradients
 from .as_generator import Report, as_generator
 from .driven_loop import DrivenLoop, study_faults

@@ -25,7 +25,7 @@ from ...spaces.laws.memory import PARTS, MemoryLaw, largest_fitting
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..batches import SampleKeys, in_order, to_device
-from ..device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
+from ..machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
 from ..task import Task
 from ..training import TrainingRun
 from .allocator import AllocatorFullError, CachingAllocator

@@ -25,8 +25,8 @@ from ...spaces.study import Memory
 from ...spaces.trial import Parameter, TrialSetup
 from ..batches import SampleKeys, in_order, to_device
 from ..data_parallel import close_ranks
-from ..device_memory import is_out_of_memory, release_memory
 from ..loading import load_task, user_code_location
+from ..machine.device_memory import is_out_of_memory, release_memory
 from ..task import Loss, Score, Task
 from ..training import TrainingRun, batch_norms, named_scores
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law

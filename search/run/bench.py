@@ -13,7 +13,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from ...objectives.device_memory import release_memory
+from ...objectives.machine.device_memory import release_memory
 from ...objectives.profiling.bench import BenchFacts, bench_facts, bench_probe, peak_bytes
 from ...objectives.profiling.probe import user_code_errors
 from ...objectives.profiling.step_time import Round, timed_rounds

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from packaging.requirements import Requirement
 from rich.text import Text
 
+from ...objectives.machine.nvidia import nvidia_smi
 from ...spaces.errors import BsearchError, plain
 from ...spaces.readable import readable_bytes
 from ...spaces.storage import masked
@@ -260,12 +261,10 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
 def _nvidia() -> tuple[str, str]:
     """The driver's version and the names of the machine's GPUs; empty strings if there are none."""
     if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
         try:
-            listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
+            rows = nvidia_smi("driver_version,name")
         except (OSError, subprocess.SubprocessError):
             return "", "nvidia-smi is installed but fails"
-        rows = [row.split(", ", 1) for row in listed.strip().splitlines()]
         return (rows[0][0], ", ".join(row[-1] for row in rows)) if rows else ("", "")
     if Path("/proc/driver/nvidia/version").exists():
         return "", "an NVIDIA driver is loaded"

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torchvision
 from bsearch.cli import main
-from bsearch.objectives.device_memory import is_out_of_memory
 from bsearch.objectives.digits import Digits
+from bsearch.objectives.machine.device_memory import is_out_of_memory
 from bsearch.objectives.profiling.memory import MemoryProbe, Peak, evaluation_batch, memory_law
 from bsearch.objectives.profiling.probe import fastest_evaluation_batch, profile_task, verified
 from bsearch.objectives.task import Data, Loss, Score, Task
