@@ -10,7 +10,8 @@
 # make test-long        before a release: long roads that a shorter test takes too, and every fault once (drivers, workers, machines)
 # make faults    a hundred random kills, and a table of them
 # make docs      the documentation as a site, in .cache/site/index.html
-# make check     format, lint, types, layers, wheel, docs
+# make lint      format, lint, types, layers, docs
+# make check     the same, and the wheel
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,7 +24,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Modules are compiled once, when they are first imported: hundreds of processes of the tests import torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-long faults docs check clean
+.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-long faults docs check lint clean
 install: $(STAMP)
 
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
@@ -35,9 +36,10 @@ $(STAMP): pyproject.toml
 run: install
 	$(BIN)/bsearch run examples/digits.yaml
 
-# Two at a time, whatever they are: while one waits for Ray or a browser, the other computes. Files stay whole, so that fixtures
-# of a module are made once.
+# Two at a time. Files stay whole, so that fixtures of a module are made once.
 TWO := $(BIN)/pytest -n 2 --dist loadfile
+# Three, of tests that wait for Ray, browsers and databases.
+THREE := $(BIN)/pytest -n 3 --dist loadfile
 # With real Rays, browsers, queues: each has a target of its own.
 HEAVY := ray or packaging or cluster or browser or frameworks or docs
 # A release's.
@@ -49,8 +51,8 @@ test: install
 test-all: test test-rest
 
 test-rest: install
-	$(TWO) -m "(slow or $(HEAVY)) and not (packaging or $(LONG))"
-	$(MAKE) check
+	$(THREE) -m "(slow or $(HEAVY)) and not ($(LONG))"
+	$(MAKE) lint
 
 test-slow: install
 	$(TWO) -m "slow and not ($(HEAVY) or $(LONG))"
@@ -81,12 +83,14 @@ faults: install
 docs: install
 	$(BIN)/mkdocs build --quiet --strict
 
-check: install docs .cache/typing/bsearch
+check: lint
+	$(BIN)/pytest -m packaging
+
+lint: install docs .cache/typing/bsearch
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest -m packaging
 
 # mypy looks for the package by its installed name, which the root folder does not bear.
 .cache/typing/bsearch:

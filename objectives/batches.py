@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -120,16 +120,32 @@ class SampleStream:
         return SampleKeys(np.concatenate(parts), np.concatenate(epochs), self.seed)
 
 
-@contextmanager
-def _restored_random_state() -> Iterator[None]:
-    """Restore the process's random generators afterwards, so that fetching does not affect the model's dropout."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+@dataclass(frozen=True, slots=True)
+class _RandomState:
+    """The process's random generators: Python's, NumPy's and torch's."""
+
+    python: Any
+    numpy: Any
+    torch: Tensor
+
+    @classmethod
+    def now(cls) -> Self:
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+
+    def unchanged(self) -> bool:
+        """Whether no random number has been drawn since."""
+        numpy: Any = np.random.get_state()
+        return (
+            torch.equal(self.torch, torch.get_rng_state())
+            and np.array_equal(self.numpy[1], numpy[1])
+            and self.numpy[2:] == numpy[2:]
+            and self.python == random.getstate()
+        )
 
 
 class Fetcher(Dataset[Any]):
@@ -146,6 +162,9 @@ class Fetcher(Dataset[Any]):
         self._fetches_batches = isinstance(dataset, BatchDataset)  # checked once: isinstance of a protocol takes 15 us
         self._tensors, self._places = _tensors_of(dataset) if collate is default_collate else (None, None)
         self.indexed = self._fetches_batches or self._tensors is not None
+        # Whether a sample has drawn random numbers yet. Before that, samples are not seeded, which takes 20 us for each; the
+        # first micro-batch that draws is fetched again.
+        self._draws = False
         self.nbytes: int | None = dataset.nbytes if isinstance(dataset, MovableDataset) else None
         if self._tensors is not None:
             self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
@@ -168,11 +187,20 @@ class Fetcher(Dataset[Any]):
             if self._tensors[0].is_cuda:
                 index = index.to(self._tensors[0].device, non_blocking=True)
             return [tensor[index] for tensor in self._tensors]
-        seeds = mixed(keys.seed, keys.epoch, keys.index).tolist()
-        with _restored_random_state():
-            return self.collate([self._one(index, seed) for index, seed in zip(keys.index.tolist(), seeds, strict=True)])
+        state = _RandomState.now()
+        try:
+            if not self._draws:
+                batch = self.collate([self.dataset[index] for index in keys.index.tolist()])
+                self._draws = not state.unchanged()
+                if not self._draws:
+                    return batch
+            seeds = mixed(keys.seed, keys.epoch, keys.index).tolist()
+            return self.collate([self._seeded(index, seed) for index, seed in zip(keys.index.tolist(), seeds, strict=True)])
+        finally:
+            if self._draws:
+                state.restore()  # fetching must not affect the model's dropout
 
-    def _one(self, index: int, sample_seed: int) -> Any:
+    def _seeded(self, index: int, sample_seed: int) -> Any:
         random.seed(sample_seed)
         np.random.seed(sample_seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(sample_seed >> 1)

@@ -27,6 +27,7 @@ from .checkpoint import Checkpoint, random_state, set_random_state
 from .data_parallel import Ranks
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .noise_scale import NoiseScale
+from .profiling.live_bytes import LiveBytes
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Data, Loss, Score, Task
 
@@ -137,7 +138,7 @@ class TrainingRun:
         denominator: Tensor | float = 0.0
         measures_noise = self.noise.active
         for number, (samples, batch) in enumerate(micro_batches, start=1):
-            on_device = self.on_device(batch() if callable(batch) else batch)
+            on_device = self.on_device(LiveBytes.fetched(batch) if callable(batch) else batch)
             last = number == len(micro_batches)
             with self.ranks.sync_context(self.loss, last):
                 with self.autocast():

@@ -245,7 +245,7 @@ class Training(Section):
         1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch."
     )
     samples: StrictInt | None = Field(
-        None, ge=1, description="Samples in the training set; only required if the training code is a generator."
+        None, ge=1, description="Samples in the training set; only required if the training code is a loop of your own."
     )
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from bsearch.objectives.adapters.huggingface import train_with
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
-from trainer_contract import Net, Points, remember_groups, sgd, troubles
+from trainer_contract import Net, Points, follow, remember_groups, sgd, troubles
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
 
 
@@ -81,6 +81,10 @@ def trained(setup: TrialSetup, net: Net, trainer: type = Trainer, own: bool = Tr
 
 def train(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Plain(drop=float(setup.parameters.get("drop", 0.0))))
+
+
+def followed(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from follow(trained(setup, Plain()))
 
 
 def deaf(setup: TrialSetup) -> Iterator[Measurement]:

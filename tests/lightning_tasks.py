@@ -11,7 +11,7 @@ from bsearch.objectives.adapters.lightning import train_with
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
-from trainer_contract import Net, Points, remember_groups, sgd, troubles
+from trainer_contract import Net, Points, follow, remember_groups, sgd, troubles
 
 
 class Stream(IterableDataset[Any]):
@@ -50,6 +50,10 @@ def trained(setup: TrialSetup, module: Module, **arguments: Any) -> Iterator[Mea
 
 def train(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Module(setup))
+
+
+def followed(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from follow(trained(setup, Module(setup)))
 
 
 class Points600(lightning.LightningDataModule):

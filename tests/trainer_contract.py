@@ -1,6 +1,6 @@
 """What holds of a trial whoever's loop trains it: the laws, over Hugging Face's Trainer and over Lightning's.
 
-A subclass names the module of its tasks; all of them train the same net on the same points, and remember every step.
+A subclass names the module of its tasks and its example. All tasks train the same net on the same points, and keep a log.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ import numpy as np
 import pytest
 import torch
 from bsearch.objectives.batches import SampleStream
+from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.trial import start_attempt
+from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import plan_batch
 from bsearch.spaces.schedule import evaluation_points, rate_factor
+from bsearch.spaces.study import Memory, Training
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from helpers import setup
 from torch import nn
@@ -48,6 +51,8 @@ class Log:
     gradients: list[torch.Tensor] = field(default_factory=list)
     groups: list[dict[str, Any]] = field(default_factory=list)
     autocast: set[bool] = field(default_factory=set)
+    evaluations: int = 0
+    followed: int = 0
 
     @property
     def sizes(self) -> list[list[int]]:
@@ -104,6 +109,13 @@ def sgd(net: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
     return Remembering(net.parameters(), lr=setup.learning_rate, momentum=0.9, weight_decay=setup.weight_decay)
 
 
+def follow(measurements: Iterator[Measurement]) -> Iterator[Measurement]:
+    """A user's own code around a library's loop, which knows nothing but measurements."""
+    for measurement in measurements:
+        yield replace(measurement, scores={**measurement.scores, "twice": 2 * measurement.score("accuracy")})
+    LOG.followed += 1
+
+
 def remember_groups(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     LOG.groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return optimizer
@@ -111,6 +123,7 @@ def remember_groups(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def troubles(setup: TrialSetup) -> None:
     """In the user's own score: whatever the trial's parameters ask for."""
+    LOG.evaluations += 1
     write_error = setup.parameters.get("trouble")
     if write_error == "memory":
         raise torch.OutOfMemoryError("too large")
@@ -121,9 +134,10 @@ def troubles(setup: TrialSetup) -> None:
 
 
 class TrainerContract:
-    """Tests of an adapter; `tasks` is the module with its tasks."""
+    """Tests of an adapter; `tasks` is the module with its tasks, `example` the folder of its example."""
 
     tasks: ClassVar[str]
+    example: ClassVar[str]
 
     @pytest.fixture(autouse=True)
     def clean(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -286,6 +300,33 @@ class TrainerContract:
         outcome = self.ending("train", setup(300, 2, budget=1200, memory_limit_bytes=20_000))
         assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", 150)
         assert self.ending("train", setup(300, 2, budget=1200, memory_limit_bytes=10_000_000)).kind == "complete"
+
+    def test_its_memory_is_known_before_the_first_trial(self) -> None:
+        example = Path(__file__).parent.parent / "examples" / self.example / "tasks.py"
+        reference, limit = f"{example}:train", 8 * 2**20
+        request = ProfileRequest(replace(setup(1, budget=1), training=Training()), Memory(limit=limit), highest=1437)
+        profile = profile_task(reference, request)
+        law, largest = profile.memory, profile.largest_micro_batch
+        assert law is not None and largest is not None and 50 < largest < 1000
+        assert (law.source, profile.training_set, profile.optimizer) == ("traced", 1437, "AdamW")
+        # Trials meet the same virtual device.
+        for size in (1, largest):
+            made = setup(2 * size, 2, budget=8 * size, memory_limit_bytes=limit, training={"evaluations": 1})
+            *measurements, outcome = start_attempt(reference, made)
+            assert outcome == Outcome("complete"), outcome
+            assert measurements[-1].facts["peak_bytes"] == pytest.approx(law.peak_bytes(size), rel=0.02)
+        too_large = round(largest * 1.1)
+        made = setup(2 * too_large, 2, budget=8 * too_large, memory_limit_bytes=limit, training={"evaluations": 1})
+        *_, outcome = start_attempt(reference, made)
+        assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", too_large)
+
+    def test_a_model_that_cannot_be_traced_is_counted_and_its_loop_takes_no_step(self) -> None:
+        LOG.__init__()  # type: ignore[misc]
+        request = ProfileRequest(setup(1, budget=1), Memory(limit=120_000), highest=600)
+        profile = profile_task(f"{self.tasks}:followed", request)
+        assert profile.memory is not None and profile.memory.source == "counted"
+        assert profile.largest_micro_batch is not None and 100 < profile.largest_micro_batch < 600
+        assert LOG.evaluations == LOG.followed == 0
 
     def test_a_users_mistake_is_told_with_its_line(self) -> None:
         outcome = self.ending("train", setup(50, budget=100, parameters={"trouble": "error"}))

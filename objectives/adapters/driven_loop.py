@@ -46,6 +46,8 @@ class DrivenLoop:
         TaskError: the study uses an option that such a loop does not support.
     """
 
+    # The library's training loader: set once it has created it.
+    loader: Any
     # Set in `start`, once the loop has created them.
     device: torch.device
     model: nn.Module
@@ -104,8 +106,8 @@ class DrivenLoop:
         """Number of measurements still to come."""
         return sum(after > self.number for after in self._measured_after)
 
-    def micro_batches(self, loader: Any) -> Iterator[Any]:
-        """The micro-batches up to the next measurement, collated as `loader` does.
+    def micro_batches(self) -> Iterator[Any]:
+        """The micro-batches up to the next measurement, collated as the loader does.
 
         Call again after each measurement. Called again without a step in between, it starts with the same samples.
 
@@ -113,7 +115,7 @@ class DrivenLoop:
             TaskError: data without length or indexing, or of another length than the study says.
         """
         if self._micro_batches is None or self._fetched != self.number:
-            self._micro_batches, self._fetched = self._batches(loader), self.number
+            self._micro_batches, self._fetched = self._batches(), self.number
         while self._fetched < len(self.plans) and not self.diverged:
             plan = self.plans[self._fetched]
             self._fetched += 1
@@ -122,18 +124,26 @@ class DrivenLoop:
             if self._fetched in self._measured_after:
                 return
 
-    def _batches(self, loader: Any) -> Generator[Any]:
-        setup = self.setup
-        dataset: Any = getattr(loader, "dataset", None)
+    def fetcher(self) -> Fetcher:
+        """The training data, collated as the loader does.
+
+        Raises:
+            TaskError: data without length or indexing, or of another length than the study says.
+        """
+        dataset: Any = getattr(self.loader, "dataset", None)
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TaskError(
                 f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, for access by "
-                f"index), got {type(loader if dataset is None else dataset).__name__}"
+                f"index), got {type(self.loader if dataset is None else dataset).__name__}"
             )
-        size = len(dataset)
-        if setup.training.samples not in (None, size):
-            raise TaskError(f"training.samples: expected the length of the training set, {size}, got {setup.training.samples}")
-        stream = SampleStream(size, setup.seed)
+        size, expected = len(dataset), self.setup.training.samples
+        if expected not in (None, size):
+            raise TaskError(f"training.samples: expected the length of the training set, {size}, got {expected}")
+        return Fetcher(dataset, self.loader.collate_fn)
+
+    def _batches(self) -> Generator[Any]:
+        setup, fetcher = self.setup, self.fetcher()
+        stream = SampleStream(len(fetcher.dataset), setup.seed)  # type: ignore[arg-type]
 
         def keys(position: int) -> Iterator[Any]:
             for plan in self.plans[self.number :]:
@@ -141,9 +151,9 @@ class DrivenLoop:
                     yield stream.take(position, samples)
                     position += samples
 
-        workers = setup.training.workers or loader.num_workers
+        workers = setup.training.workers or self.loader.num_workers
         pinned = setup.training.pin_memory and setup.device == "gpu"
-        yield from batches(Fetcher(dataset, loader.collate_fn), keys(self.seen), workers, pinned)
+        yield from batches(fetcher, keys(self.seen), workers, pinned)
 
     def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """Call before the first step, once model and optimizer are on their device.

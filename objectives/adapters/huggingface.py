@@ -25,6 +25,7 @@ from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
 from ..machine.environment import environment
 from .as_generator import Report, as_generator
 from .driven_loop import DrivenLoop, study_faults
+from .loop_task import LoopParts, hand_over
 
 try:
     import accelerate  # noqa: F401  # required by the Trainer, which reports it late
@@ -176,7 +177,8 @@ class _Steps:
     """The loader to the Trainer: one batch per step."""
 
     def __init__(self, driven: DrivenLoop, loader: Any) -> None:
-        self.driven, self.dataset, self._loader = driven, loader.dataset, loader
+        self.driven, self.dataset = driven, loader.dataset
+        driven.loader = loader
         self._steps = len(driven.plans) - driven.number
 
     def __len__(self) -> int:
@@ -184,7 +186,7 @@ class _Steps:
 
     def __iter__(self) -> Iterator[Any]:
         while self.driven.number < len(self.driven.plans) and not self.driven.diverged:
-            yield from self.driven.micro_batches(self._loader)
+            yield from self.driven.micro_batches()
 
 
 class _ConstantRate(torch.optim.lr_scheduler.LRScheduler):
@@ -274,7 +276,15 @@ class _MeasuringCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         optimizer = self.trainer.optimizer
         scaler = getattr(self.trainer.accelerator, "scaler", None)
-        self.driven.start(self.trainer.model, getattr(optimizer, "optimizer", optimizer), scaler)
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        hand_over(self.report, lambda: LoopParts(self.trainer.model, optimizer, self.driven.fetcher(), self._loss))
+        self.driven.start(self.trainer.model, optimizer, scaler)
+
+    def _loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The mean loss of a batch, as the Trainer computes it."""
+        with self.trainer.compute_loss_context_manager():
+            loss: Tensor = self.trainer.compute_loss(model, batch, num_items_in_batch=1)
+        return loss
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.report.raise_if_stopped()

@@ -27,6 +27,7 @@ from ..machine.device_memory import is_out_of_memory
 from ..training import rescale_gradients
 from .as_generator import Report, as_generator
 from .driven_loop import DrivenLoop, study_faults
+from .loop_task import LoopParts, hand_over
 
 try:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -143,10 +144,11 @@ class _MicroBatches:
     """The loader to Lightning: the micro-batches up to the next measurement."""
 
     def __init__(self, driven: DrivenLoop, loader: Any) -> None:
-        self.driven, self.loader = driven, loader
+        self.driven = driven
+        driven.loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        return self.driven.micro_batches(self.loader)
+        return self.driven.micro_batches()
 
 
 class _DrivingCallback(Callback):
@@ -179,12 +181,7 @@ class _DrivingCallback(Callback):
         plan = self.driven.plan
         micro_batches, size = plan.micro_batches(), plan.effective_batch
         output = self._training_step(batch, index) if self._takes_index else self._training_step(batch)
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if not isinstance(loss, Tensor):
-            raise TaskError(
-                f"{type(module).__name__}.training_step: expected the batch's mean loss, or a dict with `loss`, got "
-                f"{type(output).__name__}"
-            )
+        loss = _mean_loss(module, output)
         reported = output.get("denominator") if isinstance(output, Mapping) else None
         denominator = micro_batches[self._next] if reported is None else reported
         # Summed over the step's samples; for another denominator, the gradient is rescaled below.
@@ -208,7 +205,19 @@ class _DrivingCallback(Callback):
                 f"{name}.configure_optimizers: expected one optimizer and no scheduler, since training.schedule sets the rate; "
                 f"got {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
             )
-        self.driven.start(pl_module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
+        optimizer = trainer.optimizers[0]
+        hand_over(
+            self.report, lambda: LoopParts(pl_module, optimizer, self.driven.fetcher(), lambda *of: self._loss(trainer, *of))
+        )
+        self.driven.start(pl_module, optimizer, getattr(trainer.precision_plugin, "scaler", None))
+
+    def _loss(self, trainer: Trainer, module: Any, batch: Any) -> Tensor:
+        """The mean loss of a batch for a copy of the module, whose log goes nowhere."""
+        module.trainer = trainer  # copies of a module have none
+        module.log = module.log_dict = lambda *values, **options: None
+        batch = module.on_after_batch_transfer(module.on_before_batch_transfer(batch, 0), 0)
+        step = self._training_step.__func__  # a method of the original
+        return _mean_loss(module, step(module, batch, 0) if self._takes_index else step(module, batch))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.report.raise_if_stopped()
@@ -241,6 +250,17 @@ class _DrivingCallback(Callback):
                 f"{type(pl_module).__name__}: expected a validation_step that logs {self.driven.setup.metric!r}, and "
                 "validation data; got no validation"
             )
+
+
+def _mean_loss(module: LightningModule, output: Any) -> Tensor:
+    """The loss in what a module's `training_step` returned."""
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise TaskError(
+            f"{type(module).__name__}.training_step: expected the batch's mean loss, or a dict with `loss`, got "
+            f"{type(output).__name__}"
+        )
+    return loss
 
 
 @contextmanager

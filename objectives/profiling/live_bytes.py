@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ class LiveBytes(TorchDispatchMode):
         events: every allocation and free in order, for a replay (`CachingAllocator`).
     """
 
+    _active: ClassVar[LiveBytes | None] = None
+
     def __init__(self, limit_bytes: int | None = None) -> None:
         super().__init__()
         self.events: list[Event] = []
@@ -41,9 +43,12 @@ class LiveBytes(TorchDispatchMode):
         self.live_parts: Counter[str] = Counter()
         self.peak_parts: Counter[str] = Counter()
         self._known: dict[int, tuple[int, str]] = {}
+        self._fetching = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if self._fetching:
+            return result
         # Results of a forward pass are activations, kept for the backward pass. Results of the backward pass and the
         # optimizer are workspace, until a hook or `register` assigns them to another part.
         backward = torch._C._current_graph_task_id() != -1 or not torch.is_grad_enabled()
@@ -89,6 +94,20 @@ class LiveBytes(TorchDispatchMode):
         self.live_bytes -= size
         self.live_parts[part] -= size
 
+    @classmethod
+    def fetched(cls, fetch: Callable[[], Any]) -> Any:
+        """A batch; where bytes are counted, its own and not those of the dataset behind it, whose samples may be views."""
+        counter = cls._active
+        if counter is None:
+            return fetch()
+        counter._fetching = True
+        try:
+            batch = fetch()
+        finally:
+            counter._fetching = False
+        counter.register(tree_iter(batch), "batch")
+        return batch
+
     @contextmanager
     def counting(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[LiveBytes]:
         """Count inside the block, with parameters, gradients and optimizer state as parts of their own."""
@@ -100,10 +119,12 @@ class LiveBytes(TorchDispatchMode):
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
+        outer, LiveBytes._active = LiveBytes._active, self
         try:
             with self:
                 yield self
         finally:
+            LiveBytes._active = outer
             for hook in hooks:
                 hook.remove()
             self.register_states(optimizer)

@@ -248,11 +248,11 @@ def _counted_step(
             counter.peak_bytes, counter.peak_parts = 0, type(counter.peak_parts)()
             run.model.eval()
             with torch.no_grad(), run.autocast():
-                run.task.score(run.model, run.on_device(_registered(counter, batch(size))), run.setup)
+                run.task.score(run.model, run.on_device(counter.fetched(lambda: batch(size))), run.setup)
         else:
             run.model.train()
             for _ in range(_STEPS):
-                run.step([(size, lambda: _registered(counter, batch(size)))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
+                run.step([(size, lambda: batch(size))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
                 counter.register_states(run.optimizer)
     return counter, before
 
@@ -266,11 +266,6 @@ def _create_optimizer_state(run: TrainingRun, batch: Callable[[int], Any]) -> No
 
 def _empty_on_cuda(like: Tensor) -> Tensor:
     return torch.empty_like(like, device="cuda")
-
-
-def _registered(counter: LiveBytes, batch: Any) -> Any:
-    counter.register(torch.utils._pytree.tree_iter(batch), "batch")
-    return batch
 
 
 def _peak_on_gpu(run: TrainingRun, kind: str, size: int) -> Peak:

@@ -23,11 +23,12 @@ from ...spaces.laws.step_time import StepTime, timing_plans
 from ...spaces.plan import BatchPlan
 from ...spaces.study import Memory
 from ...spaces.trial import Parameter, TrialSetup
+from ..adapters.loop_task import LoopTask, uses_adapter
 from ..batches import SampleKeys, in_order, to_device
 from ..data_parallel import close_ranks
 from ..loading import load_task, user_code_location
 from ..machine.device_memory import is_out_of_memory, release_memory
-from ..task import Loss, Score, Task
+from ..task import Loss, Score, Task, TrainFunction
 from ..training import TrainingRun, batch_norms, named_scores
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
 from .step_time import measured_step_time, refined_step_time, timed_rounds
@@ -82,39 +83,72 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         TaskError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
         StudyFileError: not even the smallest micro-batch fits the memory limit.
     """
-    task = load_task(reference)
-    setup = request.setup
-    kind = setup.device
-    name = device_name(kind)
-    if not isinstance(task, Task):
-        profile = DeviceProfile(kind, name, training_set=setup.training.samples)
-        if kind == "cpu":
-            return profile  # its virtual device counts the tensors of our own loop
-        device_bytes = _device_bytes(kind, request.share)
-        return replace(profile, device_bytes=device_bytes, limit_bytes=request.memory.limit_bytes(device_bytes, kind))
-    if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
-        raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
+    training = load_task(reference)
+    setup, kind = request.setup, request.setup.device
     device_bytes = _device_bytes(kind, request.share)
     if kind == "gpu":  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
         setup = replace(setup, memory_limit_bytes=request.memory.limit_bytes(device_bytes, kind))
         request = replace(request, setup=setup)
+    profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes)
+    if not isinstance(training, Task):
+        return _profile_of_loop(training, reference, request, profile)
+    if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
+        raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
     parameters = _ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
-        smallest, run = _smallest_workable(task, setup)
+        smallest, run = _smallest_workable(training, setup)
         scores = run.evaluate(in_order(min(4, len(run.data.validation)), 4, setup.seed))  # type: ignore[arg-type]
         _check_sums(run)
     if setup.metric not in scores:
         raise TaskError(
-            f"objectives.metric: expected a metric that {type(task).__name__}.score returns "
+            f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
-    profile = DeviceProfile(
-        kind=kind,
-        device=name,
-        device_bytes=device_bytes,
-        training_set=len(run.data.train),  # type: ignore[arg-type]
+    profile = replace(
+        _with_facts_of(profile, run, smallest),
         validation_set=len(run.data.validation),  # type: ignore[arg-type]
+        unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
+    )
+    # Free the test run before memory is probed.
+    del run
+    release_memory(kind)
+    profile = with_memory(training, profile, request)
+    with user_code_errors(reference, "comparing the cost of its parameters"):
+        profile = with_other_costs(training, profile, request)
+    largest = min(request.highest, profile.training_set or request.highest)
+    advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
+    with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
+        return with_step_times(reference, profile, request)
+
+
+def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
+    """The profile of a training loop: with its memory where an adapter drives it. Its steps are timed in trials."""
+    on_gpu = profile.kind == "gpu"
+    # On a CPU the limit is that of a virtual device, which counts the tensors of a driven loop alone.
+    unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes) if on_gpu else profile
+    if not uses_adapter(function):
+        return unknown
+    task, setup = LoopTask(function), replace(request.setup, plan=BatchPlan(1))
+    with user_code_errors(reference, "preparing its first step"):
+        unknown = replace(unknown, training_set=len(task.data(setup).train))  # type: ignore[arg-type]
+    try:
+        smallest, run = _smallest_workable(task, setup)
+    except Exception as error:
+        # A loop may do more before its first step than is known here.
+        return replace(unknown, note=f"its memory is not known: {type(error).__name__}: {error}{user_code_location(error)}")
+    profile = _with_facts_of(profile, run, smallest)
+    del run
+    release_memory(profile.kind)
+    profile = with_memory(task, profile, request)
+    with user_code_errors(reference, "comparing the cost of its parameters"):
+        return with_other_costs(task, profile, request)
+
+
+def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> DeviceProfile:
+    return replace(
+        profile,
+        training_set=len(run.data.train),  # type: ignore[arg-type]
         smallest_micro_batch=smallest,
         optimizer=type(run.optimizer).__name__,
         adaptive=any("betas" in group for group in run.optimizer.param_groups),
@@ -122,18 +156,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         batch_statistics=any(True for _ in batch_norms(run.model)),
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),
-        unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
     )
-    # Free the test run before memory is probed.
-    del run
-    release_memory(kind)
-    profile = with_memory(task, profile, request)
-    with user_code_errors(reference, "comparing the cost of its parameters"):
-        profile = with_other_costs(task, profile, request)
-    largest = min(request.highest, profile.training_set or request.highest)
-    advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
-    with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
-        return with_step_times(reference, profile, request)
 
 
 def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
@@ -248,10 +271,13 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
             raise StudyFileError(fault) from None
     if law.largest_micro_batch(least) is None:
         raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), least, smallest)))
-    most, peaks = evaluation_batch(probe, least, law, largest)
-    evaluation = fastest_evaluation_batch(probe, most, largest)
-    law = replace(law, evaluation_points=tuple(sorted(peaks.items())), source=probe.source, note=law.note or probe.note)
-    return replace(profile, largest_micro_batch=largest, evaluation_batch=evaluation, memory=law)
+    profile = replace(profile, largest_micro_batch=largest)
+    peaks: dict[int, int] = {}
+    if not isinstance(task, LoopTask):  # which evaluates in its own way
+        most, peaks = evaluation_batch(probe, least, law, largest)
+        profile = replace(profile, evaluation_batch=fastest_evaluation_batch(probe, most, largest))
+    points = tuple(sorted(peaks.items()))
+    return replace(profile, memory=replace(law, evaluation_points=points, source=probe.source, note=law.note or probe.note))
 
 
 def _largest_share(profile: DeviceProfile, request: ProfileRequest, devices: int) -> int:
@@ -295,7 +321,7 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
     """The memory of a task on a card that is not here, traced as CUDA would run it; nothing is measured there.
 
     Raises:
-        TaskError, ProfilingError: the code does not work, is a generator, or cannot be traced.
+        TaskError, ProfilingError: the code does not work, is a loop of its own, or cannot be traced.
         StudyFileError: not even the smallest micro-batch fits.
     """
     training = request.setup.training
@@ -319,7 +345,7 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
         if largest is None:
             fault = does_not_fit(probe, probe.train_peak(smallest), usable, smallest)
             raise StudyFileError(Fault("memory.limit", fault))
-        most, peaks = evaluation_batch(probe, usable, law, largest)
+        most, peaks = (None, {}) if isinstance(task, LoopTask) else evaluation_batch(probe, usable, law, largest)
     law = replace(law, evaluation_points=tuple(sorted(peaks.items())), note=probe.note)
     rows = [MemoryRow(size, probe.train_peak(size).total, None) for size in _spread(smallest, largest)]
     return replace(profile, largest_micro_batch=largest, evaluation_batch=most, memory=law), rows
@@ -338,7 +364,7 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
     """Predicted and measured peaks at a few sizes up to the largest that fits, smallest first.
 
     Raises:
-        TaskError: a generator, whose memory cannot be traced.
+        TaskError: a loop of its own, whose memory cannot be traced.
     """
     task = _traceable(reference)
     assert profile.memory is not None
@@ -360,9 +386,14 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
 
 def _traceable(reference: str) -> Task:
     task = load_task(reference)
-    if not isinstance(task, Task):
-        raise TaskError(f"task {reference}: expected a Task, got a generator, whose memory can only be measured while it runs")
-    return task
+    if isinstance(task, Task):
+        return task
+    if not uses_adapter(task):
+        raise TaskError(
+            f"task {reference}: expected a Task, or a loop of train_with, got a loop of its own, whose memory can only be "
+            "measured while it runs"
+        )
+    return LoopTask(task)
 
 
 def _spread(smallest: int, largest: int) -> list[int]:

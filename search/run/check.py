@@ -34,7 +34,7 @@ class CheckedStudy:
     Args:
         profiles: for every combination of parameters that change cost.
         feasible: the effective batches that can be planned, lowest and highest.
-        forecast: None for a generator, whose steps cannot be timed beforehand.
+        forecast: None for a training loop, whose steps cannot be timed beforehand.
         slots: trials that would run side by side here.
     """
 

@@ -28,7 +28,7 @@ class DeviceProfile:
         device: name of the device, as its vendor gives it.
         training_set, validation_set: sizes in samples.
         smallest_micro_batch: the fewest samples that the model works with (2 with batch statistics).
-        optimizer: class name of the task's optimizer; None for a generator.
+        optimizer: class name of the task's optimizer; None for a loop of one's own.
         adaptive: the optimizer has betas, as Adam does.
         decoupled_decay: weight decay is decoupled from the gradient, as in AdamW; true if unknown.
         batch_statistics: the model has BatchNorm layers, which see the micro-batch and not the whole batch.
@@ -43,6 +43,7 @@ class DeviceProfile:
         step_times: the step-time law for each number of devices that a trial may have; empty if steps were not timed.
         other_costs: (parameter, value, factor): a value that changes the bytes or operations of a step considerably, by this
             factor; the laws do not hold for it.
+        note: why memory is not known, where it could have been.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -65,6 +66,7 @@ class DeviceProfile:
     step_times: tuple[StepTime, ...] = ()
     other_costs: tuple[tuple[str, Parameter, float], ...] = ()
     timing_s: float = 0.0
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -43,6 +43,14 @@ class TestTuneRunner(RunnerContract):
         super().test_hours_end_the_study_and_are_summed_over_runs(go, kept)
 
     @pytest.mark.long
+    def test_out_of_memory_keeps_the_experiment_and_accumulates_more(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        super().test_out_of_memory_keeps_the_experiment_and_accumulates_more(go, kept)
+
+    @pytest.mark.long
+    def test_two_devices_share_a_trial_whose_time_is_known(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        super().test_two_devices_share_a_trial_whose_time_is_known(go, kept)
+
+    @pytest.mark.long
     def test_a_trial_that_always_kills_its_worker_is_an_error(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         result = go("AlwaysKillsItsWorker", budget={"trials": 3})
         trials = kept().trials

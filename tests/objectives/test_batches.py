@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from bsearch.objectives.batches import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 
@@ -109,6 +110,57 @@ def test_a_samples_own_randomness_hangs_not_on_its_pass() -> None:
     parts = [Fetcher(Noisy()).fetch(stream.take(start, 5)) for start in (0, 5, 10, 15)]
     for column, tensor in enumerate(whole):
         assert torch.equal(tensor, torch.cat([part[column] for part in parts]))
+
+
+class Rarely(Dataset[Any]):
+    """Some samples draw, from one generator or another; it remembers under which seed each was read."""
+
+    def __init__(self, drawing: dict[int, Callable[[], Any]]) -> None:
+        self.drawing, self.seeds = drawing, list[int]()
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        self.seeds.append(torch.initial_seed())
+        return index, float(self.drawing.get(index, lambda: 0.0)())
+
+
+_DRAWS: list[Callable[[], Any]] = [random.random, np.random.rand, lambda: torch.rand(()), lambda: random.gauss(0, 1)]
+
+
+@given(
+    st.dictionaries(st.integers(0, 29), st.sampled_from(_DRAWS), max_size=3),
+    st.lists(st.integers(1, 12), min_size=1, max_size=8),
+)
+def test_samples_are_seeded_from_the_first_that_draws_and_no_bit_changes(
+    drawing: dict[int, Callable[[], Any]], sizes: list[int]
+) -> None:
+    torch.manual_seed(11)
+    rarely, stream = Rarely(drawing), SampleStream(30, seed=3)
+    fetcher, always = Fetcher(rarely), Fetcher(Rarely(drawing))
+    always._draws = True  # the twin: every sample is seeded
+    start = 0
+    for size in sizes:
+        keys = stream.take(start, size)
+        for one, other in zip(fetcher.fetch(keys), always.fetch(keys), strict=True):
+            assert torch.equal(one, other)
+        start += size
+    seen = {int(index) for index in stream.take(0, start).index}
+    assert (set(rarely.seeds) == {11}) == (not seen & drawing.keys())
+    assert torch.initial_seed() == 11
+
+
+def test_a_collate_function_that_draws_is_seeded_too() -> None:
+    def masked(samples: list[Any]) -> Tensor:
+        return torch.rand(len(samples))
+
+    keys = SampleStream(30, seed=3).take(0, 6)
+    drawn = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        drawn.append(Fetcher(Rarely({}), masked).fetch(keys))
+    assert torch.equal(*drawn)
 
 
 def test_data_is_read_in_order_once_for_evaluation() -> None:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.frameworks
 
 class TestHuggingFace(TrainerContract):
     tasks = "huggingface_tasks"
+    example = "huggingface"
 
     def tasks_of_gradients(self, ignores: bool) -> list[str]:
         return ["train", "deaf", "dividing", "own_loss", *([] if ignores else ["loss_function"])]

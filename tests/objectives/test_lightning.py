@@ -16,6 +16,7 @@ pytestmark = pytest.mark.frameworks
 
 class TestLightning(TrainerContract):
     tasks = "lightning_tasks"
+    example = "lightning"
 
     def tasks_of_gradients(self, ignores: bool) -> list[str]:
         return ["train"]

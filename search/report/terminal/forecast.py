@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ....spaces.domain import values_of
+from ....spaces.laws.device import DeviceProfile
 from ....spaces.planning import feasible_batches_sentence
-from ....spaces.readable import number, seconds
+from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study import StudySpec
 from ...run.check import CheckedStudy
 
@@ -29,7 +30,8 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     """
     profiles, forecast, slots = checked.profiles, checked.forecast, checked.slots
     if forecast is None:
-        yield f"{study}: valid. {spec.task} is a generator: its steps cannot be timed beforehand."
+        yield f"{study}: valid. {spec.task} is a loop of its own: its steps cannot be timed beforehand."
+        yield from _loop_parts(next(iter(profiles.values())))
         return
     yield Text(f"{study}: valid", style="bold")
     key, profile = next(iter(profiles.items()))
@@ -71,3 +73,19 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     for advice in forecast.advice:
         yield f"- {advice}"
     yield f"Next: bsearch run {study}"
+
+
+def _loop_parts(profile: DeviceProfile) -> Iterator[str]:
+    """What is known of a training loop beforehand."""
+    if profile.model_parameters is not None:
+        yield (
+            f"{profile.training_set:,} training samples, {profile.model_parameters:,} parameters, {profile.optimizer}, on "
+            f"{profile.device}"
+        )
+    if profile.largest_micro_batch is not None and profile.limit_bytes is not None:
+        yield (
+            f"Micro-batches of up to {profile.largest_micro_batch} samples fit the memory limit of "
+            f"{readable_bytes(profile.limit_bytes)}; larger batches accumulate."
+        )
+    if profile.note:
+        yield f"{profile.note}. A trial that runs out of memory goes on with half the micro-batch."

@@ -136,6 +136,7 @@ def test_ctrl_c_gives_the_terminal_back_as_it_was(slow: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_terminal_may_shrink_and_grow(study_file: Callable[..., Path]) -> None:
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 10})
     with terminal(BSEARCH, "run", path, "--serial", columns=120, rows=40) as seen:
@@ -164,7 +165,7 @@ def test_no_color_draws_without_colour(slow: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dumb", [True, False])
+@pytest.mark.parametrize("dumb", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_pipe_and_a_dumb_terminal_get_a_line_per_trial(slow: Path, dumb: bool) -> None:
     if dumb:
         with terminal(BSEARCH, "run", slow, "--serial", TERM="dumb", columns=200) as seen:

@@ -140,6 +140,7 @@ def session(group: int) -> list[int]:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_ray_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     with subprocess.Popen(

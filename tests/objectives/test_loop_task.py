@@ -1,0 +1,134 @@
+"""Which training functions hand over their loop instead of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from bsearch.objectives.adapters import as_generator as module
+from bsearch.objectives.adapters.as_generator import as_generator
+from bsearch.objectives.adapters.loop_task import LoopParts, LoopTask, hand_over, uses_adapter
+from bsearch.objectives.batches import Fetcher
+from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.profiling.probe import profile_task
+from bsearch.spaces.errors import TaskError
+from bsearch.spaces.laws.device import ProfileRequest
+from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.study import Memory
+from bsearch.spaces.trial import TrialSetup
+from helpers import setup
+from torch import nn
+from torch.utils.data import TensorDataset
+
+STEPS: list[str] = []
+FEATURES = 12
+
+
+def driven(setup: TrialSetup) -> Iterator[Any]:
+    """A loop as an adapter drives it; its optimizer keeps a frozen layer and has two groups."""
+    STEPS.append("prepared")
+    net = nn.Sequential(nn.Linear(FEATURES, int(setup.parameters.get("width", 8))), nn.ReLU(), nn.LazyLinear(3))
+    net(torch.zeros(1, FEATURES))
+    net[0].bias.requires_grad_(False)
+    groups = [{"params": net[0].parameters()}, {"params": net[2].parameters(), "weight_decay": 0.5}]
+    optimizer = torch.optim.AdamW(groups, lr=setup.learning_rate)
+    data = TensorDataset(torch.randn(90, FEATURES), torch.randint(3, (90,)))
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    def train(report: Any) -> None:
+        hand_over(report, lambda: LoopParts(net, optimizer, Fetcher(data), loss))
+        STEPS.append("trained")
+        report(1)
+
+    yield from as_generator(train)
+    STEPS.append("saved")
+
+
+def by_module(setup: TrialSetup) -> Iterator[Any]:
+    yield from module.as_generator(lambda report: report(1))
+
+
+def through_another(setup: TrialSetup) -> Iterator[Any]:
+    yield from (one for one in driven(setup))
+
+
+def imports_it_inside(setup: TrialSetup) -> Iterator[Any]:
+    from bsearch.objectives.adapters.as_generator import as_generator as adapted
+
+    yield from adapted(lambda report: report(1))
+
+
+def of_its_own(setup: TrialSetup) -> Iterator[Any]:
+    STEPS.append("called")
+    yield 1
+
+
+def says_something_first(setup: TrialSetup) -> Iterator[Any]:
+    yield "hello"
+    yield from driven(setup)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> None:
+    STEPS.clear()
+
+
+def test_functions_that_use_an_adapter_are_told_from_others() -> None:
+    assert all(map(uses_adapter, (driven, by_module, through_another, imports_it_inside, says_something_first)))
+    assert not uses_adapter(of_its_own)
+
+
+def test_a_loop_of_its_own_is_never_called() -> None:
+    profile = profile_task(f"{__name__}:of_its_own", ProfileRequest(setup(1, budget=1), Memory(limit="1MiB"), highest=64))
+    assert (profile.memory, profile.limit_bytes, profile.training_set, STEPS) == (None, None, None, [])
+
+
+@pytest.mark.parametrize("function", [driven, through_another])
+def test_neither_steps_nor_what_comes_after_them_happen(function: Any) -> None:
+    parts = LoopTask(function).parts(setup(1, budget=1))
+    assert STEPS == ["prepared"]
+    assert len(parts.data.dataset) == 90  # type: ignore[arg-type]
+    STEPS.clear()
+    with closing(function(setup(1, budget=1))) as training:
+        assert list(training) == [1]
+    assert STEPS == ["prepared", "trained", "saved"]
+
+
+def test_a_function_that_yields_before_it_trains_is_refused() -> None:
+    with pytest.raises(TaskError, match="says_something_first: expected to train by train_with, got a str first"):
+        LoopTask(says_something_first).parts(setup(1, budget=1))
+
+
+def test_copies_have_optimizers_of_their_own_with_the_same_groups() -> None:
+    task, made = LoopTask(driven), setup(1, budget=1, rate=0.01)
+    one, other = task.model(made), task.model(made)
+    optimizers = [task.optimizer((each for each in net.parameters() if each.requires_grad), made) for net in (one, other)]
+    for net, optimizer in zip((one, other), optimizers, strict=True):
+        trainable = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
+        assert [id(each) for each in held] == [id(each) for each in trainable]
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.5]
+        task.loss(net, (torch.randn(5, FEATURES), torch.randint(3, (5,))), made).total.backward()
+        optimizer.step()
+    assert not torch.equal(one[2].weight, other[2].weight)
+    assert STEPS == ["prepared"]  # once for the same parameters
+
+
+def test_other_parameters_are_another_training() -> None:
+    task = LoopTask(driven)
+    made = replace(setup(1, budget=1, rate=0.01), plan=BatchPlan(1), smallest_micro_batch=1)
+    narrow, wide = (MemoryProbe(task, replace(made, parameters={"width": width})).train_peak(32) for width in (8, 800))
+    assert wide.total > 20 * narrow.total
+
+
+def test_a_step_that_fails_leaves_memory_unknown_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.functional, "cross_entropy", lambda *_: 1 / 0)
+    profile = profile_task(f"{__name__}:driven", ProfileRequest(setup(1, budget=1), Memory(limit="1MiB"), highest=64))
+    assert (profile.memory, profile.largest_micro_batch, profile.training_set) == (None, None, 90)
+    assert profile.note.startswith("its memory is not known: ZeroDivisionError")
