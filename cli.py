@@ -146,6 +146,7 @@ def _terminal(as_json: bool = False) -> Console:
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
+@click.option("--same-experiment", is_flag=True, help="Resume although the task's code has changed; both are recorded.")
 @click.option("--serial", is_flag=True, help="Run trials one after the other in this process, without Ray.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for front.csv, front.json and front.png.")
 @storage_option
@@ -161,6 +162,7 @@ def run(
     name: str | None,
     trials: int | None,
     new: bool,
+    same_experiment: bool,
     serial: bool,
     out: Path | None,
     storage: str | None,
@@ -176,7 +178,8 @@ def run(
     console = _terminal(as_json)
     with _located(file):
         with _documents_only(as_json):
-            result = _run(spec, out or _results(spec, spec.study), console, new=new, serial=serial)
+            ours = {"new": new, "same_experiment": same_experiment, "serial": serial}
+            result = _run(spec, out or _results(spec, spec.study), console, **ours)
         _print_result(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
 
@@ -251,12 +254,14 @@ def _located(file: Path | None) -> Any:
         raise (located(error, file) if file is not None else error) from None
 
 
-def _run(spec: StudySpec, out: Path, console: Console, *, new: bool, serial: bool) -> StudyResult:
+def _run(spec: StudySpec, out: Path, console: Console, *, new: bool, same_experiment: bool, serial: bool) -> StudyResult:
     from .cluster.study import run_study_here
     from .search.report.terminal.live import LiveView
 
     with LiveView(console) as view:
-        return run_study_here(spec, out, serial=serial, new=new, notify=view.notify, watch=view.watch)
+        return run_study_here(
+            spec, out, serial=serial, new=new, same_experiment=same_experiment, notify=view.notify, watch=view.watch
+        )
 
 
 def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:

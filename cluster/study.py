@@ -228,7 +228,8 @@ def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
         study: a study file, or its content as a mapping; relative paths in a mapping start at the working directory.
         overrides: keys of the study that replace the file's, such as `budget={"trials": 20}`; keys of a section that are
             not given stay. Besides: `serial=True` runs trials one after the other in this process, without Ray; `new=True`
-            creates a new study beside an existing one; `storage` names another database; `progress=False` shows nothing.
+            creates a new study beside an existing one; `same_experiment=True` resumes it although its code has changed;
+            `storage` names another database; `progress=False` shows nothing.
 
     Raises:
         StudyFileError: lists every error in the study.
@@ -249,17 +250,27 @@ def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
 
 def _options(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of a run, and keys of the study."""
-    names = ("serial", "new", "progress")
+    names = ("serial", "new", "same_experiment", "progress")
     options = {name: overrides[name] for name in names if name in overrides}
     return options, {name: value for name, value in overrides.items() if name not in names}
 
 
-def _run(spec: StudySpec, results: Path, *, serial: bool = False, new: bool = False, progress: bool = True) -> Study:
+def _run(
+    spec: StudySpec,
+    results: Path,
+    *,
+    serial: bool = False,
+    new: bool = False,
+    same_experiment: bool = False,
+    progress: bool = True,
+) -> Study:
     from ..search.report.terminal.live import open_progress
 
     out = results / spec.study
     with open_progress(progress) as shown:
-        result = run_study_here(spec, out, serial=serial, new=new, notify=shown.notify, watch=shown.watch)
+        result = run_study_here(
+            spec, out, serial=serial, new=new, same_experiment=same_experiment, notify=shown.notify, watch=shown.watch
+        )
     if result.failure:
         raise BsearchError(f"study {result.study.name} stopped: {result.failure}")
     if result.interrupted:
@@ -273,6 +284,7 @@ def run_study_here(
     *,
     serial: bool,
     new: bool,
+    same_experiment: bool,
     notify: Callable[[Event], None],
     watch: Callable[[StudyRun], None],
 ) -> StudyResult:
@@ -300,7 +312,8 @@ def run_study_here(
         with TuneRunner(spec.cluster, spec.devices, out / "ray.log") as opened:
             yield opened
 
-    return run_study(spec, runner(), task_code_hash(spec.task), new=new, notify=notify, watch=watch)
+    code = task_code_hash(spec.task)
+    return run_study(spec, runner(), code, new=new, same_experiment=same_experiment, notify=notify, watch=watch)
 
 
 def _share(value: str | float) -> float:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -162,9 +162,9 @@ class Fetcher(Dataset[Any]):
         self._fetches_batches = isinstance(dataset, BatchDataset)  # checked once: isinstance of a protocol takes 15 us
         self._tensors, self._places = _tensors_of(dataset) if collate is default_collate else (None, None)
         self.indexed = self._fetches_batches or self._tensors is not None
-        # Whether a sample has drawn random numbers yet. Before that, samples are not seeded, which takes 20 us for each; the
-        # first micro-batch that draws is fetched again.
-        self._draws = False
+        # Whether samples depend on random numbers; None before the first. Where they do not, they are not seeded, which takes
+        # 20 us for each. A micro-batch in which a sample draws after all is read once more.
+        self._draws: bool | None = None
         self.nbytes: int | None = dataset.nbytes if isinstance(dataset, MovableDataset) else None
         if self._tensors is not None:
             self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
@@ -189,6 +189,9 @@ class Fetcher(Dataset[Any]):
             return [tensor[index] for tensor in self._tensors]
         state = _RandomState.now()
         try:
+            if self._draws is None:
+                self._draws = self._depends_on_seed(int(keys.index[0]))
+                state.restore()
             if not self._draws:
                 batch = self.collate([self.dataset[index] for index in keys.index.tolist()])
                 self._draws = not state.unchanged()
@@ -200,11 +203,26 @@ class Fetcher(Dataset[Any]):
             if self._draws:
                 state.restore()  # fetching must not affect the model's dropout
 
+    def _depends_on_seed(self, index: int) -> bool:
+        """Whether a sample differs between two seeds, even where it draws nothing, as with a generator of its own."""
+        first, second = (tree_leaves(self._seeded(index, seed)) for seed in (1, 2))
+        return len(first) != len(second) or not all(map(_equal, first, second))
+
     def _seeded(self, index: int, sample_seed: int) -> Any:
         random.seed(sample_seed)
         np.random.seed(sample_seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(sample_seed >> 1)
         return self.dataset[index]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two leaves of a sample are certainly equal."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    try:
+        return type(one) is type(other) and bool(np.all(one == other))
+    except Exception:
+        return False
 
 
 def _tensors_of(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...] | None, np.ndarray | None]:

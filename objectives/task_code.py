@@ -1,4 +1,8 @@
-"""The identity of a task: a hash of its code, without importing it."""
+"""The identity of a task: a hash of what its code does, without importing it.
+
+Comments, docstrings and layout do not change what trials measure, so they are not part of it: the hash is of the syntax tree,
+and the same for every version of Python that parses the code to that tree.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..spaces.errors import TaskError, plain
 from ..spaces.study import near_miss
+
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def check_task_file(path: Path) -> None:
@@ -21,7 +28,7 @@ def check_task_file(path: Path) -> None:
 
 
 def task_code_hash(reference: str) -> str:
-    """A hash of the task's file and of the modules next to it that it imports: its identity, 16 hex digits.
+    """A hash of the code in the task's file and in the modules next to it that it imports: its identity, 16 hex digits.
 
     Raises:
         TaskError: the file cannot be found.
@@ -39,8 +46,40 @@ def task_code_hash(reference: str) -> str:
         source = Path(spec.origin)
     digest = hashlib.sha256(name.encode())
     for path in sorted(set(_with_neighbours(source, set())), key=lambda path: path.name):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        digest.update(path.name.encode() + b"\0" + _code(path.read_bytes()))
     return digest.hexdigest()[:16]
+
+
+def _code(source: bytes) -> bytes:
+    """The syntax tree without docstrings as text; code that cannot be parsed as it stands.
+
+    >>> _code(b"def f(x):\\n    'Twice.'\\n    return (2 * x)  # quick") == _code(b"def f(x): return 2*x")
+    True
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return source
+    parts: list[str] = []
+
+    def write(value: Any) -> None:
+        if isinstance(value, ast.AST):
+            parts.append(f"({type(value).__name__}")
+            for name, field in ast.iter_fields(value):
+                if name == "body" and isinstance(value, _WITH_DOCSTRING) and ast.get_docstring(value, clean=False) is not None:
+                    field = field[1:]
+                if field not in (None, []):  # optional fields differ between versions of Python
+                    parts.append(f" {name}=")
+                    write(field)
+            parts.append(")")
+        elif isinstance(value, list):
+            for one in value:
+                write(one)
+        else:
+            parts.append(repr(value))
+
+    write(tree)
+    return "".join(parts).encode("utf-8", "surrogatepass")
 
 
 def _with_neighbours(path: Path, seen: set[Path]) -> Iterator[Path]:

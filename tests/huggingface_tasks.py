@@ -66,7 +66,7 @@ def trained(setup: TrialSetup, net: Net, trainer: type = Trainer, own: bool = Tr
         return {"accuracy": float((evaluation.predictions.argmax(-1) == evaluation.label_ids).mean())}
 
     dtype = next(net.parameters()).dtype
-    points = Points(ignores=bool(setup.parameters.get("ignores")), dtype=dtype)
+    points = Points(ignores=bool(setup.parameters.get("ignores")), dtype=dtype, views="views" in setup.parameters)
     yield from train_with(
         setup,
         trainer,
@@ -97,6 +97,30 @@ def dividing(setup: TrialSetup) -> Iterator[Measurement]:
 
 def own_loss(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Dividing(), OwnLoss)
+
+
+class Teacher(Trainer):
+    """Its teacher's outputs are not under the autocast that Accelerate puts around the model."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        outputs = model(inputs["x"].float(), inputs["labels"])
+        teacher = nn.functional.linear(inputs["x"].float(), torch.ones(2000, 6)).log_softmax(-1)
+        total = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], reduction="sum") + teacher.sum() * 0
+        loss = total / num_items_in_batch.to(total.device)
+        return (loss, outputs) if return_outputs else loss
+
+
+class Student(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 500), nn.ReLU(), nn.Linear(500, 5))
+
+    def forward(self, x: Tensor, labels: Tensor, **more: Any) -> dict[str, Tensor]:
+        return {"logits": self.layers(x)}
+
+
+def taught(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Student(), Teacher, own=False)  # type: ignore[arg-type]
 
 
 def loss_function(setup: TrialSetup) -> Iterator[Measurement]:

@@ -42,7 +42,7 @@ class Module(lightning.LightningModule):
 
 def trained(setup: TrialSetup, module: Module, **arguments: Any) -> Iterator[Measurement]:
     dtype = next(module.parameters()).dtype
-    points = Points(ignores=bool(setup.parameters.get("ignores")), dtype=dtype)
+    points = Points(ignores=bool(setup.parameters.get("ignores")), dtype=dtype, views="views" in setup.parameters)
     training: Any = Stream() if setup.parameters.get("stream") else points
     loaders = DataLoader(training, batch_size=64), DataLoader(Points(100, dtype=dtype), batch_size=100)
     yield from train_with(setup, module, data=loaders, **arguments)
@@ -54,6 +54,42 @@ def train(setup: TrialSetup) -> Iterator[Measurement]:
 
 def followed(setup: TrialSetup) -> Iterator[Measurement]:
     yield from follow(trained(setup, Module(setup)))
+
+
+class Wide(lightning.LightningModule):
+    """Its first layer learns once a callback lets it; in training its batches are augmented; its weights come late."""
+
+    def __init__(self, setup: TrialSetup) -> None:
+        super().__init__()
+        self.trial = setup
+        self.layers = nn.Sequential(nn.Linear(6, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 5)).double()
+        self.layers[0].requires_grad_(False)
+        self.layers[2].requires_grad_(False)
+
+    def on_train_start(self) -> None:
+        self.weights = torch.ones(5, device=self.device, dtype=torch.float64)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        noise = torch.randn(20, *batch["x"].shape, device=self.device, dtype=torch.float64)
+        return {**batch, "x": batch["x"] + noise.mean(0)} if self.trainer.training else batch
+
+    def training_step(self, batch: Any) -> Any:
+        return nn.functional.cross_entropy(self.layers(batch["x"]), batch["labels"], self.weights)
+
+    def validation_step(self, batch: Any) -> None:
+        self.log("accuracy", (self.layers(batch["x"]).argmax(-1) == batch["labels"]).double().mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=self.trial.learning_rate)
+
+
+class Thaws(lightning.Callback):
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.layers.requires_grad_(True)
+
+
+def thawing(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Wide(setup), callbacks=[Thaws()])  # type: ignore[arg-type]
 
 
 class Points600(lightning.LightningDataModule):

@@ -29,7 +29,7 @@ from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
-from bsearch.spaces.plan import plan_batch
+from bsearch.spaces.plan import BatchPlan, plan_batch
 from bsearch.spaces.schedule import evaluation_points, rate_factor
 from bsearch.spaces.study import Memory, Training
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
@@ -65,9 +65,13 @@ LOG = Log()
 class Points(Dataset[dict[str, torch.Tensor]]):
     """Points in five classes, some of their labels ignored, each telling its place."""
 
-    def __init__(self, samples: int = SAMPLES, ignores: bool = False, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, samples: int = SAMPLES, ignores: bool = False, dtype: torch.dtype = torch.float64, views: bool = False
+    ) -> None:
         generator = torch.Generator().manual_seed(3)
         self.x = torch.randn(samples, 6, generator=generator, dtype=dtype)
+        if views:  # of ten megabytes
+            self.x = torch.cat([self.x, torch.zeros(samples, 2000, dtype=dtype)], 1)[:, :6]
         self.labels = (self.x[:, :5].argmax(1) + (torch.rand(samples, generator=generator) < 0.1)) % 5
         if ignores:
             self.labels[torch.rand(samples, generator=generator) < 0.3] = -100
@@ -328,6 +332,12 @@ class TrainerContract:
         assert profile.largest_micro_batch is not None and 100 < profile.largest_micro_batch < 600
         assert LOG.evaluations == LOG.followed == 0
 
+    def test_the_data_behind_a_batch_takes_no_memory_of_the_device(self) -> None:
+        made = setup(100, 2, budget=300, memory_limit_bytes=200_000, parameters={"views": True})
+        assert self.ending("train", made).kind == "complete"
+        request = ProfileRequest(replace(made, plan=BatchPlan(1)), Memory(limit=200_000), highest=100)
+        assert profile_task(f"{self.tasks}:train", request).largest_micro_batch == 100
+
     def test_a_users_mistake_is_told_with_its_line(self) -> None:
         outcome = self.ending("train", setup(50, budget=100, parameters={"trouble": "error"}))
         assert outcome.kind == "error"
@@ -358,6 +368,18 @@ class TrainerContract:
         outcome = self.ending("train", setup(50, budget=100, **changes))
         assert outcome.kind == "error"
         assert message in outcome.message
+
+
+def predicted_and_measured(reference: str, made: TrialSetup, sizes: tuple[int, int]) -> None:
+    """The traced law is within two percent of the peaks of trials."""
+    profile = profile_task(reference, ProfileRequest(made, Memory(), highest=sizes[1], traces=True))
+    assert profile.memory is not None and profile.memory.source == "traced", profile.note or profile.memory
+    for size in sizes:
+        training = made.training.model_copy(update={"evaluations": 1})
+        trial = replace(made, plan=BatchPlan(2 * size, 2), samples_budget=16 * size, training=training)
+        *measurements, outcome = start_attempt(reference, trial)
+        assert outcome == Outcome("complete"), outcome
+        assert measurements[-1].facts["peak_bytes"] == pytest.approx(profile.memory.peak_bytes(size), rel=0.02)
 
 
 def ends_with_a_front(example: str, folder: Path) -> None:

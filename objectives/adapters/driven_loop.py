@@ -22,6 +22,7 @@ from ...spaces.schedule import evaluation_points, rate_factor
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..batches import Fetcher, SampleStream, batches
 from ..checkpoint import Checkpoint, random_state, set_random_state
+from ..profiling.live_bytes import LiveBytes
 from ..step_clock import StepClock
 from ..training import batch_norms, check_optimizer, configure_torch, correct_batch_norm, seed_everything
 
@@ -116,11 +117,12 @@ class DrivenLoop:
         """
         if self._micro_batches is None or self._fetched != self.number:
             self._micro_batches, self._fetched = self._batches(), self.number
+        stream = self._micro_batches
         while self._fetched < len(self.plans) and not self.diverged:
             plan = self.plans[self._fetched]
             self._fetched += 1
             for _ in plan.micro_batches():
-                yield next(self._micro_batches)
+                yield LiveBytes.fetched(lambda: next(stream))
             if self._fetched in self._measured_after:
                 return
 

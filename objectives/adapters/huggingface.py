@@ -25,7 +25,7 @@ from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
 from ..machine.environment import environment
 from .as_generator import Report, as_generator
 from .driven_loop import DrivenLoop, study_faults
-from .loop_task import LoopParts, hand_over
+from .loop_task import TrainingParts, report_parts_if_profiling
 
 try:
     import accelerate  # noqa: F401  # required by the Trainer, which reports it late
@@ -201,6 +201,7 @@ class _DrivenTrainer:
 
     driven: DrivenLoop
     step_loss: Tensor  # the last step's mean loss
+    counts_items: bool  # whether the Trainer passes the step's number of items to the loss
     _share: float | None = None  # of the micro-batch in its step, where its loss is a mean over the micro-batch
     _divides: bool | None = None  # whether the loss divides by the step's number of items; None until checked
 
@@ -210,6 +211,7 @@ class _DrivenTrainer:
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, *device: Any) -> Any:
         plan = self.driven.plan
         micro_batches, items = super().get_batch_samples(epoch_iterator, len(plan.micro_batches()), *device)  # type: ignore[misc]
+        self.counts_items = items is not None
         return [_Step(plan, micro_batches)], items
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -277,17 +279,24 @@ class _MeasuringCallback(TrainerCallback):
         optimizer = self.trainer.optimizer
         scaler = getattr(self.trainer.accelerator, "scaler", None)
         optimizer = getattr(optimizer, "optimizer", optimizer)
-        hand_over(self.report, lambda: LoopParts(self.trainer.model, optimizer, self.driven.fetcher(), self._loss))
         self.driven.start(self.trainer.model, optimizer, scaler)
 
+    def _parts(self) -> TrainingParts:
+        self.trainer.model.train()  # as the Trainer's step begins
+        return TrainingParts(self.trainer.model, self.driven.optimizer, self.driven.fetcher(), self._loss)
+
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of a batch, as the Trainer computes it."""
-        with self.trainer.compute_loss_context_manager():
-            loss: Tensor = self.trainer.compute_loss(model, batch, num_items_in_batch=1)
+        """The loss of a batch, as the Trainer computes it."""
+        device = next(model.parameters()).device
+        items = torch.ones((), dtype=torch.int64, device=device) if self.trainer.counts_items else None
+        # Only the model's own forward pass is under autocast, which Accelerate has wrapped around it.
+        with torch.autocast(self.driven.device.type, enabled=False), self.trainer.compute_loss_context_manager():
+            loss: Tensor = self.trainer.compute_loss(model, batch, num_items_in_batch=items)
         return loss
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.report.raise_if_stopped()
+        report_parts_if_profiling(self.report, self._parts)
         self.driven.before_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:

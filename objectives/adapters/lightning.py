@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
 from ...spaces.trial import Measurement, TrialSetup
@@ -27,7 +27,7 @@ from ..machine.device_memory import is_out_of_memory
 from ..training import rescale_gradients
 from .as_generator import Report, as_generator
 from .driven_loop import DrivenLoop, study_faults
-from .loop_task import LoopParts, hand_over
+from .loop_task import TrainingParts, report_parts_if_profiling
 
 try:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -205,14 +205,17 @@ class _DrivingCallback(Callback):
                 f"{name}.configure_optimizers: expected one optimizer and no scheduler, since training.schedule sets the rate; "
                 f"got {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
             )
-        optimizer = trainer.optimizers[0]
-        hand_over(
-            self.report, lambda: LoopParts(pl_module, optimizer, self.driven.fetcher(), lambda *of: self._loss(trainer, *of))
-        )
-        self.driven.start(pl_module, optimizer, getattr(trainer.precision_plugin, "scaler", None))
+        self.driven.start(pl_module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
+
+    def _parts(self, trainer: Trainer, module: LightningModule) -> TrainingParts:
+        def loss(copied: nn.Module, batch: Any) -> Tensor:
+            return self._loss(trainer, copied, batch)
+
+        return TrainingParts(module, self.driven.optimizer, self.driven.fetcher(), loss)
 
     def _loss(self, trainer: Trainer, module: Any, batch: Any) -> Tensor:
         """The mean loss of a batch for a copy of the module, whose log goes nowhere."""
+        trainer.training = True  # the end of the profiled training has reset it
         module.trainer = trainer  # copies of a module have none
         module.log = module.log_dict = lambda *values, **options: None
         batch = module.on_after_batch_transfer(module.on_before_batch_transfer(batch, 0), 0)
@@ -221,6 +224,7 @@ class _DrivingCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.report.raise_if_stopped()
+        report_parts_if_profiling(self.report, lambda: self._parts(trainer, pl_module))
         if self._next == 0:
             self._total = torch.zeros((), dtype=torch.float64, device=self.driven.device)
             self._denominator = 0

@@ -2,17 +2,21 @@
 
 The user's training function is called as for a trial. Before its loop takes the first step, it yields the model, the optimizer,
 the data and the loss instead of training: all of them prepared by the library, as for a trial (its precision and activation
-checkpointing). Then the function is closed, as where a trial is stopped.
+checkpointing). Then the function is closed, as when a trial is stopped.
 """
 
 from __future__ import annotations
 
 import copy
+import dis
+import gc
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -24,15 +28,15 @@ from ...spaces.errors import TaskError
 from ...spaces.trial import Parameter, TrialSetup
 from ..batches import Fetcher, SampleKeys
 from ..task import Data, Loss, Task, TrainFunction
-from .as_generator import Report
+from .as_generator import Report, Stopped
 
 
 @dataclass(frozen=True, slots=True)
-class LoopParts:
+class TrainingParts:
     """What a loop is about to train.
 
     Args:
-        loss: of a model and a batch on its device: the mean loss, with its graph.
+        loss: of a model and a batch on its device: the loss, with its graph; memory does not depend on what it divides by.
     """
 
     model: nn.Module
@@ -41,39 +45,68 @@ class LoopParts:
     loss: Callable[[nn.Module, Any], Tensor]
 
 
-_wanted: ContextVar[list[LoopParts] | None] = ContextVar("wanted", default=None)
+class NoTrainingError(TaskError):
+    """A training function did not come to its loop."""
 
 
-def hand_over(report: Report[Any], parts: Callable[[], LoopParts]) -> None:
-    """Report what a loop is about to train, if that is wanted rather than the training."""
-    wanted = _wanted.get()
-    if wanted is not None:
-        wanted.append(parts())
-        report(wanted[-1])
+# Where a profile collects what a loop is about to train.
+_collector: ContextVar[list[TrainingParts] | None] = ContextVar("collector", default=None)
+
+
+def report_parts_if_profiling(report: Report[Any], parts: Callable[[], TrainingParts]) -> None:
+    """Call before the first step: a profile gets the loop's parts, and the training ends.
+
+    Raises:
+        Stopped: in a profile.
+    """
+    collector = _collector.get()
+    if collector is not None:
+        collector.append(parts())
+        report(collector[-1])
+        raise Stopped  # the user's code asked for more
 
 
 def uses_adapter(function: TrainFunction) -> bool:
-    """Whether a training function trains by an adapter of this package, itself or through functions of its module.
+    """Whether a training function trains by an adapter of this package, itself or through functions in files next to its own.
 
     Any other function starts to train when it is called.
     """
-    package, seen = __name__.rpartition(".")[0], set[CodeType]()
+    package = __name__.rpartition(".")[0]
+    start = _plain(function)
+    folder, seen = Path(start.__code__.co_filename).parent, set[CodeType]()
 
     def uses(code: CodeType, names: Mapping[str, Any]) -> bool:
         if code in seen:
             return False
         seen.add(code)
-        for name in code.co_names:
+        for name in _global_names(code):
             value = names.get(name)
-            if name.startswith(package) or (getattr(value, "__module__", None) or "").startswith(package):
-                return True  # imported in the function, or in its module
-            if inspect.ismodule(value) and value.__name__.startswith(package):
+            module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+            if name.startswith(package) or str(module).startswith(package):
                 return True
-            if inspect.isfunction(value) and value.__globals__ is names and uses(value.__code__, names):
+            if (
+                inspect.isfunction(value)
+                and Path(value.__code__.co_filename).parent == folder
+                and uses(value.__code__, value.__globals__)
+            ):
                 return True
         return any(isinstance(constant, CodeType) and uses(constant, names) for constant in code.co_consts)
 
-    return uses(function.__code__, function.__globals__)
+    return uses(start.__code__, start.__globals__)
+
+
+def _plain(function: Any) -> Any:
+    """The function itself, without arguments that `functools.partial` gave it."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """Global names and modules that the code refers to; unlike `co_names`, without those of attributes."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"):
+            yield str(instruction.argval)
 
 
 class LoopTask(Task):
@@ -84,33 +117,33 @@ class LoopTask(Task):
 
     def __init__(self, function: TrainFunction) -> None:
         self.function = function
-        self._parts: tuple[dict[str, Parameter], LoopParts] | None = None
+        self._parts: tuple[dict[str, Parameter], TrainingParts] | None = None
 
-    def parts(self, setup: TrialSetup) -> LoopParts:
-        """What the function trains with these parameters.
+    def parts(self, setup: TrialSetup) -> TrainingParts:
+        """What the function trains with these parameters; rate, precision and device are those of the first such setup.
 
         Raises:
-            TaskError: it yields before it trains, or ends without training.
+            NoTrainingError: it yields before it trains, or ends without training.
         """
-        # The same parameters build the same training, whatever their batch: nothing else is asked of it.
         if self._parts is None or self._parts[0] != dict(setup.parameters):
-            self._parts = None  # free the other before this one is built
-            wanted: list[LoopParts] = []
-            token = _wanted.set(wanted)
+            self._parts = None
+            gc.collect()  # trainers and their callbacks form reference cycles that hold the other model
+            collected: list[TrainingParts] = []
+            token = _collector.set(collected)
             yielded = None
             try:
                 with closing(self.function(setup)) as training:  # type: ignore[type-var]  # a generator
                     yielded = next(training, None)
             except Exception:
-                if not wanted:  # the function may not know what to do with what its loop yielded
+                if not collected:  # the function may not know what to do with what its loop yielded
                     raise
             finally:
-                _wanted.reset(token)
-            if not wanted:
+                _collector.reset(token)
+            if not collected:
                 found = "no training" if yielded is None else f"a {type(yielded).__name__} first"
-                raise TaskError(f"{self.function.__name__}: expected to train by train_with, got {found}")
-            wanted[0].model.cpu()  # copies are probed
-            self._parts = dict(setup.parameters), wanted[0]
+                raise NoTrainingError(f"{_plain(self.function).__name__}: expected to train by train_with, got {found}")
+            collected[0].model.cpu()  # only copies of it run: there it would take memory beside them
+            self._parts = dict(setup.parameters), collected[0]
         return self._parts[1]
 
     def data(self, setup: TrialSetup) -> Data:
@@ -123,13 +156,21 @@ class LoopTask(Task):
     def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
         """A copy of the loop's optimizer for the same parameters of another copy of its model."""
         parts = self.parts(setup)
-        ours = list(parts.model.parameters())
-        same: dict[int, Any] = {id(one): one for one in ours if not one.requires_grad}
-        same |= {id(one): other for one, other in zip((one for one in ours if one.requires_grad), parameters, strict=True)}
-        return copy.deepcopy(parts.optimizer, same)
+        originals = list(parts.model.parameters())
+        trainable = [parameter for parameter in originals if parameter.requires_grad]
+        # For deepcopy: what to put in the place of each object instead of copying it.
+        memo: dict[int, Any] = {id(parameter): parameter for parameter in originals}
+        memo |= {id(original): copied for original, copied in zip(trainable, parameters, strict=True)}
+        optimizer = copy.deepcopy(parts.optimizer, memo)
+        for name, value in vars(parts.optimizer).items():  # an optimizer copies only its groups, state and defaults
+            vars(optimizer).setdefault(name, value)
+        return optimizer
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
-        return Loss(self.parts(setup).loss(model, batch), 1.0)
+        parts = self.parts(setup)
+        for module, original in zip(model.modules(), parts.model.modules(), strict=True):
+            module.training = original.training  # a frozen part may be evaluating
+        return Loss(parts.loss(model, batch), 1.0)
 
 
 class _Batches(Dataset[Any]):
@@ -143,4 +184,4 @@ class _Batches(Dataset[Any]):
 
     def fetch(self, keys: SampleKeys) -> Any:
         batch = self._fetcher.fetch(keys)
-        return dict(batch) if isinstance(batch, Mapping) else batch  # a tokenizer's own mapping hides its tensors
+        return dict(batch) if isinstance(batch, Mapping) else batch  # a tokenizer's own mapping would be one leaf to pytree

@@ -60,8 +60,12 @@ class LiveBytes(TorchDispatchMode):
             )
         return result
 
-    def register(self, values: Iterable[Any], part: str) -> None:
-        """Count the tensors in `values` under `part`; those already counted are reassigned."""
+    def register(self, values: Iterable[Any], part: str, *, views: bool = False) -> None:
+        """Count the tensors in `values` under `part`; those already counted are reassigned.
+
+        Args:
+            views: count a tensor's own bytes, not those of the storage that it is a view of.
+        """
         for value in values:
             if not isinstance(value, torch.Tensor):
                 continue
@@ -74,7 +78,7 @@ class LiveBytes(TorchDispatchMode):
                     self.live_parts[part] += known[0]
                     self._known[identity] = (known[0], part)
                 continue
-            size = -(-storage.nbytes() // BLOCK) * BLOCK
+            size = -(-(min(value.nbytes, storage.nbytes()) if views else storage.nbytes()) // BLOCK) * BLOCK
             self.events.append((identity, size))
             self._known[identity] = (size, part)
             self.live_bytes += size
@@ -96,7 +100,10 @@ class LiveBytes(TorchDispatchMode):
 
     @classmethod
     def fetched(cls, fetch: Callable[[], Any]) -> Any:
-        """A batch; where bytes are counted, its own and not those of the dataset behind it, whose samples may be views."""
+        """A batch; where bytes are counted, its own and not those of the dataset behind it, whose samples may be views.
+
+        The counter is found by itself: what fetches batches does not know whether bytes are counted.
+        """
         counter = cls._active
         if counter is None:
             return fetch()
@@ -105,7 +112,7 @@ class LiveBytes(TorchDispatchMode):
             batch = fetch()
         finally:
             counter._fetching = False
-        counter.register(tree_iter(batch), "batch")
+        counter.register(tree_iter(batch), "batch", views=True)
         return batch
 
     @contextmanager

@@ -13,12 +13,13 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_iter, tree_map
 
 from ...spaces.errors import ProfilingError
 from ...spaces.laws.memory import PARTS, MemoryLaw, largest_fitting
@@ -72,10 +73,13 @@ class MemoryProbe:
             self.run.resident_bytes = self.run.resident_within(cap_bytes)
         self.setup = self.run.setup = setup
         self.run.model.cpu()  # copies are probed; on the device it would add to their memory
-        self._batch_like = _batch_factory(self.run)
         self.note = ""
         self.cap_bytes = cap_bytes
         self._peaks: dict[tuple[str, int], Peak] = {}
+
+    @cached_property
+    def _batch_like(self) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
+        return _batch_factory(self.run)
 
     @property
     def source(self) -> str:
@@ -102,6 +106,7 @@ class MemoryProbe:
         return self._peaks[kind, size]
 
     def _traced(self, kind: str, size: int) -> Peak:
+        batch_like = self._batch_like  # from real batches
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with warnings.catch_warnings(), FakeCopyMode(fake):
             warnings.simplefilter("ignore")
@@ -111,13 +116,13 @@ class MemoryProbe:
             warnings.simplefilter("ignore")
             if not on_gpu:
                 run = self.run.on(model, torch.device("cpu"))
-                return _peak_of(run, kind, size, lambda count: self._batch_like(count, fake.from_tensor))
+                return _peak_of(run, kind, size, lambda count: batch_like(count, fake.from_tensor))
             move_to_fake_cuda(model)
             run = self.run.on(model, torch.device("cuda"))
             for group in run.optimizer.param_groups:
                 if group.get("foreach", ...) is None and not group.get("fused"):
                     group["foreach"] = True  # the default on a GPU; it needs more memory at once
-            return _reserved_peak(run, kind, size, lambda count: self._batch_like(count, _empty_on_cuda), self.cap_bytes)
+            return _reserved_peak(run, kind, size, lambda count: batch_like(count, _empty_on_cuda), self.cap_bytes)
 
     def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
         """The same on real tensors: on a GPU the allocator's peak, on a CPU live tensor bytes.
@@ -302,6 +307,9 @@ def _batch_factory(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor
     samples = min(len(run.data.train), 8)  # type: ignore[arg-type]
     two, three = (run.train_fetcher.fetch(run.stream.take(0, count)) for count in (2, 3))
     pairs = [run.train_fetcher.fetch(run.stream.take(2 * part, 2)) for part in range(max(samples // 2, 1))]
+    shapes = zip(tree_iter(two), tree_iter(three), strict=True)
+    if not any(isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape != b.shape for a, b in shapes):
+        raise TypeError(f"expected a batch of tensors, in tuples, lists or dicts, to trace; got {type(two).__name__}")
 
     def like(count: int, convert: Callable[[Tensor], Tensor]) -> Any:
         def sized(first: Any, second: Any, *others: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import time
@@ -23,7 +24,7 @@ from ...spaces.laws.step_time import StepTime, timing_plans
 from ...spaces.plan import BatchPlan
 from ...spaces.study import Memory
 from ...spaces.trial import Parameter, TrialSetup
-from ..adapters.loop_task import LoopTask, uses_adapter
+from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
 from ..batches import SampleKeys, in_order, to_device
 from ..data_parallel import close_ranks
 from ..loading import load_task, user_code_location
@@ -131,18 +132,30 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
         return unknown
     task, setup = LoopTask(function), replace(request.setup, plan=BatchPlan(1))
     with user_code_errors(reference, "preparing its first step"):
-        unknown = replace(unknown, training_set=len(task.data(setup).train))  # type: ignore[arg-type]
+        try:
+            size = len(task.data(setup).train)  # type: ignore[arg-type]
+        except NoTrainingError as error:
+            return replace(unknown, note=_unknown_memory(error))
+    unknown = replace(unknown, training_set=size)
     try:
         smallest, run = _smallest_workable(task, setup)
     except Exception as error:
-        # A loop may do more before its first step than is known here.
-        return replace(unknown, note=f"its memory is not known: {type(error).__name__}: {error}{user_code_location(error)}")
+        return replace(unknown, note=_unknown_memory(error))  # a loop's step may do more than is known here
     profile = _with_facts_of(profile, run, smallest)
     del run
     release_memory(profile.kind)
     profile = with_memory(task, profile, request)
-    with user_code_errors(reference, "comparing the cost of its parameters"):
-        return with_other_costs(task, profile, request)
+    if profile.memory is not None:  # without it there is no law that has to hold for all parameters
+        with user_code_errors(reference, "comparing the cost of its parameters"):
+            profile = with_other_costs(task, profile, request)
+    del task
+    gc.collect()  # trainers form reference cycles that hold their model
+    return profile
+
+
+def _unknown_memory(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"Its memory is not known before the first trial: {type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
 def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> DeviceProfile:
@@ -170,7 +183,8 @@ def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest
         probe = MemoryProbe(task, setup)
         with FlopCounterMode(display=False) as counter:
             peak = probe.train_peak(smallest).total
-        return peak, int(counter.get_total_flops())
+        # Loops are not timed, so that only their memory has to be alike.
+        return peak, 0 if isinstance(task, LoopTask) else int(counter.get_total_flops())
 
     base = cost(request.setup.parameters)
     changes = []
@@ -325,11 +339,14 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
         StudyFileError: not even the smallest micro-batch fits.
     """
     training = request.setup.training
-    if training.precision == "tf32":  # as many bytes, and CPUs do not have it
-        training = training.model_copy(update={"precision": "fp32"})
+    # As many bytes, where a CPU, or a loop on it, does not have the precision.
+    alike = {"tf32": "fp32"} if isinstance(load_task(reference), Task) else {"tf32": "fp32", "fp16": "bf16"}
+    training = training.model_copy(update={"precision": alike.get(training.precision, training.precision)})
     setup = replace(request.setup, device="cpu", training=training)
     here = replace(request, setup=setup, memory=Memory(), timing_s=0.0, traces=False, others=())
     profile = profile_task(reference, here)
+    if profile.note:
+        raise TaskError(f"task {reference}: {profile.note}")
     task = _traceable(reference)
     device_bytes = usable_bytes(card.memory_bytes, card.usable_bytes, request.share)
     limit = request.memory.limit_bytes(device_bytes, "gpu")
@@ -367,7 +384,8 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
         TaskError: a loop of its own, whose memory cannot be traced.
     """
     task = _traceable(reference)
-    assert profile.memory is not None
+    if profile.memory is None:
+        raise TaskError(f"task {reference}: {profile.note or 'its memory is not known'}")
     smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
     probe = MemoryProbe(task, replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest))
     sizes = _spread(smallest, largest)

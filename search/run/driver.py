@@ -32,7 +32,7 @@ from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPoli
 from ..store.lock import HEARTBEAT_S
 from ..store.optuna_storage import frozen_record
 from ..store.records import Records
-from ..store.stored import StoredStudy, study_identity
+from ..store.stored import StoredStudy, codes, study_identity, with_codes
 from ..store.trials import stored_trials
 from ..suggest.suggester import Suggester
 from ..suggest.warm_start import prior_trials
@@ -83,6 +83,7 @@ def run_study(
     task_hash: str,
     *,
     new: bool = False,
+    same_experiment: bool = False,
     notify: Callable[[Event], None] = lambda event: None,
     watch: Callable[[StudyRun], None] = lambda run: None,
 ) -> StudyResult:
@@ -92,6 +93,7 @@ def run_study(
         runner: entered only where there is something to run, which is when Ray starts.
         task_hash: the training code's identity.
         new: create a new study beside an older one of the same file.
+        same_experiment: resume although the training code has changed: the change does not affect what trials measure.
         watch: is given the run before its first trial, to show it live.
 
     Raises:
@@ -104,7 +106,7 @@ def run_study(
     retry_policy = RetryPolicy(spec.storage, lambda text: notify(Event("message", text=text)), UNAVAILABLE_LIMIT_S)
     records = Records(spec.storage, retry_policy=retry_policy)
     try:
-        study = _open(spec, records, task_hash, new, notify)
+        study = _open(spec, records, task_hash, notify, new=new, same_experiment=same_experiment)
         if (finished := _finished(study, notify)) is not None:
             return finished
         with runner as opened:
@@ -115,13 +117,20 @@ def run_study(
         records.close()
 
 
-def _open(spec: StudySpec, records: Records, task_hash: str, new: bool, notify: Callable[[Event], None]) -> _OpenStudy:
+def _open(
+    spec: StudySpec,
+    records: Records,
+    task_hash: str,
+    notify: Callable[[Event], None],
+    *,
+    new: bool,
+    same_experiment: bool,
+) -> _OpenStudy:
     """Find or name the study in its storage, and store what it says now."""
     if kind := network_storage(records.engine):
         text = f"the database is on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
         notify(Event("message", text=text))
-    identity = study_identity(spec, task_hash)
-    name = study_name(records, spec, identity, new=new)
+    name, identity = identified(records, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment)
     # Before any trial counts, the newest laws are as good as any, and the task's code may have been fixed.
     step_times = (records.step_times(name) or {}) if records.any_counted(name) else None
     if step_times is not None and not any(step_times.values()):
@@ -261,24 +270,36 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     )
 
 
-def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *, new: bool) -> str:
-    """The full name under which this study file's study is stored: its newest with the same identity.
+def identified(
+    records: Records, spec: StudySpec, identity: Mapping[str, Any], *, new: bool, same_experiment: bool
+) -> tuple[str, Mapping[str, Any]]:
+    """The full name under which this study file's study is stored, and its identity with all code that its trials ran.
+
+    Of several studies of the file, the newest with the same identity.
 
     Raises:
         StudyFileError: something changed that may not change; with the differences.
     """
     rows = records.studies(spec.study)
     if not rows:
-        return spec.study
+        return spec.study, identity
     if new:
-        return f"{spec.study}-{len(rows) + 1}"
+        return f"{spec.study}-{len(rows) + 1}", identity
     for row in reversed(rows):
-        if row.identity == identity:
-            return row.name
+        if identity["task"]["code"] in codes(row.identity) and _without_code(row.identity) == _without_code(identity):
+            return row.name, with_codes(identity, codes(row.identity))
     newest = rows[-1]
+    only_code = _without_code(newest.identity) == _without_code(identity)
+    if only_code and same_experiment:
+        return newest.name, with_codes(identity, codes(newest.identity))
     if {**newest.identity, "task": identity["task"]} == identity and not records.any_counted(newest.name):
-        return newest.name  # its code never finished a trial, so fixing it changes no experiment
-    changes = list(differences(newest.identity, identity))
+        return newest.name, identity  # its code never finished a trial, so fixing it changes no experiment
+    changes = list(differences(with_codes(newest.identity), identity))
+    resume = (
+        " If the change does not affect what trials measure, resume with --same-experiment (same_experiment=True in Python)."
+        if only_code
+        else ""
+    )
     raise StudyFileError(
         [
             *(Fault(key, _changed(key, old, new)) for key, old, new in changes),
@@ -286,14 +307,18 @@ def study_name(records: Records, spec: StudySpec, identity: Mapping[str, Any], *
                 "",
                 f"study {newest.name} was created with different settings, so its trials cannot be compared with new ones. "
                 "Restore the old settings, create a new study (--new, or new=True in Python), or choose another name (with "
-                "warm_start: the new study learns from this one).",
+                f"warm_start: the new study learns from this one).{resume}",
             ),
         ]
     )
 
 
+def _without_code(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {**identity, "task": {"name": identity["task"]["name"]}}
+
+
 def _changed(key: str, old: Any, new: Any) -> str:
-    changed = ": the task's file has changed since" if key == "task.code" else ""
+    changed = ": the task's code has changed since, not only its comments or layout" if key == "task.code" else ""
     return f"was {old}, now {new}{changed}"
 
 

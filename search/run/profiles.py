@@ -17,9 +17,9 @@ from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, cost_keys, profile_request, training_cost
 from ...spaces.study import StudySpec
 from ..store.records import Records
+from ..store.stored import StoredStudy, codes
 
 if TYPE_CHECKING:
-    from ..store.stored import StoredStudy
     from .runner import Runner
 
 StepTimes = Mapping[str, list[dict[str, Any]]]
@@ -115,7 +115,7 @@ def stored_profiles(study: StoredStudy, records: Records) -> dict[CostKey, Devic
     Of several kinds of devices the one that times the study counts; of several measurements the newest.
     """
     step_times = records.step_times(study.name) or {}
-    task = list(study.identity["task"].values()) if isinstance(study.identity["task"], Mapping) else study.identity["task"]
+    task = codes(study.identity)
     keys = cost_keys(study.spec)
     found: dict[CostKey, DeviceProfile] = {}
     for about, profile in records.profiles():

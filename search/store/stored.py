@@ -25,6 +25,19 @@ def study_identity(spec: StudySpec, task_hash: str) -> dict[str, Any]:
     return {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
 
 
+def codes(identity: Mapping[str, Any]) -> tuple[str, ...]:
+    """The identities of the training code that a study's trials ran, newest first: of several, all are one experiment."""
+    task = identity["task"]
+    return task["code"], *task.get("earlier", ())
+
+
+def with_codes(identity: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
+    """The identity with these as the other code that its trials ran."""
+    task = {name: identity["task"][name] for name in ("name", "code")}
+    earlier = [code for code in others if code != task["code"]]
+    return {**identity, "task": {**task, "earlier": earlier} if earlier else task}
+
+
 @dataclass(frozen=True, slots=True)
 class StoredStudy:
     """A study with everything its database holds, at one moment.

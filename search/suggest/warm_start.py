@@ -17,7 +17,7 @@ from .front_model import PriorTrial
 
 # What must be the same for accuracies of an earlier study to compare with this one's.
 _SAME = ("task", "training", "objectives")
-_MAY_DIFFER = ("evaluations", "seed")
+_MAY_DIFFER = ("evaluations", "seed", "earlier")
 
 
 def prior_trials(

@@ -147,8 +147,33 @@ def test_samples_are_seeded_from_the_first_that_draws_and_no_bit_changes(
             assert torch.equal(one, other)
         start += size
     seen = {int(index) for index in stream.take(0, start).index}
-    assert (set(rarely.seeds) == {11}) == (not seen & drawing.keys())
+    # The first sample is read under two seeds.
+    assert rarely.seeds[:2] == [0, 1]
+    assert (set(rarely.seeds[2:]) == {11}) == (not seen & drawing.keys())
     assert torch.initial_seed() == 11
+
+
+class OwnGenerator(Rarely):
+    """It draws nothing from the process's generators, and yet depends on their seed."""
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return index, float(np.random.default_rng(torch.initial_seed()).random())
+
+
+class Forked(Rarely):
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        with torch.random.fork_rng():
+            return index, float(torch.rand(()))
+
+
+@pytest.mark.parametrize("dataset", [OwnGenerator, Forked])
+def test_samples_that_leave_no_trace_of_their_draws_are_seeded_too(dataset: Any) -> None:
+    keys = SampleStream(30, seed=3).take(0, 12)
+    whole = Fetcher(dataset({})).fetch(keys)
+    assert len(set(whole[1].tolist())) == 12
+    always = Fetcher(dataset({}))
+    always._draws = True
+    assert torch.equal(whole[1], always.fetch(keys)[1])
 
 
 def test_a_collate_function_that_draws_is_seeded_too() -> None:

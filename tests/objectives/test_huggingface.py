@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("transformers", reason="bsearch[huggingface] is not installed")
 
 from helpers import setup
-from trainer_contract import LOG, TrainerContract, ends_with_a_front
+from trainer_contract import LOG, TrainerContract, ends_with_a_front, predicted_and_measured
 
 pytestmark = pytest.mark.frameworks
 
@@ -46,6 +46,10 @@ class TestHuggingFace(TrainerContract):
 
         whole = gradient(1)
         assert float((gradient(3) - whole).norm() / whole.norm()) < 1e-6
+
+    def test_a_losss_own_code_is_not_under_the_models_autocast(self) -> None:
+        made = setup(1, budget=1, metric="loss", training={"precision": "bf16"})
+        predicted_and_measured(f"{self.tasks}:taught", made, (50, 500))
 
     def test_the_environment_does_not_change_the_precision(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")

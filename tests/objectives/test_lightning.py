@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
 
 from helpers import setup
-from trainer_contract import LOG, TrainerContract, ends_with_a_front
+from trainer_contract import LOG, TrainerContract, ends_with_a_front, predicted_and_measured
 
 pytestmark = pytest.mark.frameworks
 
@@ -50,6 +50,9 @@ class TestLightning(TrainerContract):
         outcome = self.ending(task, setup(50, budget=100))
         assert outcome.kind == "error"
         assert message in outcome.message
+
+    def test_memory_is_that_of_a_step_as_hooks_and_callbacks_have_prepared_it(self) -> None:
+        predicted_and_measured(f"{self.tasks}:thawing", setup(1, budget=1), (8, 200))
 
     def test_memory_that_runs_out_in_validation_is_the_loaders_to_mend(self) -> None:
         outcome = self.ending("train", setup(50, budget=100, parameters={"trouble": "memory"}))

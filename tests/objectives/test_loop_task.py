@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from bsearch.objectives.adapters import as_generator as module
 from bsearch.objectives.adapters.as_generator import as_generator
-from bsearch.objectives.adapters.loop_task import LoopParts, LoopTask, hand_over, uses_adapter
+from bsearch.objectives.adapters.loop_task import (
+    LoopTask,
+    NoTrainingError,
+    TrainingParts,
+    report_parts_if_profiling,
+    uses_adapter,
+)
 from bsearch.objectives.batches import Fetcher
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
-from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study import Memory
@@ -42,7 +48,7 @@ def driven(setup: TrialSetup) -> Iterator[Any]:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     def train(report: Any) -> None:
-        hand_over(report, lambda: LoopParts(net, optimizer, Fetcher(data), loss))
+        report_parts_if_profiling(report, lambda: TrainingParts(net, optimizer, Fetcher(data), loss))
         STEPS.append("trained")
         report(1)
 
@@ -66,7 +72,18 @@ def imports_it_inside(setup: TrialSetup) -> Iterator[Any]:
 
 def of_its_own(setup: TrialSetup) -> Iterator[Any]:
     STEPS.append("called")
+    nn.Linear(1, 1).driven = 2  # an attribute with the name of a function that uses an adapter
     yield 1
+
+
+def asks_again(setup: TrialSetup) -> Iterator[Any]:
+    with suppress(AttributeError):
+        yield from [one.accuracy for one in driven(setup)]
+    STEPS.append("saved")
+
+
+with_arguments = partial(driven)
+of_its_own_with_arguments = partial(of_its_own)
 
 
 def says_something_first(setup: TrialSetup) -> Iterator[Any]:
@@ -80,8 +97,8 @@ def clean() -> None:
 
 
 def test_functions_that_use_an_adapter_are_told_from_others() -> None:
-    assert all(map(uses_adapter, (driven, by_module, through_another, imports_it_inside, says_something_first)))
-    assert not uses_adapter(of_its_own)
+    assert all(map(uses_adapter, (driven, by_module, through_another, imports_it_inside, says_something_first, with_arguments)))
+    assert not uses_adapter(of_its_own) and not uses_adapter(of_its_own_with_arguments)
 
 
 def test_a_loop_of_its_own_is_never_called() -> None:
@@ -100,8 +117,15 @@ def test_neither_steps_nor_what_comes_after_them_happen(function: Any) -> None:
     assert STEPS == ["prepared", "trained", "saved"]
 
 
-def test_a_function_that_yields_before_it_trains_is_refused() -> None:
-    with pytest.raises(TaskError, match="says_something_first: expected to train by train_with, got a str first"):
+def test_code_that_asks_for_more_does_not_make_it_train() -> None:
+    LoopTask(asks_again).parts(setup(1, budget=1))
+    assert "trained" not in STEPS
+
+
+def test_a_function_that_yields_before_it_trains_has_unknown_memory() -> None:
+    request = ProfileRequest(setup(1, budget=1), Memory(limit="1MiB"), highest=64)
+    assert "got a str first" in profile_task(f"{__name__}:says_something_first", request).note
+    with pytest.raises(NoTrainingError, match="says_something_first: expected to train by train_with, got a str first"):
         LoopTask(says_something_first).parts(setup(1, budget=1))
 
 
@@ -131,4 +155,4 @@ def test_a_step_that_fails_leaves_memory_unknown_and_says_why(monkeypatch: pytes
     monkeypatch.setattr(nn.functional, "cross_entropy", lambda *_: 1 / 0)
     profile = profile_task(f"{__name__}:driven", ProfileRequest(setup(1, budget=1), Memory(limit="1MiB"), highest=64))
     assert (profile.memory, profile.largest_micro_batch, profile.training_set) == (None, None, 90)
-    assert profile.note.startswith("its memory is not known: ZeroDivisionError")
+    assert profile.note.startswith("Its memory is not known before the first trial: ZeroDivisionError")

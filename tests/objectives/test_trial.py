@@ -135,6 +135,29 @@ def test_a_tasks_identity_follows_its_file_and_its_neighbours(tmp_path: Path) ->
     assert first != task_code_hash(f"{task}:Mine")
 
 
+@pytest.mark.parametrize(
+    ("code", "same"),
+    [
+        ("def f(x):\n    return 2 * x + .5\n", True),
+        ("# f\ndef f(x):\n    'Twice.'\n\n    return ((2*x)\n            + 0.5)  # twice\n", True),
+        ("'A module.'\ndef f(x): return 2 * x + .5", True),
+        ("def f(x):\n    return 2 * x - .5\n", False),
+        ("def f(x):\n    'Twice.'\n    'more'\n    return 2 * x + .5\n", False),
+        ("def f(y):\n    return 2 * y + .5\n", False),
+        ("async def f(x):\n    return 2 * x + .5\n", False),
+        ("def f(x):\n    return 2 * x + .5\nf = None\n", False),
+        ("def f(x):\n    return 2 * x + '.5'\n", False),
+        ("def f(x) return 2\n", False),
+    ],
+)
+def test_comments_and_layout_are_no_part_of_a_tasks_identity(tmp_path: Path, code: str, same: bool) -> None:
+    task = tmp_path / "mine.py"
+    task.write_text("def f(x):\n    return 2 * x + .5\n")
+    first = task_code_hash(f"{task}:f")
+    task.write_text(code)
+    assert (task_code_hash(f"{task}:f") == first) == same
+
+
 def test_a_setup_travels_as_a_dict() -> None:
     made = setup(37, 2, parameters={"width": 3, "name": "a"}, training={"betas": [0.8, 0.9]})
     assert TrialSetup.from_dict(made.to_dict()) == made

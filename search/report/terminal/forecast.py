@@ -30,7 +30,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     """
     profiles, forecast, slots = checked.profiles, checked.forecast, checked.slots
     if forecast is None:
-        yield f"{study}: valid. {spec.task} is a loop of its own: its steps cannot be timed beforehand."
+        yield f"{study}: valid. {spec.task} is a training loop: its steps cannot be timed beforehand."
         yield from _loop_parts(next(iter(profiles.values())))
         return
     yield Text(f"{study}: valid", style="bold")
@@ -88,4 +88,4 @@ def _loop_parts(profile: DeviceProfile) -> Iterator[str]:
             f"{readable_bytes(profile.limit_bytes)}; larger batches accumulate."
         )
     if profile.note:
-        yield f"{profile.note}. A trial that runs out of memory goes on with half the micro-batch."
+        yield f"{profile.note}. A trial that runs out of memory goes on with half its micro-batch."

@@ -14,7 +14,7 @@ from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.confirm import CONFIDENCE, averaged
 from ...analysis.pareto import no_slower, no_worse
 from ...analysis.rates import BestRates, Estimate
-from ...store.stored import StoredStudy
+from ...store.stored import StoredStudy, codes
 
 
 def front_table(front: ParetoFront, most: int | None = None) -> Table:
@@ -166,8 +166,20 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
         contention_sentence(records),
         rule_sentence(study),
         noise_scale_sentence(records),
+        code_sentence(study),
     )
     yield from filter(None, sentences)
+
+
+def code_sentence(study: StoredStudy) -> str | None:
+    """That trials ran different code; None where all ran the same."""
+    newest, *earlier = codes(study.identity)
+    if not earlier:
+        return None
+    return (
+        "The task's code changed during the study, which was resumed with --same-experiment: "
+        f"{', '.join(reversed(earlier))}, now {newest}."
+    )
 
 
 def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:

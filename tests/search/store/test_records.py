@@ -18,6 +18,7 @@ from pathlib import Path
 import optuna
 import pytest
 import sqlalchemy as sa
+from bsearch.search.report.terminal.tables import front_summary
 from bsearch.search.run.driver import differences
 from bsearch.search.run.runner import Event
 from bsearch.search.run.study_run import StudyRun
@@ -25,6 +26,7 @@ from bsearch.search.store.database import RetryPolicy, transaction
 from bsearch.search.store.lock import LOCK_EXPIRES_S
 from bsearch.search.store.optuna_storage import open_storage
 from bsearch.search.store.records import Records
+from bsearch.search.store.stored import codes
 from bsearch.spaces.errors import StorageError, StudyFileError
 from bsearch.spaces.storage import masked
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
@@ -296,8 +298,33 @@ def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[...
     complete = [record for record in result.study.records if record.outcome == "complete"]
     assert [record.facts.baseline for record in complete] == [0, None]
     (tmp_path / "tasks.py").write_text(good + "class Mine(Points): depth = 2\n")
-    with pytest.raises(StudyFileError, match=r"task\.code: was "):
+    with pytest.raises(StudyFileError, match=r"task\.code: was .*\n.*resume with --same-experiment"):
         run(path)
+
+
+def test_a_comment_changes_no_experiment_and_a_change_of_code_may_be_declared_the_same(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = study_file(task="tasks.py:Mine", budget={"trials": 1})
+    tasks = tmp_path / "tasks.py"
+    code = f"import sys; sys.path.insert(0, {str(TASKS.parent)!r})\nfrom tasks_for_tests import Points\nclass Mine(Points):\n"
+    tasks.write_text(code + "    depth = 2\n")
+    first = run(path).study
+    tasks.write_text("'Mine.'\n" + code + "    'Points.'\n    depth = (2)  # layers\n")
+    assert run(study_file(task="tasks.py:Mine", budget={"trials": 2})).study.identity == first.identity
+    tasks.write_text(code + "    layers = 2\n")
+    again = study_file(task="tasks.py:Mine", budget={"trials": 3})
+    with pytest.raises(StudyFileError, match=r"has changed since, not only its comments or layout"):
+        run(again)
+    study = run(again, same_experiment=True).study
+    assert study.name == first.name and len(study.records) == 3
+    (old,), (new, *earlier) = codes(first.identity), codes(study.identity)
+    assert earlier == [old] and new != old
+    assert f"resumed with --same-experiment: {old}, now {new}." in list(front_summary(study))[-1]
+    # From here on both are the study's code.
+    assert run(study_file(task="tasks.py:Mine", budget={"trials": 4})).study.identity == study.identity
+    tasks.write_text(code + "    depth = 2\n")
+    assert codes(run(study_file(task="tasks.py:Mine", budget={"trials": 5})).study.identity) == (old, new)
 
 
 def test_differences_name_the_keys() -> None:
