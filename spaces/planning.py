@@ -395,6 +395,14 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
                 "which scales decoupled weight decay. Use sqrt, or AdamW.",
             )
         )
+    if "weight_decay" in spec.space.model_fields_set and not profile.applies_decay:
+        faults.append(
+            Fault(
+                "space.weight_decay",
+                f"expected a task whose {profile.optimizer} applies it, got one that does not. Write "
+                "weight_decay=setup.weight_decay in the task's optimizer, or remove the key.",
+            )
+        )
     for name, value, factor in profile.other_costs:
         faults.append(
             Fault(

@@ -440,7 +440,13 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
     # Never suggest `noise_batch`: tasks have parameters such as noise_std, and rules that require it say so.
     known = [name for name in Space.model_fields if name != "noise_batch"]
     for name in raw:
-        if name in RESERVED:
+        if name in ("learning_rate", "lr") and "reference_rate" not in raw:
+            yield (
+                ("space", name),
+                "expected reference_rate, the rate at one batch, from which a rule scales it to others. For the rate itself, "
+                "whatever the batch, write reference_rate: {low: ..., high: ...} and rule: constant.",
+            )
+        elif name in RESERVED:
             yield ("space", name), f"{name!r} is reserved for bsearch's own results. Rename the parameter."
         elif name not in Space.model_fields and (miss := near_miss(name, [key for key in known if key not in raw])):
             yield (

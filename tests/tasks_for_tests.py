@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -249,6 +249,11 @@ def not_a_generator(setup: TrialSetup) -> None:
 
 
 a_number = 3
+
+
+class NoDecay(Points):
+    def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=setup.learning_rate)
 
 
 class WideNet(Task):

@@ -166,6 +166,9 @@ def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> D
         optimizer=type(run.optimizer).__name__,
         adaptive=any("betas" in group for group in run.optimizer.param_groups),
         decoupled_decay=any(group.get("decoupled_weight_decay", True) for group in run.optimizer.param_groups),
+        applies_decay=any(
+            math.isclose(float(group.get("weight_decay", 0.0)), run.setup.weight_decay) for group in run.optimizer.param_groups
+        ),
         batch_statistics=any(True for _ in batch_norms(run.model)),
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),

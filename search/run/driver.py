@@ -294,7 +294,8 @@ def identified(
         return newest.name, with_codes(identity, codes(newest.identity))
     if {**newest.identity, "task": identity["task"]} == identity and not records.any_counted(newest.name):
         return newest.name, identity  # its code never finished a trial, so fixing it changes no experiment
-    changes = list(differences(with_codes(newest.identity), identity))
+    changes = differences(with_codes(newest.identity), identity)
+    specs = newest.spec, spec.model_dump(mode="json")
     resume = (
         " If the change does not affect what trials measure, resume with --same-experiment (same_experiment=True in Python)."
         if only_code
@@ -302,7 +303,13 @@ def identified(
     )
     raise StudyFileError(
         [
-            *(Fault(key, _changed(key, old, new)) for key, old, new in changes),
+            # An identity leaves out what is at its default.
+            *(
+                Fault(
+                    key, _changed(key, _at(specs[0], key) if old is None else old, _at(specs[1], key) if new is None else new)
+                )
+                for key, old, new in changes
+            ),
             Fault(
                 "",
                 f"study {newest.name} was created with different settings, so its trials cannot be compared with new ones. "
@@ -315,6 +322,14 @@ def identified(
 
 def _without_code(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {**identity, "task": {"name": identity["task"]["name"]}}
+
+
+def _at(spec: Mapping[str, Any], key: str) -> Any:
+    """The value at a key path, None where there is none."""
+    value: Any = spec
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _changed(key: str, old: Any, new: Any) -> str:

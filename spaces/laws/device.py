@@ -31,6 +31,7 @@ class DeviceProfile:
         optimizer: class name of the task's optimizer; None for a loop of one's own.
         adaptive: the optimizer has betas, as Adam does.
         decoupled_decay: weight decay is decoupled from the gradient, as in AdamW; true if unknown.
+        applies_decay: some parameters have the setup's weight decay; true if unknown.
         batch_statistics: the model has BatchNorm layers, which see the micro-batch and not the whole batch.
         unused_parameters: task parameters in the study's space that the task never read.
         device_bytes: memory of the device.
@@ -54,6 +55,7 @@ class DeviceProfile:
     optimizer: str | None = None
     adaptive: bool = True
     decoupled_decay: bool = True
+    applies_decay: bool = True
     batch_statistics: bool = False
     model_parameters: int | None = None
     unused_parameters: tuple[str, ...] = ()

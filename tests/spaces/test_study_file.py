@@ -141,6 +141,8 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         (", width: 32}", "}", "baseline[0]: expected a value for every searched parameter, got none for width"),
         ("budget: {", "budget: {}\nbudget: {", "budget: duplicate key, first on line 17"),
         ("  dataset: cifar10", "  seed: 3", "space.seed: 'seed' is reserved for bsearch's own results"),
+        ("  reference_rate:", "  learning_rate:", "space.learning_rate: expected reference_rate, the rate at one batch"),
+        ("  reference_rate:", "  lr:", "space.lr: expected reference_rate, the rate at one batch"),
         ("{name: val_loss, direction: minimize}", "val_loss", "Write {name: val_loss, direction: minimize}"),
         ("epochs: {low: 2, high: 20}", "epochs: 1e300", "space.epochs: expected a number above 0, at most a million"),
         ("hours: 8}", "hours: 8", "invalid YAML: expected ',' or '}'"),

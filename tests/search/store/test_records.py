@@ -281,6 +281,11 @@ def test_a_changed_study_is_refused_with_what_changed(study_file: Callable[..., 
     # Each file goes on with its own study.
     assert run(changed).study.name == "small-2"
     assert run(study_file(task=f"{TASKS}:Points", budget={"trials": 1})).study.name == "small"
+    # What was at its default is told, too.
+    defaults = study_file(task=f"{TASKS}:Points", budget={"trials": 1}, training={"clip_norm": 1.5, "schedule": "linear"})
+    with pytest.raises(StudyFileError) as error:
+        run(defaults)
+    assert "training.schedule: was cosine, now linear" in str(error.value).splitlines()
 
 
 def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[..., Path], tmp_path: Path) -> None:
