@@ -97,27 +97,29 @@ class SampleStream:
     def __init__(self, samples: int, seed: int) -> None:
         self.samples = samples
         self.seed = seed
-        self._orders: dict[int, np.ndarray] = {}
+        self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
-            # A step can span several epochs; older orders are not needed again.
-            self._orders = {old: order for old, order in self._orders.items() if old >= epoch - 1}
-            self._orders[epoch] = epoch_order(self.samples, self.seed, epoch)
-        return self._orders[epoch]
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The order of an epoch's samples, and its number for each of them."""
+        known = self._epochs.get(epoch)
+        if known is None:
+            known = epoch_order(self.samples, self.seed, epoch), np.full(self.samples, epoch)
+            # A step can span several epochs; older ones are not needed again.
+            self._epochs = {old: one for old, one in self._epochs.items() if old >= epoch - 1} | {epoch: known}
+        return known
 
     def take(self, start: int, size: int) -> SampleKeys:
         """The samples at stream positions start ... start + size - 1."""
-        parts, epochs = [], []
+        epoch, place = divmod(start, self.samples)
+        order, epochs = self._epoch(epoch)
+        if place + size <= self.samples:
+            return SampleKeys(order[place : place + size], epochs[place : place + size], self.seed)
+        parts = []
         while size:
-            epoch, place = divmod(start, self.samples)
-            part = self._order(epoch)[place : place + size]
-            parts.append(part)
-            epochs.append(np.full(len(part), epoch))
-            start, size = start + len(part), size - len(part)
-        if len(parts) == 1:
-            return SampleKeys(parts[0], epochs[0], self.seed)
-        return SampleKeys(np.concatenate(parts), np.concatenate(epochs), self.seed)
+            parts.append([of_epoch[place : place + size] for of_epoch in self._epoch(epoch)])
+            epoch, place, size = epoch + 1, 0, size - len(parts[-1][0])
+        index, epochs = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return SampleKeys(index, epochs, self.seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ from .loading import user_code_location
 from .machine.environment import environment
 from .noise_scale import NoiseScale
 
+_NO_CONTEXT = nullcontext()
+
 # How long the other ranks may take to notice that one has failed.
 _GRACE_S = 2.0
 # How long ranks may take to start: the first of a process import torch.
@@ -100,9 +102,9 @@ class Ranks:
 
     def sync_context(self, loss: nn.Module, last: bool) -> AbstractContextManager[None]:
         """Context of a micro-batch's forward and backward pass: gradients are all-reduced in the last one only."""
-        if isinstance(loss, DistributedDataParallel) and not last:
-            return loss.no_sync()
-        return nullcontext()
+        if last or not isinstance(loss, DistributedDataParallel):
+            return _NO_CONTEXT
+        return loss.no_sync()
 
     def begin_sum(self, totals: list[Tensor], denominator: Tensor | float) -> Any:
         """Start summing a step's loss over micro-batches and ranks, overlapping with the last backward pass.
