@@ -32,6 +32,9 @@ _FUSED = tuple(
 )
 
 
+_SCALED_DOT_PRODUCT_ATTENTION = F.scaled_dot_product_attention
+
+
 @contextmanager
 def as_cuda() -> Iterator[None]:
     """Context in which fake tensors on `cuda` train without a driver: autocast, attention, backward, fused optimizers."""
@@ -44,6 +47,8 @@ def as_cuda() -> Iterator[None]:
         fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        # By name too: a mode does not see what functions of this module call, such as `multi_head_attention_forward`.
+        stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attention_of_device))
         stack.enter_context(_CudaFunctions())
         yield
 
@@ -75,8 +80,8 @@ class _CudaFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and args[0].is_cuda:
-            return attention(*args, **kwargs)
+        if func is _SCALED_DOT_PRODUCT_ATTENTION:
+            return _attention_of_device(*args, **kwargs)
         if func is Tensor.backward and args[0].is_cuda:
             return _tensor_backward(*args, **kwargs)
         if func in _FUSED:
@@ -90,6 +95,11 @@ def _tensor_backward(
     if create_graph or inputs is not None:
         raise NotImplementedError("backward(create_graph=True) and backward(inputs=...) cannot be traced")
     backward(loss, torch.ones_like(loss) if gradient is None else gradient, retain_graph=bool(retain_graph))
+
+
+def _attention_of_device(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    function = attention if query.is_cuda else _SCALED_DOT_PRODUCT_ATTENTION
+    return function(query, *args, **kwargs)
 
 
 def attention(
