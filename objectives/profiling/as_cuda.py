@@ -69,6 +69,8 @@ def move_to_fake_cuda(model: nn.Module) -> nn.Module:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = on_cuda(tensor)  # type: ignore[assignment]
+        if isinstance(module.__dict__.get("_device"), torch.device):
+            module.__dict__["_device"] = torch.device("cuda")  # a LightningModule's `self.device`
         module.__dict__.pop("_flat_weights", None)
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,36 @@ class LooksAtValues(Digits):
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         loss = super().loss(model, batch, setup)
         return Loss(loss.total * (2.0 if float(batch[0].mean()) > 1e9 else 1.0), loss.denominator)
+
+
+@dataclass
+class Points:
+    """A batch that is no tuple, list or dict of tensors."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+
+
+class PointsData(TensorDataset):
+    def fetch(self, keys: Any) -> Points:
+        return Points(*(tensor[torch.from_numpy(keys.index)] for tensor in self.tensors))
+
+
+class OpaqueBatches(Digits):
+    def data(self, setup: TrialSetup) -> Data:
+        data = PointsData(*super().data(setup).train.tensors)  # type: ignore[attr-defined]
+        return Data(data, data)
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        return super().loss(model, (batch.inputs, batch.labels), setup)
+
+
+def test_batches_that_cannot_be_made_of_any_size_are_counted() -> None:
+    probe = MemoryProbe(OpaqueBatches(), setup(1, budget=1))
+    small, large = (probe.train_peak(size).total for size in (2, 200))
+    assert probe.source == "counted"
+    assert "expected a batch of tensors, in tuples, lists or dicts, to trace; got Points" in probe.note
+    assert large > 3 * small
 
 
 def test_what_cannot_be_traced_is_counted_and_says_so() -> None:
