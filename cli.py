@@ -114,6 +114,13 @@ class _Share(click.ParamType[float]):
 
 
 _SHARE = _Share()
+set_option = click.option(
+    "--set",
+    "parameters",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of the task, if STUDY is a task: width=32, width=32,64 or noise=0:0.3.",
+)
 name_option = click.option(
     "--name", metavar="NAME", shell_complete=study_names, help="Which study, if the storage holds several."
 )
@@ -143,6 +150,7 @@ def _terminal(as_json: bool = False) -> Console:
 @click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, if STUDY is a task.")
 @click.option("--epochs", metavar="N|LOW:HIGH", help="Epochs, if STUDY is a task; default: 5.")
 @click.option("--rule", metavar="RULE[,RULE]", help="Learning-rate rules, if STUDY is a task; default: sqrt.")
+@set_option
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
@@ -159,6 +167,7 @@ def run(
     rate: str | None,
     epochs: str | None,
     rule: str | None,
+    parameters: tuple[str, ...],
     name: str | None,
     trials: int | None,
     new: bool,
@@ -174,7 +183,7 @@ def run(
     The same command again resumes the study.
     """
     options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
-    file, spec = _study(study, options, trials, storage)
+    file, spec = _study(study, options, trials, storage, parameters)
     console = _terminal(as_json)
     with _located(file):
         with _documents_only(as_json):
@@ -185,16 +194,16 @@ def run(
 
 
 def _study(
-    study: str, options: dict[str, str | None], trials: int | None, storage: str | None
+    study: str, options: dict[str, str | None], trials: int | None, storage: str | None, parameters: tuple[str, ...]
 ) -> tuple[Path | None, StudySpec]:
     """The study that a file or the options describe."""
-    given = {key: value for key, value in options.items() if value is not None}
+    given = [key for key, value in options.items() if value is not None] + ["set"] * bool(parameters)
     if ":" in study and not os.path.lexists(study):
-        spec = _study_of_options(study, options, storage)
+        spec = _study_of_options(study, options, storage, parameters)
         file = None
     else:
         if given:
-            raise click.UsageError(f"--{next(iter(given))} is for a task; a study file has its own setting. Edit {study}.")
+            raise click.UsageError(f"--{given[0]} is for a task; a study file has its own setting. Edit {study}.")
         file = Path(study)
         spec = read_study(file, storage=storage)
     if trials is not None:
@@ -202,7 +211,7 @@ def _study(
     return file, spec
 
 
-def _study_of_options(task: str, options: dict[str, str | None], storage: str | None) -> StudySpec:
+def _study_of_options(task: str, options: dict[str, str | None], storage: str | None, parameters: tuple[str, ...]) -> StudySpec:
     if options["batch"] is None or options["rate"] is None:
         raise click.UsageError("a task needs --batch LOW:HIGH and --rate LOW:HIGH, such as --batch 16:4096 --rate 1e-3:1")
     rate, _, at_batch = options["rate"].partition("@")
@@ -215,8 +224,31 @@ def _study_of_options(task: str, options: dict[str, str | None], storage: str | 
         space["epochs"] = _span("--epochs", options["epochs"])
     if options["rule"]:
         space["rule"] = options["rule"].split(",")
+    space |= _task_parameters(parameters)
     name = options["name"] or task.rpartition(":")[2].lower()
     return resolve_study(study_from_dict({"study": name, "task": task, "space": space}), Path.cwd(), storage)
+
+
+def _task_parameters(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Parameters of a task from `--set`: one value, several to search, or a range.
+
+    >>> _task_parameters(("width=32,64", "decay=0.1:1", "kind=a:b"))
+    {'width': {'choices': [32, 64], 'changes_cost': True}, 'decay': {'low': 0.1, 'high': 1}, 'kind': 'a:b'}
+    """
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--set: expected NAME=VALUE, got {text!r}")
+        several = [plain_value(one, f"--set {name}") for one in value.split(",")]
+        ends = [plain_value(one, f"--set {name}") for one in value.split(":")]
+        if len(several) > 1:
+            given[name] = {"choices": several, "changes_cost": True}  # where it does not, that only costs time
+        elif len(ends) == 2 and all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
+            given[name] = {"low": ends[0], "high": ends[1]}
+        else:
+            given[name] = plain_value(value, f"--set {name}")
+    return given
 
 
 def _span(option: str, text: str) -> Any:
@@ -451,7 +483,7 @@ def retime(study: str, profile_file: Path, name: str | None, storage: str | None
 @click.option("--channels-last", is_flag=True, help="Use the channels-last memory format.")
 @click.option("--cudnn-benchmark", is_flag=True, help="Let cuDNN benchmark its kernels for every size.")
 @click.option("--compile", "compiled", is_flag=True, help="torch.compile the model.")
-@click.option("--set", "parameters", multiple=True, metavar="NAME=VALUE", help="A parameter of the task, if STUDY is a task.")
+@set_option
 @json_option
 def bench(
     study: str,
@@ -506,13 +538,7 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
         if parameters:
             raise click.UsageError(f"--set is for a task; a study file has its own setting. Edit {study}.")
         return read_study(Path(study))
-    given: dict[str, Any] = {}
-    for text in parameters:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"--set: expected NAME=VALUE, got {text!r}")
-        given[name] = plain_value(value, f"--set {name}")
-    space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant", **given}
+    space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant", **_task_parameters(parameters)}
     name = re.sub(r"[^A-Za-z0-9]+", "-", study.rpartition(":")[2]) or "bench"
     return resolve_study(study_from_dict({"study": name, "task": study, "space": space}), Path.cwd())
 

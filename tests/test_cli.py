@@ -151,11 +151,34 @@ def test_a_task_runs_without_a_study_file(tmp_path: Path, monkeypatch: pytest.Mo
     for wrong, message in [
         (["--batch", "16:300"], "a task needs --batch LOW:HIGH and --rate LOW:HIGH"),
         (["--batch", "a:b", "--rate", "1:2"], "--batch: expected LOW:HIGH such as 16:4096, got 'a'"),
+        (["--batch", "16:300", "--rate", "1:2", "--set", "width"], "--set: expected NAME=VALUE, got 'width'"),
+        (
+            ["--batch", "16:300", "--rate", "1:2", "--set", "wdth=3", "--name", "other"],
+            "space.wdth: expected a parameter that the task reads",
+        ),
         (["--batch", "9:3", "--rate", "1:2"], "space.effective_batch: expected low <= high, got low 9 and high 3"),
     ]:
         refused = bsearch("run", f"{TASKS}:Points", *wrong)
         assert refused.exit_code == 2
         assert message in refused.output
+
+
+def test_parameters_of_a_task_are_set_or_searched_without_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.py").write_text(
+        POINTS + "    def model(self, setup): return nn.Linear(2, 2 + 0 * setup.parameters['width'])\n"
+    )
+    options = ["--batch", "16:300", "--rate", "0.1", "--epochs", "1", "--trials", "2", "--serial"]
+    missing = bsearch("run", "tasks.py:Mine", *options)
+    assert missing.exit_code == 2 and "got 'width'. Add it under space: in study.yaml" in missing.output
+    result = bsearch("run", "tasks.py:Mine", *options, "--set", "width=32,64")
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(bsearch("export", "sqlite:///mine.db", "--what", "trials").output.splitlines()))
+    assert {row["width"] for row in rows} <= {"32", "64"}
+    path = tmp_path / "study.yaml"
+    path.write_text("study: a")
+    refused = bsearch("run", path, "--set", "width=3")
+    assert "--set is for a task; a study file has its own setting" in refused.output
 
 
 def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callable[..., Path]) -> None:
