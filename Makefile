@@ -36,10 +36,9 @@ $(STAMP): pyproject.toml
 run: install
 	$(BIN)/bsearch run examples/digits.yaml
 
-# Two at a time. Files stay whole, so that fixtures of a module are made once.
+# Two at a time, whatever they are: while one waits for Ray or a browser, the other computes. Files stay whole, so that fixtures
+# of a module are made once.
 TWO := $(BIN)/pytest -n 2 --dist loadfile
-# Three, of tests that wait for Ray, browsers and databases.
-THREE := $(BIN)/pytest -n 3 --dist loadfile
 # With real Rays, browsers, queues: each has a target of its own.
 HEAVY := ray or packaging or cluster or browser or frameworks or docs
 # A release's.
@@ -51,7 +50,7 @@ test: install
 test-all: test test-rest
 
 test-rest: install
-	$(THREE) -m "(slow or $(HEAVY)) and not ($(LONG))"
+	$(TWO) -m "(slow or $(HEAVY)) and not ($(LONG))"
 	$(MAKE) lint
 
 test-slow: install

@@ -742,6 +742,8 @@ def show(
                 "--watch cannot be combined with --all, --outcome, --trial or --json; programs can poll `show --json`"
             )
         ctx.exit(_watch(study, name, storage, every_s))
+    if trial is not None and (every or outcome):
+        raise click.UsageError("--trial shows one trial: it cannot be combined with --all or --outcome")
     from .search.report.export import json_text, study_document, trial_document
     from .search.report.terminal.tables import trials_table
     from .search.store.stored import StoredStudy

@@ -7,6 +7,7 @@ epoch), and a sample's own randomness on (seed, epoch, index), never on the proc
 
 from __future__ import annotations
 
+import operator
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -170,6 +171,14 @@ class Fetcher(Dataset[Any]):
         self.nbytes: int | None = dataset.nbytes if isinstance(dataset, MovableDataset) else None
         if self._tensors is not None:
             self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
+
+    def same_data(self, other: Fetcher) -> bool:
+        """Whether both fetch the same samples, as far as that can be seen without reading them."""
+        (tensors, places), (others, other_places) = (_tensors_of(one.dataset) for one in (self, other))
+        if tensors is None or others is None:
+            return self.dataset is other.dataset
+        same_places = places is None is other_places or np.array_equal(places, other_places)  # type: ignore[arg-type]
+        return same_places and len(tensors) == len(others) and all(map(operator.is_, tensors, others))
 
     def move_to(self, device: torch.device) -> None:
         """Keep the dataset on a device: batches are indexed there."""

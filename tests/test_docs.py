@@ -55,10 +55,7 @@ TRIED_ELSEWHERE = ("own-model.md", "devices.md", "python.md")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=pytest.mark.long) if page in ("own-model.md", "devices.md", "python.md") else page
-        for page in PAGES
-    ],
+    [pytest.param(page, marks=pytest.mark.long) if page in TRIED_ELSEWHERE else page for page in PAGES],
 )
 def test_what_a_page_says_to_type_runs(page: str, tmp_path: Path) -> None:
     script = ["set -e"]

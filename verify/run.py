@@ -56,7 +56,7 @@ STAGES = (
     Planned("step-time", ".speed:known_times", "predicted against measured", 80, 30),
     Planned("edges", ".speed:edges", "sizes beside powers of two", 45, 0, "gpu"),
     Planned("study", ".training:study", "killed and resumed", 90, 75),
-    Planned("exactness", ".training:exact", "uneven micro-batches and devices", 30, 25),
+    Planned("exactness", ".training:exact", "uneven micro-batches and devices", 60, 40),
     Planned("graph", ".memory:graph", "the trace's walk of the autograd graph", 20, 15),
     Planned("compile", ".speed:compiled", "number of compiled graphs", 40, 0, "gpu"),
     Planned(

@@ -109,6 +109,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     profile = replace(
         _with_facts_of(profile, run, smallest),
         validation_set=len(run.data.validation),  # type: ignore[arg-type]
+        validates_on_training=run.train_fetcher.same_data(run.validation_fetcher),
         unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
     )
     # Free the test run before memory is probed.

@@ -249,6 +249,8 @@ def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, 
     if len(profiles) > 1:
         names = [kind or "others" for kind in profiles]
         yield f"devices: {', '.join(names)}; training times are those of {names[0]}"
+    if any(profile.validates_on_training for profile in everywhere):
+        yield "the validation data are the training data: the front shows what trials memorise"
     yield from step_time_summary(spec, next(iter(profiles.values())).values())
 
 

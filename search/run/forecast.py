@@ -113,6 +113,10 @@ def _advice(
             f"evaluating takes {evaluation_s / (evaluation_s + trial_s):.0%} of a trial's time: fewer `training.evaluations` "
             "or less validation data would leave more for training"
         )
+    if profile.validates_on_training:
+        advice.append(
+            "the validation data are the training data, so the front will show what trials memorise: hold samples out"
+        )
     if not spec.baseline:
         advice.append("add your current settings under `baseline:`, and the result will compare the front with them")
     searched = len(spec.searched())

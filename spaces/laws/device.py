@@ -27,6 +27,7 @@ class DeviceProfile:
     Args:
         device: name of the device, as its vendor gives it.
         training_set, validation_set: sizes in samples.
+        validates_on_training: the validation data are the training data.
         smallest_micro_batch: the fewest samples that the model works with (2 with batch statistics).
         optimizer: class name of the task's optimizer; None for a loop of one's own.
         adaptive: the optimizer has betas, as Adam does.
@@ -69,6 +70,7 @@ class DeviceProfile:
     other_costs: tuple[tuple[str, Parameter, float], ...] = ()
     timing_s: float = 0.0
     note: str = ""
+    validates_on_training: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

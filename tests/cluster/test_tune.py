@@ -47,6 +47,16 @@ class TestTuneRunner(RunnerContract):
         super().test_out_of_memory_keeps_the_experiment_and_accumulates_more(go, kept)
 
     @pytest.mark.long
+    def test_a_trial_that_cannot_reach_the_front_is_stopped_and_its_curve_kept(
+        self, go: Run, kept: Callable[[], optuna.Study]
+    ) -> None:
+        super().test_a_trial_that_cannot_reach_the_front_is_stopped_and_its_curve_kept(go, kept)
+
+    @pytest.mark.long
+    def test_an_interrupt_leaves_nothing_running_and_loses_nothing(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        super().test_an_interrupt_leaves_nothing_running_and_loses_nothing(go, kept)
+
+    @pytest.mark.long
     def test_two_devices_share_a_trial_whose_time_is_known(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         super().test_two_devices_share_a_trial_whose_time_is_known(go, kept)
 

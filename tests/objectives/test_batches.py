@@ -221,6 +221,19 @@ def test_a_subset_of_tensors_is_indexed_as_it_would_be_read_one_by_one(inner: li
     assert labels.tolist() == [int(label) for _, label in one_by_one]
 
 
+def test_validation_on_the_training_data_is_seen() -> None:
+    tensors = TensorDataset(torch.randn(20, 3), torch.arange(20))
+    copied = TensorDataset(*(tensor.clone() for tensor in tensors.tensors))
+    train = Fetcher(Subset(tensors, range(10)))
+    assert train.same_data(Fetcher(Subset(tensors, list(range(10)))))
+    assert not train.same_data(Fetcher(Subset(tensors, range(10, 20))))
+    assert not train.same_data(Fetcher(tensors)) and not Fetcher(tensors).same_data(train)
+    assert Fetcher(tensors).same_data(Fetcher(TensorDataset(*tensors.tensors)))
+    assert not Fetcher(tensors).same_data(Fetcher(copied))
+    rarely = Rarely({})
+    assert Fetcher(rarely).same_data(Fetcher(rarely)) and not Fetcher(rarely).same_data(Fetcher(Rarely({})))
+
+
 def test_a_dataset_that_lives_on_a_device_gives_the_same_batches() -> None:
     """A copy on the CPU stands in for the GPU's."""
     tensors = TensorDataset(torch.randn(20, 3), torch.arange(20))

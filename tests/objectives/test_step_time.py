@@ -351,6 +351,7 @@ def test_devices_that_the_machine_lacks_are_refused_at_once(study_file: Callable
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_mended_code_is_priced_anew_until_a_trial_counts(study_file: Callable[..., Path]) -> None:
     path = study_file(task="tasks.py:Mine", budget=KNOWN)
     code = "import time\nfrom tasks_for_tests import Points, Raises\n\n\n"
