@@ -21,7 +21,7 @@ from ..spaces.study import near_miss
 from .claims import Claim, Fact, Report, StageReport
 
 # Beyond its own time a stage may finish what it began; then it is ended.
-_GRACE_S = 45.0
+_GRACE_S = 90.0
 # Characters that are kept of what a stage printed before it failed.
 _PRINTED = 4000
 
@@ -56,7 +56,7 @@ STAGES = (
     Planned("step-time", ".speed:known_times", "predicted against measured", 80, 30),
     Planned("edges", ".speed:edges", "sizes beside powers of two", 45, 0, "gpu"),
     Planned("study", ".training:study", "killed and resumed", 90, 75),
-    Planned("exactness", ".training:exact", "uneven micro-batches and devices", 60, 40),
+    Planned("exactness", ".training:exact", "uneven micro-batches and devices", 30, 25),
     Planned("graph", ".memory:graph", "the trace's walk of the autograd graph", 20, 15),
     Planned("compile", ".speed:compiled", "number of compiled graphs", 40, 0, "gpu"),
     Planned(
