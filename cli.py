@@ -154,7 +154,9 @@ def _terminal(as_json: bool = False) -> Console:
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
-@click.option("--same-experiment", is_flag=True, help="Resume although the task's code has changed; both are recorded.")
+@click.option(
+    "--same-experiment", is_flag=True, help="Resume even though the task's code has changed; both versions are recorded."
+)
 @click.option("--serial", is_flag=True, help="Run trials one after the other in this process, without Ray.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for front.csv, front.json and front.png.")
 @storage_option
@@ -187,8 +189,8 @@ def run(
     console = _terminal(as_json)
     with _located(file):
         with _documents_only(as_json):
-            ours = {"new": new, "same_experiment": same_experiment, "serial": serial}
-            result = _run(spec, out or _results(spec, spec.study), console, **ours)
+            folder = out or _results(spec, spec.study)
+            result = _run(spec, folder, console, new=new, same_experiment=same_experiment, serial=serial)
         _print_result(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
 

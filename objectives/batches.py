@@ -177,8 +177,9 @@ class Fetcher(Dataset[Any]):
         (tensors, places), (others, other_places) = (_tensors_of(one.dataset) for one in (self, other))
         if tensors is None or others is None:
             return self.dataset is other.dataset
-        same_places = places is None is other_places or np.array_equal(places, other_places)  # type: ignore[arg-type]
-        return same_places and len(tensors) == len(others) and all(map(operator.is_, tensors, others))
+        if len(tensors) != len(others) or not all(map(operator.is_, tensors, others)):
+            return False
+        return (places is None) == (other_places is None) and (places is None or np.array_equal(places, other_places))  # type: ignore[arg-type]
 
     def move_to(self, device: torch.device) -> None:
         """Keep the dataset on a device: batches are indexed there."""

@@ -362,7 +362,9 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
             faults.append(Fault(f"baseline.{index}.effective_batch", message))
     if profile.training_set is None:
         faults.append(
-            Fault("training.samples", "expected the size of the training set, which a loop of your own does not tell; got none")
+            Fault(
+                "training.samples", "expected the size of the training set, which a loop of your own does not report; got none"
+            )
         )
     else:
         _, largest = bounds(spec.space.effective_batch)

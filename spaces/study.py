@@ -568,9 +568,9 @@ class StudySpec(Section):
     def _check(self) -> Self:
         if self.warm_start and self.sampler != "front":
             raise fault(f"warm_start: expected sampler: front, which alone learns from earlier studies; got {self.sampler}")
-        if self.confirm.repeats >= self.budget.trials > 0 and self.confirm.repeats:
+        if self.confirm.repeats >= self.budget.trials:
             trials = self.budget.trials
-            raise fault(f"confirm.repeats: expected fewer than the {trials} of budget.trials, got {self.confirm.repeats}")
+            raise fault(f"confirm.repeats: expected fewer than budget.trials, {trials}; got {self.confirm.repeats}")
         return self
 
     # Sections that must not change, so that old and new trials are comparable.

@@ -62,6 +62,49 @@ class RunnerContract(Studies):
         assert (result.stopped, result.failure) == ("", "")
         assert all(trial.user_attrs["samples_budget"] == 800 for trial in trials)
 
+    def test_the_same_error_three_times_stops_the_study_and_says_so(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        result = go("Raises", budget={"trials": 20})
+        assert result.failure.startswith(
+            "3 trials in a row failed with the same error: Raises: ValueError: the score is not ready"
+        )
+        # Trials that ran beside the third may have failed, or been cut off, by then.
+        states = [trial.state.name for trial in kept().trials]
+        assert set(states) <= {"FAIL", "WAITING"}
+        errors = [trial for trial in kept().trials if trial.user_attrs.get("outcome") == "error"]
+        assert 3 <= len(errors) <= 5
+        rows = [row for row in Records(f"sqlite:///{kept_path(kept())}").attempts("small") if row["outcome"] == "error"]
+        assert "Traceback" in rows[0]["traceback"]
+
+    def test_a_trial_that_was_cut_off_goes_on_from_its_checkpoint(
+        self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
+    ) -> None:
+        def interrupt(event: Event) -> None:
+            if event.kind == "measured" and event.measurement is not None and event.measurement.samples_seen == 200:
+                signal.raise_signal(signal.SIGINT)
+
+        changes: dict[str, Any] = {
+            "space": {"effective_batch": 40, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
+            "training": {"evaluations": 10},
+            "budget": {"trials": 1},
+            "cluster": {"trials_at_once": 1, "checkpoint_every_s": 0},
+        }
+        assert go("Slow", notify=interrupt, **changes).interrupted
+        folder = tmp_path / "results" / "small" / "checkpoints"
+        assert [file.name.partition("-")[0] for file in folder.iterdir()] == ["0"]
+        go("Slow", **changes)
+        cut, whole = kept().trials
+        assert (cut.state.name, whole.state.name) == ("FAIL", "COMPLETE")
+        assert (whole.user_attrs["began_as"], whole.params) == (0, cut.params)
+        assert whole.user_attrs["resumed_at"] >= 200 - 40
+        # The curve is whole: what the first attempt measured is reported again.
+        curve = Records(f"sqlite:///{kept_path(kept())}").curves("small")[1]
+        assert [seen for seen, _ in curve] == list(range(40, 401, 40))
+        assert not folder.exists()
+
+
+class StudyContract(Studies):
+    """What the driver decides, whatever runs its trials: the serial runner takes it each time, Ray's before a release."""
+
     def test_the_same_study_again_goes_on_where_it_stood(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         go("Points", budget={"trials": 3})
         first = [trial.params for trial in kept().trials]
@@ -85,19 +128,6 @@ class RunnerContract(Studies):
             assert trial.values[0] == facts["train_s"] > 0
             assert facts["train_s_error"] == pytest.approx(facts["measured_train_s"] / facts["train_s"] - 1)
         assert result.failure == ""
-
-    def test_the_same_error_three_times_stops_the_study_and_says_so(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        result = go("Raises", budget={"trials": 20})
-        assert result.failure.startswith(
-            "3 trials in a row failed with the same error: Raises: ValueError: the score is not ready"
-        )
-        # Trials that ran beside the third may have failed, or been cut off, by then.
-        states = [trial.state.name for trial in kept().trials]
-        assert set(states) <= {"FAIL", "WAITING"}
-        errors = [trial for trial in kept().trials if trial.user_attrs.get("outcome") == "error"]
-        assert 3 <= len(errors) <= 5
-        rows = [row for row in Records(f"sqlite:///{kept_path(kept())}").attempts("small") if row["outcome"] == "error"]
-        assert "Traceback" in rows[0]["traceback"]
 
     @pytest.mark.slow
     def test_a_trial_that_cannot_reach_the_front_is_stopped_and_its_curve_kept(
@@ -169,32 +199,6 @@ class RunnerContract(Studies):
             assert after[trial.user_attrs["continued_by"]].params == trial.params
         assert {trial.state.name for trial in after} == {"COMPLETE", "FAIL"}
 
-    def test_a_trial_that_was_cut_off_goes_on_from_its_checkpoint(
-        self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
-    ) -> None:
-        def interrupt(event: Event) -> None:
-            if event.kind == "measured" and event.measurement is not None and event.measurement.samples_seen == 200:
-                signal.raise_signal(signal.SIGINT)
-
-        changes: dict[str, Any] = {
-            "space": {"effective_batch": 40, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
-            "training": {"evaluations": 10},
-            "budget": {"trials": 1},
-            "cluster": {"trials_at_once": 1, "checkpoint_every_s": 0},
-        }
-        assert go("Slow", notify=interrupt, **changes).interrupted
-        folder = tmp_path / "results" / "small" / "checkpoints"
-        assert [file.name.partition("-")[0] for file in folder.iterdir()] == ["0"]
-        go("Slow", **changes)
-        cut, whole = kept().trials
-        assert (cut.state.name, whole.state.name) == ("FAIL", "COMPLETE")
-        assert (whole.user_attrs["began_as"], whole.params) == (0, cut.params)
-        assert whole.user_attrs["resumed_at"] >= 200 - 40
-        # The curve is whole: what the first attempt measured is reported again.
-        curve = Records(f"sqlite:///{kept_path(kept())}").curves("small")[1]
-        assert [seen for seen, _ in curve] == list(range(40, 401, 40))
-        assert not folder.exists()
-
     @pytest.mark.slow
     def test_hours_end_the_study_and_are_summed_over_runs(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
@@ -215,4 +219,4 @@ def kept_path(study: optuna.Study) -> str:
     return str(url).removeprefix("sqlite:///")
 
 
-__all__ = ["RunnerContract", "Studies"]
+__all__ = ["RunnerContract", "Studies", "StudyContract"]

@@ -278,8 +278,7 @@ class _MeasuringCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         optimizer = self.trainer.optimizer
         scaler = getattr(self.trainer.accelerator, "scaler", None)
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        self.driven.start(self.trainer.model, optimizer, scaler)
+        self.driven.start(self.trainer.model, getattr(optimizer, "optimizer", optimizer), scaler)
 
     def _parts(self) -> TrainingParts:
         self.trainer.model.train()  # as the Trainer's step begins

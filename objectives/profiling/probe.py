@@ -7,16 +7,14 @@ import gc
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...spaces.errors import BsearchError, Fault, ProfilingError, StudyFileError, TaskError
+from ...spaces.errors import Fault, ProfilingError, StudyFileError, TaskError
 from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.memory import MemoryLaw
@@ -25,12 +23,13 @@ from ...spaces.plan import BatchPlan
 from ...spaces.study import Memory
 from ...spaces.trial import Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
-from ..batches import SampleKeys, in_order, to_device
+from ..batches import in_order
 from ..data_parallel import close_ranks
-from ..loading import load_task, user_code_location
+from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
-from ..task import Loss, Score, Task, TrainFunction
-from ..training import TrainingRun, batch_norms, named_scores
+from ..task import Task, TrainFunction
+from ..training import TrainingRun, batch_norms
+from .first_step import ReadParameters, check_sums, smallest_workable, user_code_errors
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
 from .step_time import measured_step_time, refined_step_time, timed_rounds
 
@@ -39,42 +38,6 @@ _MOST_RUNS = 4
 
 # From this factor between two parameter values, in a step's bytes or operations, one law does not cover both.
 _COST_FACTOR = 1.1
-
-
-class ParameterNotFound(KeyError):
-    """A task reads a parameter that its study does not define."""
-
-    def __init__(self, name: str, known: Collection[str]) -> None:
-        super().__init__(name)
-        self.known = sorted(known)
-
-    def __str__(self) -> str:
-        defined = ", ".join(self.known) or "none"
-        expected = f"expected a parameter of the study ({defined})"
-        return f"setup.parameters: {expected}, got {self.args[0]!r}. Add it under space: in study.yaml."
-
-
-class _ReadParameters(dict[str, Parameter]):
-    """The study's own parameters, which records the ones that the task reads."""
-
-    def __init__(self, values: Mapping[str, Parameter]) -> None:
-        super().__init__(values)
-        self.read: set[str] = set()
-
-    def __missing__(self, name: str) -> Parameter:
-        raise ParameterNotFound(name, self.keys())
-
-    def __getitem__(self, name: str) -> Parameter:
-        self.read.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
-        return super().get(name, default)
-
-    def __iter__(self) -> Iterator[str]:
-        self.read.update(self.keys())
-        return super().__iter__()
 
 
 def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
@@ -95,12 +58,12 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         return _profile_of_loop(training, reference, request, profile)
     if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
         raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
-    parameters = _ReadParameters(setup.parameters)
+    parameters = ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
-        smallest, run = _smallest_workable(training, setup)
+        smallest, run = smallest_workable(training, setup)
         scores = run.evaluate(in_order(min(4, len(run.data.validation)), 4, setup.seed))  # type: ignore[arg-type]
-        _check_sums(run)
+        check_sums(run)
     if setup.metric not in scores:
         raise TaskError(
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
@@ -126,9 +89,8 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
 
 def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
     """The profile of a training loop: with its memory where an adapter drives it. Its steps are timed in trials."""
-    on_gpu = profile.kind == "gpu"
-    # On a CPU the limit is that of a virtual device, which counts the tensors of a driven loop alone.
-    unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes) if on_gpu else profile
+    # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
+    unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
     if not uses_adapter(function):
         return unknown
     task, setup = LoopTask(function), replace(request.setup, plan=BatchPlan(1))
@@ -139,7 +101,7 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
             return replace(unknown, note=_unknown_memory(error))
     unknown = replace(unknown, training_set=size)
     try:
-        smallest, run = _smallest_workable(task, setup)
+        smallest, run = smallest_workable(task, setup)
     except Exception as error:
         return replace(unknown, note=_unknown_memory(error))  # a loop's step may do more than is known here
     profile = _with_facts_of(profile, run, smallest)
@@ -245,18 +207,6 @@ def _timed_within_memory(reference: str, setup: TrialSetup, plans: list[BatchPla
                 raise
         release_memory(setup.device)
         plans = timing_plans(setup.smallest_micro_batch, largest, devices=plans[0].devices, dense=setup.device == "gpu")
-
-
-@contextmanager
-def user_code_errors(reference: str, activity: str) -> Iterator[None]:
-    """Turn any error from the user's code into a TaskError that names its line."""
-    try:
-        yield
-    except BsearchError:
-        raise
-    except (Exception, SystemExit) as error:
-        message = f"{activity} failed: {type(error).__name__}: {error}{user_code_location(error)}"
-        raise TaskError(f"task {reference}: {message}") from error
 
 
 def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
@@ -412,8 +362,8 @@ def _traceable(reference: str) -> Task:
         return task
     if not uses_adapter(task):
         raise TaskError(
-            f"task {reference}: expected a Task, or a loop of train_with, got a loop of its own, whose memory can only be "
-            "measured while it runs"
+            f"task {reference}: expected a Task, or a training function that calls train_with, got one with its own loop, "
+            "whose memory can only be measured while it runs"
         )
     return LoopTask(task)
 
@@ -470,87 +420,6 @@ def verified(
         candidate = law.largest_micro_batch(usable) or fits
     # What lies below a size that ran, runs too.
     return law, max(fits, min(candidate, ran))
-
-
-def _smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
-    """The smallest micro-batch: 1, or 2 where the model rejects a single sample (batch statistics need two values)."""
-    first_error: Exception | None = None
-    for samples in (1, 2):
-        run = TrainingRun(task, setup)
-        if samples > len(run.data.train):  # type: ignore[arg-type]
-            break
-        run.model.train()
-        try:
-            batch = run.train_fetcher.fetch(run.stream.take(0, samples))
-            loss = run.step([(samples, batch)], samples)
-        except (ValueError, RuntimeError) as error:
-            first_error = first_error or error
-            continue
-        if not math.isfinite(float(loss)):
-            raise TaskError(
-                f"{type(task).__name__}.loss: expected a finite loss from the new model's first batch, got {float(loss)}. "
-                "Check the data's values and the loss."
-            )
-        return samples, run
-    assert first_error is not None
-    raise first_error
-
-
-def _check_sums(run: TrainingRun) -> None:
-    """Compare eight samples' loss and scores with those of their halves: a mean instead of a sum silently changes the training.
-
-    Raises:
-        TaskError: totals that are means, or grow with the square of the batch.
-    """
-    task, setup = run.task, run.setup
-
-    def loss(batch: Any) -> dict[str, Loss | Score]:
-        return {"loss": task.loss(run.model, batch, setup)}
-
-    def score(batch: Any) -> dict[str, Loss | Score]:
-        scores = named_scores(task, task.score(run.model, batch, setup))
-        return {f"score{f' {name!r}' * (len(scores) > 1)}": value for name, value in scores.items()}
-
-    faults = []
-    run.model.eval()
-    for fetcher, function in ((run.train_fetcher, loss), (run.validation_fetcher, score)):
-        half = min(4, len(fetcher.dataset) // 2)  # type: ignore[arg-type]
-        if not half:
-            continue
-        index = np.arange(2 * half)
-        keys = [SampleKeys(part, np.zeros_like(part), setup.seed) for part in (index, index[:half], index[half:])]
-        # Errors are ignored: some models return a loss only in training mode, and some devices hold fewer samples.
-        with suppress(Exception), torch.no_grad():
-            results = [function(to_device(fetcher.fetch(part), run.device)) for part in keys]
-            sums = {name: [(float(one[name].total), float(one[name].denominator)) for one in results] for name in results[0]}
-            faults += [f"{type(task).__name__}.{name}: {fault}" for name in sums for fault in _sum_faults(2 * half, sums[name])]
-    run.model.train()
-    if faults:
-        raise TaskError("\n".join(faults))
-
-
-def _sum_faults(samples: int, sums: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Faults of (total, denominator) of samples compared with those of their halves, where they are clear.
-
-    >>> list(_sum_faults(8, [(9.2, 8), (4.7, 4), (4.5, 4)])), len(list(_sum_faults(8, [(1.15, 8), (1.2, 4), (1.1, 4)])))
-    ([], 1)
-    """
-    if not all(math.isfinite(value) for pair in sums for value in pair):
-        return
-    (whole, denominator), *halves = sums
-    parts, parts_denominator = sum(total for total, _ in halves), sum(each for _, each in halves)
-    # Inconclusive: the denominator differs, or a count changed by one answer.
-    differs = abs(denominator - parts_denominator) > 1e-3 * abs(parts_denominator)
-    if not parts or differs or (whole.is_integer() and abs(whole - parts) < 1.5):
-        return
-    evidence = f"{samples} samples together give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
-    if abs(whole / parts - 0.5) < 1e-3:
-        yield f"expected the sum over the batch's samples, got what looks like their mean ({evidence}). Use reduction='sum'."
-    elif 1.6 < whole / parts < 2.4:
-        yield (
-            f"expected the sum over the batch's samples, got a total that grows with the square of the batch ({evidence}): "
-            "shapes are broadcast, such as (N, 1) against (N,). Check the shapes of outputs and labels."
-        )
 
 
 def _device_bytes(kind: str, share: float) -> int:

@@ -15,7 +15,7 @@ from scipy.stats import t as student
 
 from ...objectives.machine.device_memory import release_memory
 from ...objectives.profiling.bench import BenchFacts, bench_facts, bench_probe, peak_bytes
-from ...objectives.profiling.probe import user_code_errors
+from ...objectives.profiling.first_step import user_code_errors
 from ...objectives.profiling.step_time import Round, timed_rounds
 from ...spaces.errors import InfeasiblePlanError, StudyFileError, cut
 from ...spaces.laws.device import DeviceProfile

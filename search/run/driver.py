@@ -31,8 +31,8 @@ from ..analysis.pareto import study_front
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
 from ..store.lock import HEARTBEAT_S
 from ..store.optuna_storage import frozen_record
-from ..store.records import Records
-from ..store.stored import StoredStudy, codes, study_identity, with_codes
+from ..store.records import Records, StudyRow
+from ..store.stored import StoredStudy, codes, is_same_experiment, study_identity, with_codes, without_code
 from ..store.trials import stored_trials
 from ..suggest.suggester import Suggester
 from ..suggest.warm_start import prior_trials
@@ -288,42 +288,32 @@ def identified(
     if new:
         return f"{spec.study}-{len(rows) + 1}", identity
     for row in reversed(rows):
-        if identity["task"]["code"] in codes(row.identity) and _without_code(row.identity) == _without_code(identity):
+        if is_same_experiment(row.identity, identity):
             return row.name, with_codes(identity, codes(row.identity))
     newest = rows[-1]
-    only_code = _without_code(newest.identity) == _without_code(identity)
+    only_code = without_code(newest.identity) == without_code(identity)
     if only_code and same_experiment:
         return newest.name, with_codes(identity, codes(newest.identity))
     if {**newest.identity, "task": identity["task"]} == identity and not records.any_counted(newest.name):
         return newest.name, identity  # its code never finished a trial, so fixing it changes no experiment
-    changes = differences(with_codes(newest.identity), identity)
-    specs = newest.spec, spec.model_dump(mode="json")
-    resume = (
-        " If the change does not affect what trials measure, resume with --same-experiment (same_experiment=True in Python)."
-        if only_code
-        else ""
+    advice = (
+        "Restore the old settings, create a new study (--new, or new=True in Python), or choose another name (with "
+        "warm_start: the new study learns from this one)."
     )
-    raise StudyFileError(
-        [
-            # An identity leaves out what is at its default.
-            *(
-                Fault(
-                    key, _changed(key, _at(specs[0], key) if old is None else old, _at(specs[1], key) if new is None else new)
-                )
-                for key, old, new in changes
-            ),
-            Fault(
-                "",
-                f"study {newest.name} was created with different settings, so its trials cannot be compared with new ones. "
-                "Restore the old settings, create a new study (--new, or new=True in Python), or choose another name (with "
-                f"warm_start: the new study learns from this one).{resume}",
-            ),
-        ]
-    )
+    if only_code:
+        advice += " If the change does not affect the results, resume with --same-experiment (same_experiment=True in Python)."
+    what = f"study {newest.name} was created with different settings, so its trials cannot be compared with new ones. {advice}"
+    raise StudyFileError([*_change_faults(newest, spec, identity), Fault("", what)])
 
 
-def _without_code(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {**identity, "task": {"name": identity["task"]["name"]}}
+def _change_faults(stored: StudyRow, spec: StudySpec, identity: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault for every value that may not change and did; identities leave out defaults, which the specs hold."""
+    new_spec = spec.model_dump(mode="json")
+    for key, old, new in differences(with_codes(stored.identity), identity):
+        was = _at(stored.spec, key) if old is None else old
+        now = _at(new_spec, key) if new is None else new
+        reason = ": the task's code has changed since, not only its comments or layout" if key == "task.code" else ""
+        yield Fault(key, f"was {was}, now {now}{reason}")
 
 
 def _at(spec: Mapping[str, Any], key: str) -> Any:
@@ -332,11 +322,6 @@ def _at(spec: Mapping[str, Any], key: str) -> Any:
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
-
-
-def _changed(key: str, old: Any, new: Any) -> str:
-    changed = ": the task's code has changed since, not only its comments or layout" if key == "task.code" else ""
-    return f"was {old}, now {new}{changed}"
 
 
 def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

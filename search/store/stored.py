@@ -38,6 +38,15 @@ def with_codes(identity: Mapping[str, Any], others: Sequence[str] = ()) -> dict[
     return {**identity, "task": {**task, "earlier": earlier} if earlier else task}
 
 
+def without_code(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {**identity, "task": {"name": identity["task"]["name"]}}
+
+
+def is_same_experiment(stored: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
+    """Whether a stored study's trials compare with those of a study file: the same settings, and code that they have run."""
+    return identity["task"]["code"] in codes(stored) and without_code(stored) == without_code(identity)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredStudy:
     """A study with everything its database holds, at one moment.
@@ -140,7 +149,7 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
             # The study that `run` would resume, where the file's task can still be read.
             with suppress(TaskError):
                 identity = study_identity(spec, task_code_hash(spec.task))
-                rows = [row for row in rows if row.identity == identity] or rows
+                rows = [row for row in rows if is_same_experiment(row.identity, identity)] or rows
     if not rows:
         raise StudyFileError(
             f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` creates one."

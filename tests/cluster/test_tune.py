@@ -12,16 +12,22 @@ from bsearch.cluster.tune import TuneRunner
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import ClusterError
 from bsearch.spaces.study import Cluster, Devices, StudySpec
-from runner_contract import Run, RunnerContract, kept_path
+from runner_contract import Run, RunnerContract, StudyContract, kept_path
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
-class TestTuneRunner(RunnerContract):
-    @pytest.fixture
-    def runner(self, ray_address: str, tmp_path: Path) -> Callable[[StudySpec], AbstractContextManager[TuneRunner]]:
-        return lambda spec: TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log")
+@pytest.fixture
+def runner(ray_address: str, tmp_path: Path) -> Callable[[StudySpec], AbstractContextManager[TuneRunner]]:
+    return lambda spec: TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log")
 
+
+@pytest.mark.long
+class TestStudiesOverTune(StudyContract):
+    pass
+
+
+class TestTuneRunner(RunnerContract):
     @pytest.mark.long
     def test_a_killed_worker_costs_an_attempt_and_no_trial(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         go("KillsItsWorker", budget={"trials": 4})
@@ -31,34 +37,6 @@ class TestTuneRunner(RunnerContract):
         rows = Records(f"sqlite:///{kept_path(kept())}").attempts("small", 1)
         assert [row["outcome"] for row in rows] == ["interrupted", "complete"]
         assert rows[0]["setup"]["optimizer"] == rows[1]["setup"]["optimizer"]
-
-    # What `StudyRun` decides for every runner; on the serial one it is tried each time.
-
-    @pytest.mark.long
-    def test_the_same_study_again_goes_on_where_it_stood(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        super().test_the_same_study_again_goes_on_where_it_stood(go, kept)
-
-    @pytest.mark.long
-    def test_hours_end_the_study_and_are_summed_over_runs(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        super().test_hours_end_the_study_and_are_summed_over_runs(go, kept)
-
-    @pytest.mark.long
-    def test_out_of_memory_keeps_the_experiment_and_accumulates_more(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        super().test_out_of_memory_keeps_the_experiment_and_accumulates_more(go, kept)
-
-    @pytest.mark.long
-    def test_a_trial_that_cannot_reach_the_front_is_stopped_and_its_curve_kept(
-        self, go: Run, kept: Callable[[], optuna.Study]
-    ) -> None:
-        super().test_a_trial_that_cannot_reach_the_front_is_stopped_and_its_curve_kept(go, kept)
-
-    @pytest.mark.long
-    def test_an_interrupt_leaves_nothing_running_and_loses_nothing(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        super().test_an_interrupt_leaves_nothing_running_and_loses_nothing(go, kept)
-
-    @pytest.mark.long
-    def test_two_devices_share_a_trial_whose_time_is_known(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        super().test_two_devices_share_a_trial_whose_time_is_known(go, kept)
 
     @pytest.mark.long
     def test_a_trial_that_always_kills_its_worker_is_an_error(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

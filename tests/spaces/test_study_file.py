@@ -142,7 +142,7 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ("budget: {", "budget: {}\nbudget: {", "budget: duplicate key, first on line 17"),
         ("  dataset: cifar10", "  seed: 3", "space.seed: 'seed' is reserved for bsearch's own results"),
         ("  reference_rate:", "  learning_rate:", "space.learning_rate: expected reference_rate, the rate at one batch"),
-        ("storage: ", "confirm: 200\nstorage: ", "confirm.repeats: expected fewer than the 60 of budget.trials, got 200"),
+        ("storage: ", "confirm: 200\nstorage: ", "confirm.repeats: expected fewer than budget.trials, 60; got 200"),
         ("  reference_rate:", "  lr:", "space.lr: expected reference_rate, the rate at one batch"),
         ("{name: val_loss, direction: minimize}", "val_loss", "Write {name: val_loss, direction: minimize}"),
         ("epochs: {low: 2, high: 20}", "epochs: 1e300", "space.epochs: expected a number above 0, at most a million"),

@@ -9,10 +9,10 @@ import pytest
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import Devices, StudySpec
-from runner_contract import RunnerContract
+from runner_contract import RunnerContract, StudyContract
 
 
-class TestSerialRunner(RunnerContract):
+class TestSerialRunner(RunnerContract, StudyContract):
     @pytest.fixture
     def runner(self) -> Callable[[StudySpec], AbstractContextManager[SerialRunner]]:
         return lambda spec: nullcontext(SerialRunner(spec.devices))

@@ -18,6 +18,7 @@ from pathlib import Path
 import optuna
 import pytest
 import sqlalchemy as sa
+from bsearch.search.analysis.retime import KnownDevice, retimed
 from bsearch.search.report.terminal.tables import front_summary
 from bsearch.search.run.driver import differences
 from bsearch.search.run.runner import Event
@@ -26,8 +27,9 @@ from bsearch.search.store.database import RetryPolicy, transaction
 from bsearch.search.store.lock import LOCK_EXPIRES_S
 from bsearch.search.store.optuna_storage import open_storage
 from bsearch.search.store.records import Records
-from bsearch.search.store.stored import codes
+from bsearch.search.store.stored import StoredStudy, codes
 from bsearch.spaces.errors import StorageError, StudyFileError
+from bsearch.spaces.planning import training_cost
 from bsearch.spaces.storage import masked
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from conftest import TASKS
@@ -325,7 +327,15 @@ def test_a_comment_changes_no_experiment_and_a_change_of_code_may_be_declared_th
     assert study.name == first.name and len(study.records) == 3
     (old,), (new, *earlier) = codes(first.identity), codes(study.identity)
     assert earlier == [old] and new != old
+    # The file opens the study that it would resume, and its earlier code is no other code.
+    assert StoredStudy.open(str(again)).name == study.name
     assert f"resumed with --same-experiment: {old}, now {new}." in list(front_summary(study))[-1]
+    # A profile of either code is of this study.
+    tables, task = study.tables(), study.identity["task"]
+    for profiled, notes in ((old, 0), (new, 0), ("another", 1)):
+        device = KnownDevice("card", {"name": "Mine", "code": profiled}, training_cost(study.spec), ())
+        found = retimed(study.spec, task, [], tables.attempts(study.name), device)
+        assert sum("other code" in note for note in found.notes) == notes
     # From here on both are the study's code.
     assert run(study_file(task="tasks.py:Mine", budget={"trials": 4})).study.identity == study.identity
     tasks.write_text(code + "    depth = 2\n")
