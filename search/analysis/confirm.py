@@ -1,7 +1,7 @@
 """Confidence of the front, from settings that were trained again with other seeds.
 
-A setting's runs count as one trial with their mean. The standard deviation of a single run is pooled over all settings with
-several runs; from it follow each setting's interval, its probability of being on the front, and ties.
+A setting's runs count as one trial with their mean. The standard deviation of a single run is learned from all settings with
+several runs (`run_noise`); from it follow each setting's interval, its probability of being on the front, and ties.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from ...spaces.study import Objectives
 from ...spaces.trial import TrialRecord
+from .run_noise import run_noise
 
 # Of intervals; also the probability of being better below which two members are ties.
 CONFIDENCE = 0.9
@@ -25,7 +26,7 @@ _RAN, _FAILED = ("complete", "stopped"), ("diverged", "error")
 
 
 def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[TrialRecord]:
-    """Complete trials, with all runs of a setting merged into one with their mean.
+    """Complete trials, with all runs of a setting merged into one with their mean; first runs are corrected for bias.
 
     Where any setting has several runs, each gets the facts `runs`, `failed_runs` (diverged or failed), `mean_low`, `mean_high`,
     `front_probability` and `ties`. A setting that failed at least as often as it finished is left out.
@@ -40,38 +41,40 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
     runs = {setting: group for setting, group in runs.items() if failed[setting] < len(group)}
     if not failed and all(len(group) == 1 for group in runs.values()):
         return [_mean(group, 0) for group in runs.values()]  # nothing was repeated: NumPy need not be imported
-    stds, degrees_of_freedom = run_stds([[run.accuracy or 0.0 for run in group] for group in runs.values()])
     means = [_mean(group, failed[setting]) for setting, group in runs.items()]
-    if not degrees_of_freedom:
+    sign = objectives.metric.sign
+    scores = [[sign * (run.accuracy or 0.0) for run in sorted(group, key=lambda run: run.number)] for group in runs.values()]
+    noise = run_noise(scores, [record.train_s or 0.0 for record in means])
+    if noise is None:
         return means
     import numpy as np
     from scipy.special import stdtr, stdtrit
 
-    sign = objectives.metric.sign
     seconds = np.array([record.seconds(objectives.speed) for record in means], dtype=float)
-    accuracy = np.array([sign * (record.accuracy or 0.0) for record in means])
-    errors = stds / np.sqrt([len(group) for group in runs.values()])
-    probabilities = front_probabilities(seconds, accuracy, errors, degrees_of_freedom)
-    half_width = float(stdtrit(degrees_of_freedom, 0.5 + CONFIDENCE / 2))
+    freedom, (accuracy, errors) = noise.freedom, noise.means(scores)
+    probabilities = front_probabilities(seconds, accuracy, errors, freedom)
+    half_widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * errors
     averages = []
     for place, (record, group) in enumerate(zip(means, runs.values(), strict=True)):
-        difference_error = np.sqrt(errors**2 + errors[place] ** 2)
-        better = stdtr(degrees_of_freedom, (accuracy[place] - accuracy) / np.maximum(difference_error, 1e-300)) > CONFIDENCE
+        variance = np.maximum(errors**2 + errors[place] ** 2, 1e-300)
+        # Of a difference of two means, by Welch and Satterthwaite.
+        shared = variance**2 / np.maximum(errors**4 / freedom + errors[place] ** 4 / freedom[place], 1e-300)
+        better = stdtr(shared, (accuracy[place] - accuracy) / np.sqrt(variance)) > CONFIDENCE
         ties = [
             means[other].number
             for other in range(len(means))
             if seconds[other] < seconds[place] and accuracy[other] < accuracy[place] and not better[other]
         ]
-        assert record.accuracy is not None
+        mean = sign * float(accuracy[place])
         facts = replace(
             record.facts,
             runs=len(group),
-            mean_low=float(record.accuracy - half_width * errors[place]),
-            mean_high=float(record.accuracy + half_width * errors[place]),
+            mean_low=mean - float(half_widths[place]),
+            mean_high=mean + float(half_widths[place]),
             front_probability=float(probabilities[place]),
             ties=tuple(ties),
         )
-        averages.append(replace(record, facts=facts))
+        averages.append(replace(record, accuracy=mean, facts=facts))
     return averages
 
 
@@ -90,37 +93,16 @@ def _mean(runs: Sequence[TrialRecord], failed: int) -> TrialRecord:
     )
 
 
-def run_stds(groups: Sequence[Sequence[float]]) -> tuple[Any, int]:
-    """Standard deviation of a single run around its setting's mean, (n,), and the total degrees of freedom.
-
-    Variances differ by setting: one that hardly learns gives the same score each time. So each setting's own variance is shrunk
-    towards the median variance, which is weighted as two runs.
-
-    >>> run_stds([[1.0, 3.0], [5.0], [2.0, 2.2, 2.4]])[0].round(3).tolist()
-    [1.16, 1.01, 0.728]
-    """
-    import numpy as np
-
-    own = np.array([statistics.variance(group) if len(group) > 1 else 0.0 for group in groups])
-    free = np.array([len(group) - 1 for group in groups])
-    if not free.sum():
-        return np.zeros(len(groups)), 0
-    middle = float(np.median(own[free > 0]))
-    return np.sqrt((2 * middle + free * own) / (2 + free)), int(free.sum())
-
-
-def front_probabilities(seconds: Any, accuracy: Any, errors: Any, degrees_of_freedom: float) -> Any:
+def front_probabilities(seconds: Any, accuracy: Any, errors: Any, freedom: Any) -> Any:
     """Probability that no setting at least as fast is as accurate, for each setting (n,), by Monte Carlo.
 
     Args:
-        seconds, accuracy, errors: (n,); errors are the standard errors of the accuracies.
+        seconds, accuracy, errors, freedom: (n,); errors are the standard errors of the accuracies, freedom their degrees of it.
     """
     import numpy as np
 
     rng = np.random.default_rng(0)
-    # The pooled variance is shared: its error is drawn once for all settings, then each one's own error.
-    scale = np.sqrt(degrees_of_freedom / rng.chisquare(degrees_of_freedom, (_DRAWS, 1)))
-    drawn = accuracy + errors * scale * rng.standard_normal((_DRAWS, len(accuracy)))
+    drawn = accuracy + errors * rng.standard_t(freedom, (_DRAWS, len(accuracy)))
     order = np.argsort(seconds, kind="stable")
     best = np.maximum.accumulate(drawn[:, order], axis=1)
     alone = np.ones_like(best, dtype=bool)
@@ -162,7 +144,7 @@ def next_repeat(
 
 
 def next_seed(used: Iterable[int], seed: int) -> int:
-    """The first seed that no run of a setting has used; the study's own is the first run's.
+    """The first seed that none of the given runs has used; the study's own is the first runs'.
 
     >>> next_seed([8, 10], 7)
     9

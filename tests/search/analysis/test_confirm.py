@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-from bsearch.search.analysis.confirm import averaged, front_probabilities, next_repeat, next_seed, run_stds
+from bsearch.search.analysis.confirm import averaged, front_probabilities, next_repeat, next_seed
 from bsearch.search.analysis.pareto import study_front
+from bsearch.search.analysis.run_noise import RunNoise, run_noise
 from bsearch.spaces.study import Metric, Objectives
 from bsearch.spaces.trial import TrialFacts, TrialRecord
 from hypothesis import given
@@ -25,12 +24,19 @@ def test_a_setting_counts_once_with_its_mean() -> None:
     records = [run(0, 1.0, 0.8), run(1, 2.0, 0.9), run(2, 1.0, 0.7, 0), run(3, 1.0, 0.9, 0), run(4, 1.0, 0.1, 0, "diverged")]
     means = averaged(records, OBJECTIVES)
     assert [(one.number, one.facts.runs, one.facts.failed_runs) for one in means] == [(0, 3, 1), (1, 1, None)]
-    assert means[0].accuracy == pytest.approx(0.8)
-    stds, freedom = run_stds([[0.8, 0.7, 0.9], [0.9]])
-    assert (stds, freedom) == (pytest.approx([0.1, 0.1]), 2)
-    # Student's t, 90 %, two degrees of freedom: 2.92.
-    assert means[0].facts.mean_high - 0.8 == pytest.approx(2.92 * 0.1 / math.sqrt(3), rel=1e-3)
-    assert means[1].facts.mean_high - 0.9 == pytest.approx(2.92 * 0.1, rel=1e-3)
+    noise = run_noise([[0.8, 0.7, 0.9], [0.9]], [1.0, 2.0])
+    assert noise is not None
+    # The first run was as good as its repeats: what is left of the bias is the prior's.
+    assert noise.bias == pytest.approx(0.5 * 4 / (4 + 2 / 3), abs=0.02)
+    # The one that takes twice as long has half the variance of the line, to which the repeated one is shrunk.
+    assert noise.stds[1] < noise.stds[0] == pytest.approx(0.1, rel=0.1)
+    assert noise.freedom.tolist() == [6, 4]
+    expected, errors = noise.means([[0.8, 0.7, 0.9], [0.9]])
+    assert [one.accuracy for one in means] == pytest.approx(expected)
+    assert expected == pytest.approx(np.array([0.8, 0.9]) - noise.bias * noise.stds / [3, 1])
+    assert errors == pytest.approx(noise.stds * np.sqrt([1 / 3 + (noise.bias_std / 3) ** 2, 1 + noise.bias_std**2]))
+    # Student's t, 90 %: 1.943 for six degrees of freedom, 2.132 for four.
+    assert [one.half_interval for one in means] == pytest.approx(errors * [1.943, 2.132], rel=1e-3)
 
 
 def test_without_repeats_nothing_changes() -> None:
@@ -42,7 +48,8 @@ def test_without_repeats_nothing_changes() -> None:
 def test_a_lucky_run_loses_its_place() -> None:
     lucky = [run(0, 1.0, 0.8), run(1, 0.9, 0.85), run(2, 0.9, 0.6, 1), run(3, 0.9, 0.65, 1)]
     assert [one.number for one in study_front(lucky, OBJECTIVES).trials] == [1, 0]
-    assert study_front(lucky, OBJECTIVES).trials[0].accuracy == pytest.approx(0.7)
+    accuracy = study_front(lucky, OBJECTIVES).trials[0].accuracy
+    assert accuracy is not None and 0.6 < accuracy < 0.7  # the first run without its bias
 
 
 def test_neighbours_within_the_noise_are_ties() -> None:
@@ -66,7 +73,7 @@ def test_a_loss_is_better_when_lower() -> None:
 @given(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1)), min_size=1, max_size=7), st.floats(0.01, 0.5))
 def test_probabilities_equal_monte_carlo(points: list[tuple[int, float]], error: float) -> None:
     seconds, accuracy = np.array([one for one, _ in points], float), np.array([one for _, one in points])
-    found = front_probabilities(seconds, accuracy, np.full(len(points), error), 1000)
+    found = front_probabilities(seconds, accuracy, np.full(len(points), error), np.full(len(points), 1000))
     rng = np.random.default_rng(1)
     hits = np.zeros(len(points))
     for _ in range(1000):
@@ -99,9 +106,35 @@ def test_runs_that_failed_count_and_half_of_them_take_a_setting_off_the_front() 
     assert next_repeat(records, OBJECTIVES, 2, {0: 2}, [0, 1]) is None
 
 
+def noise_of(groups: list[list[float]], seconds: list[float]) -> RunNoise:
+    noise = run_noise(groups, seconds)
+    assert noise is not None
+    return noise
+
+
 def test_a_setting_that_hardly_learns_lends_its_precision_to_no_other() -> None:
-    stds, _ = run_stds([[0.1, 0.1001], [0.5, 0.6], [0.5, 0.58]])
-    assert stds[0] < stds[1] / 1.2
+    stds = noise_of([[0.1, 0.1001], [0.5, 0.6], [0.5, 0.58]], [1.0, 1.0, 1.0]).stds
+    assert stds[0] < stds[1] / 1.08
+
+
+@given(st.floats(-2, 0), st.floats(0.001, 0.1), st.floats(0, 2), st.integers(0, 10_000))
+def test_noise_that_falls_with_time_and_bias_are_found(slope: float, level: float, bias: float, seed: int) -> None:
+    """At both ends of the front the estimated is near the true standard deviation, and means are not optimistic."""
+    rng = np.random.default_rng(seed)
+    seconds = np.geomspace(0.1, 100, 60)
+    true = level * seconds ** (slope / 2)
+    groups = [[rng.normal(0.5 + bias * std, std), *rng.normal(0.5, std, 2)] for std in true]
+    noise = noise_of(groups, seconds.tolist())
+    for third in (slice(0, 20), slice(20, 40), slice(40, 60)):
+        assert 0.6 < np.median(noise.stds[third] / true[third]) < 1.6
+    means, errors = noise.means(groups)
+    assert abs(np.mean((means - 0.5) / errors)) < 0.6
+    assert abs(noise.bias - bias) < 5 * noise.bias_std
+
+
+def test_equal_runs_are_no_division_by_zero() -> None:
+    noise = noise_of([[0.5, 0.5], [0.7, 0.7]], [1.0, 2.0])
+    assert np.isfinite(noise.stds).all() and (noise.stds < 1e-6).all()
 
 
 def test_seeds_are_never_used_twice() -> None:
