@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ..spaces.trial import TrialSetup
+from ..spaces.trial import Parameter, TrialSetup
+from .machine.processor import waited_s
 from .profiling.live_bytes import LiveBytes
 
 # Steps whose live tensors are counted on a CPU: the second includes the optimizer's states.
@@ -27,8 +28,13 @@ class Timed(Protocol):
     optimizer: torch.optim.Optimizer
 
 
+def trains_alone(setup: TrialSetup) -> bool:
+    """Whether a training is one process: beside its own loaders and ranks, a wait for a core is not another program's doing."""
+    return not setup.training.workers and setup.plan.devices == 1
+
+
 class StepClock:
-    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps.
+    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps, and waits for a core.
 
     Some steps are not representative: the first of each size (kernel selection, compilation, loader start) and those in
     which bytes are counted. Each is charged the mean time of the other steps. Under a memory limit, which on a CPU is that of
@@ -43,6 +49,8 @@ class StepClock:
         self._steps_of: Counter[int] = Counter()
         self._samples = self._excluded_samples = 0
         self._running_s = self._excluded_s = self._started = self._reported_s = 0.0
+        self._waited_s: float | None = 0.0 if self.device.type == "cpu" and trains_alone(run.setup) else None
+        self._waited_before: float | None = None
         self._evaluated = False
         self.restart()
 
@@ -76,12 +84,18 @@ class StepClock:
         self._synchronize()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        self._waited_before = None if self._waited_s is None else waited_s()
         self._started = time.perf_counter()
 
     def _accumulate(self) -> None:
         """Add the time since the last restart."""
         self._synchronize()
         self._running_s += time.perf_counter() - self._started
+        waited = None if self._waited_s is None else waited_s()
+        if self._waited_s is not None and waited is not None and self._waited_before is not None:
+            self._waited_s += waited - self._waited_before
+        else:
+            self._waited_s = None
         self._read_peaks()
 
     def _read_peaks(self) -> None:
@@ -91,10 +105,17 @@ class StepClock:
         if not self._evaluated:  # from the first evaluation on, what it left in the allocator's cache is reserved too
             self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved(self.device))
 
-    def memory_facts(self) -> dict[str, int]:
-        """Peaks of the training steps so far in bytes: of live tensors, and on a GPU of what its allocator reserved."""
+    def facts(self) -> dict[str, Parameter]:
+        """What is known of the training steps so far beside their time; called after `elapsed_s`.
+
+        Peaks in bytes, of live tensors, and on a GPU of what its allocator reserved; on a CPU `waited_s`, the seconds of
+        `elapsed_s` in which the training thread was ready to run and waited for a core.
+        """
         peaks = {"peak_bytes": self.peak_bytes, "peak_reserved_bytes": self.peak_reserved_bytes}
-        return {name: peak for name, peak in peaks.items() if peak}
+        facts: dict[str, Parameter] = {name: peak for name, peak in peaks.items() if peak}
+        if self._waited_s is not None and self._running_s > 0:
+            facts["waited_s"] = self._reported_s * self._waited_s / self._running_s
+        return facts
 
     def elapsed_s(self) -> float:
         """Seconds of training so far; called before an evaluation."""
@@ -116,6 +137,7 @@ class StepClock:
             "running_s": self._running_s,
             "excluded_s": self._excluded_s,
             "reported_s": self._reported_s,
+            "waited_s": self._waited_s,
             "peak_bytes": self.peak_bytes,
         }
 
@@ -123,7 +145,7 @@ class StepClock:
         """Resume from these counters; in a new process each size's first step is excluded again."""
         self._samples, self._excluded_samples = state["samples"], state["excluded_samples"]
         self._running_s, self._excluded_s, self.peak_bytes = state["running_s"], state["excluded_s"], state["peak_bytes"]
-        self._reported_s = state["reported_s"]
+        self._reported_s, self._waited_s = state["reported_s"], state.get("waited_s")
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

@@ -95,10 +95,18 @@ class AlwaysKillsItsWorker(Points):
 class Slow(Points):
     """A second a trial, so that there is time to interrupt it."""
 
+    sleeps_s = 1.0
+
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
         if setup.samples_budget > 1:
-            time.sleep(len(batch[1]) / setup.samples_budget)
+            time.sleep(self.sleeps_s * len(batch[1]) / setup.samples_budget)
         return super().loss(model, batch, setup)
+
+
+class Slower(Slow):
+    """Longer than what short trials may differ from their known time without a neighbour."""
+
+    sleeps_s = 2.5
 
 
 class NeedsTwo(Points):

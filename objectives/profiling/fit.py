@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 from scipy.optimize import nnls
 
-from ...spaces.laws.step_time import StepTime, TimedPlan
+from ...spaces.laws.step_time import LOW_QUANTILE, StepTime, TimedPlan
 from ...spaces.plan import BatchPlan
 
 # Bootstrap resamples of the rounds for the interval; more do not change its first digit.
@@ -105,7 +105,7 @@ def _interval(timed: Sequence[TimedPlan], seed: int) -> float | None:
     predictions = []
     for _ in range(_RESAMPLES):
         drawn = rng.integers(seconds.shape[1], size=seconds.shape[1])
-        predictions.append(terms @ _solved(terms, np.median(seconds[:, drawn], axis=1)))
+        predictions.append(terms @ _solved(terms, np.quantile(seconds[:, drawn], LOW_QUANTILE, axis=1)))
     low, middle, high = np.percentile(np.array(predictions), [2.5, 50, 97.5], axis=0)
     return float(((high - low) / 2 / middle).max())
 

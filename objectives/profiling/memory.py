@@ -292,7 +292,7 @@ def _peak_on_gpu(run: TrainingRun, kind: str, size: int) -> Peak:
 def _real_batch(run: TrainingRun, count: int, kind: str) -> Any:
     """A batch of `count` real samples from the stream, which repeats a small training set as needed."""
     fetcher = run.train_fetcher if kind == "train" else run.validation_fetcher
-    keys = run.stream.take(0, count)
+    keys = run.longest(count)
     if kind != "train":
         keys = SampleKeys(keys.index % len(run.data.validation), keys.epoch, keys.seed)  # type: ignore[arg-type]
     return to_device(fetcher.fetch(keys), run.device)
@@ -302,10 +302,10 @@ def _batch_factory(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor
     """A function that creates a batch of any size, inferred from batches of two and three samples.
 
     Dimensions that grow from two to three are the batch dimension. Other dimensions that vary between batches (padded
-    lengths) take the longest of a few.
+    lengths) take the longest known, or the longest of a few.
     """
     samples = min(len(run.data.train), 8)  # type: ignore[arg-type]
-    two, three = (run.train_fetcher.fetch(run.stream.take(0, count)) for count in (2, 3))
+    two, three = (run.train_fetcher.fetch(run.longest(count)) for count in (2, 3))
     pairs = [run.train_fetcher.fetch(run.stream.take(2 * part, 2)) for part in range(max(samples // 2, 1))]
     shapes = zip(tree_iter(two), tree_iter(three), strict=True)
     if not any(isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape != b.shape for a, b in shapes):

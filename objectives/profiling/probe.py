@@ -126,11 +126,16 @@ def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> D
         profile,
         training_set=len(run.data.train),  # type: ignore[arg-type]
         smallest_micro_batch=smallest,
+        unit="" if run.data.lengths is None else run.data.unit,
+        units_per_sample=None if run.data.lengths is None else sum(run.data.lengths) / len(run.data.lengths),
         optimizer=type(run.optimizer).__name__,
         adaptive=any("betas" in group for group in run.optimizer.param_groups),
         decoupled_decay=any(group.get("decoupled_weight_decay", True) for group in run.optimizer.param_groups),
         applies_decay=any(
             math.isclose(float(group.get("weight_decay", 0.0)), run.setup.weight_decay) for group in run.optimizer.param_groups
+        ),
+        applies_betas=any(
+            all(map(math.isclose, group["betas"], run.setup.betas)) for group in run.optimizer.param_groups if "betas" in group
         ),
         batch_statistics=any(True for _ in batch_norms(run.model)),
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
@@ -200,7 +205,7 @@ def _timed_within_memory(reference: str, setup: TrialSetup, plans: list[BatchPla
             if setup.device == "gpu" and not setup.training.compile:
                 return refined_step_time(lambda chosen: timed_rounds(reference, setup, chosen), plans, limit_s)
             with closing(timed_rounds(reference, setup, plans)) as rounds:  # type: ignore[type-var]  # a generator
-                return measured_step_time(rounds, plans, limit_s)
+                return measured_step_time(rounds, plans, limit_s, on_cpu=setup.device == "cpu")
         except Exception as error:
             largest = max(plan.largest_micro_batch for plan in plans) // 2
             if not is_out_of_memory(error) or largest < setup.smallest_micro_batch:

@@ -25,7 +25,8 @@ from ...spaces.trial import TrialSetup
 from ..batches import in_order
 from ..data_parallel import RankDiedError, rank_processes
 from ..loading import load_task
-from ..step_clock import StepClock
+from ..machine.processor import OtherPrograms, waited_s
+from ..step_clock import StepClock, trains_alone
 from ..task import Task
 from ..training import TrainingRun
 from .fit import fit_step_time, leave_one_out, with_uncertainty
@@ -38,6 +39,8 @@ _TIMED_STEPS = ((0.05, 10), (0.3, 3), (math.inf, 1))
 _FIRST_STEPS = 3
 # Samples for timing evaluation, and rounds in which it is timed.
 _EVALUATION_SAMPLES, _EVALUATION_ROUNDS = 512, 3
+# A smaller share of the machine's cores changes times less than they vary anyway.
+_SHARED = 0.02
 # Minimum rounds before the law's interval is checked.
 _MIN_ROUNDS = 5
 
@@ -175,19 +178,26 @@ def _timed(
         step()
     waits.clear()
     clock.restart()  # synchronises with the GPU, which runs asynchronously: only all steps together can be timed
-    started = time.perf_counter()
+    waited_before, started = waited_s() or 0.0, time.perf_counter()
     for _ in range(steps):
         step()
     clock.restart()
-    return (time.perf_counter() - started) / steps, sum(waits) / steps
+    elapsed_s = time.perf_counter() - started
+    if run.device.type == "cpu" and trains_alone(run.setup):
+        elapsed_s -= min((waited_s() or 0.0) - waited_before, 0.9 * elapsed_s)  # other programs had the core
+    return elapsed_s / steps, sum(waits) / steps
 
 
-def measured_step_time(rounds: Iterator[Round], plans: Sequence[BatchPlan], limit_s: float) -> StepTime:
+def measured_step_time(
+    rounds: Iterator[Round], plans: Sequence[BatchPlan], limit_s: float, *, on_cpu: bool = False
+) -> StepTime:
     """Fit the law to rounds until its interval is below 2 % or the time limit is reached; at least one round.
+
+    What other programs used of a CPU meanwhile widens the interval: how much they slow a step is not known.
 
     The first round is a warm-up: it is dropped if there are others, and the limit counts from its end.
     """
-    started = math.inf
+    started, others = math.inf, OtherPrograms()
     measured: list[Round] = []
     law: StepTime | None = None
     for measured_round in rounds:
@@ -197,6 +207,8 @@ def measured_step_time(rounds: Iterator[Round], plans: Sequence[BatchPlan], limi
         if not expired and (len(measured) <= _MIN_ROUNDS or len(measured) % 3):
             continue
         law = with_uncertainty(fitted(measured, plans))
+        if on_cpu and law.interval is not None and (share := others.share()) > _SHARED:
+            law = replace(law, others=share, interval=math.hypot(law.interval, share))
         if expired or (law.interval is not None and law.interval < PRECISION):
             break
     assert law is not None

@@ -26,12 +26,13 @@ StepTimes = Mapping[str, list[dict[str, Any]]]
 
 
 def study_profiles(
-    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[str], None]
+    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[str], None], *, times: bool
 ) -> dict[str, dict[CostKey, DeviceProfile]]:
     """Profiles of every kind of device, the one that times the study first; from the database where they are stored.
 
     Args:
         notify: gets progress messages.
+        times: the study has no step times yet: those that were taken beside other programs are taken again.
 
     Raises:
         StudyFileError: there is no device of the kind under `devices.time_on`, or several kinds and no known times.
@@ -49,20 +50,21 @@ def study_profiles(
             )
         )
     kinds.sort(key=lambda kind: kind != time_on)  # stable: else those with the most slots first
-    return {kind: _profiles_of(spec, runner, kind, task_hash, records, notify) for kind in kinds}
+    return {kind: _profiles_of(spec, runner, kind, task_hash, records, notify, times) for kind in kinds}
 
 
 def _profiles_of(
-    spec: StudySpec, runner: Runner, kind: str, task_hash: str, records: Records, notify: Callable[[str], None]
+    spec: StudySpec, runner: Runner, kind: str, task_hash: str, records: Records, notify: Callable[[str], None], times: bool
 ) -> dict[CostKey, DeviceProfile]:
     """A profile for every combination of parameters that change cost."""
     profiles = {}
     for key in cost_keys(spec):
         request = profile_request(spec, runner.device, key)
-        about = _about(spec, task_hash, request, runner.device_id(kind))
+        about = _about(spec, task_hash, request, key, runner.device_id(kind))
         stored = records.profile(about)
         known = DeviceProfile.from_dict(stored) if stored else None
-        if known is None or (known.rough and request.timing_s > known.timing_s):
+        shared = known is not None and times and any(law.others for law in known.step_times)
+        if known is None or shared or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:
                 timing = f" and timing its steps for up to {request.timing_s:g} s (at least one round of every size)"
@@ -75,11 +77,11 @@ def _profiles_of(
     return profiles
 
 
-def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, device_id: str) -> str:
+def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, key: CostKey, device_id: str) -> str:
     """Everything a profile depends on, as JSON text."""
     setup = request.setup
     cost = {
-        "parameters": dict(setup.parameters),
+        "parameters": {**setup.parameters, **dict(key)},
         "metric": setup.metric,
         "folder": setup.folder,
         "cpus": setup.cpus,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -54,11 +56,20 @@ LOST_ATTEMPTS = 3
 NODE_DIED = "its node died"
 # Infeasible plans in a row after which the space is to blame.
 INFEASIBLE_IN_A_ROW = 100
-# Relative difference of measured from known time beyond which a trial's device must have been shared, then or in profiling.
-CONTENDED = 0.15
+# A trial shared its device where it waited for a core for more than this share of its training, or where the rest of its time
+# differs from the known one by more, and by more than trials differ alone: their first second is slower than steady training.
+CONTENDED, _SETTLING_S = 0.15, 1.0
 
 # The latest attempts, from which the remaining time is estimated.
 _LATEST_SPANS = 500
+
+
+def _yield_to_trials() -> None:
+    """Let trials on this machine go before this thread, whose suggestions are made ahead of when they are needed."""
+    if sys.platform != "linux":
+        return  # elsewhere threads have no niceness of their own
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 @dataclass(slots=True)
@@ -112,7 +123,7 @@ class StudyRun:
         self._repeats: set[int] = set()  # trials that repeat a setting, which are never stopped early
         self._preloaded = False
         self._suggestion: Future[Suggestion] | None = None  # being computed by the sampler
-        self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask")
+        self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask", initializer=_yield_to_trials)
         self._retries: deque[_Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
         self._lost: dict[int, tuple[int, int]] = {}  # samples seen before, and attempts lost since without more
         self._same_errors: tuple[str, int] = ("", 0)
@@ -320,7 +331,7 @@ class StudyRun:
         )
 
     def _profile(self, setup: TrialSetup, kind: str) -> DeviceProfile:
-        return self.profiles[kind][cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})]
+        return self.profiles[kind][cost_key(self.spec, {**self.spec.fixed(), **setup.cost_parameters})]
 
     def _known_s(self, setup: TrialSetup) -> float | None:
         """Seconds of a setup's training by the law that times the study; None where trials are timed by the clock."""
@@ -366,7 +377,8 @@ class StudyRun:
         setting = next_repeat(self.done, self.spec.objectives, confirm.repeats, running, members)
         if setting is None:
             return
-        used = [trial.user_attrs["seed"] for trial in repeats if trial.user_attrs["repeats"] == setting]
+        # A seed of its own: one that settings shared would suit, or not, all of them alike.
+        used = [trial.user_attrs["seed"] for trial in repeats]
         notes = {"repeats": setting, "seed": next_seed(used, self.spec.training.seed)}
         self._suggester.enqueue(next(record.parameters for record in self.done if record.number == setting), notes)
 
@@ -391,7 +403,7 @@ class StudyRun:
         if not isinstance(peak_bytes, int | float):
             return
         plan, of_kind = attempt.setup.plan, self.profiles[attempt.kind]
-        key = cost_key(self.spec, {**self.spec.fixed(), **attempt.setup.parameters})
+        key = cost_key(self.spec, {**self.spec.fixed(), **attempt.setup.cost_parameters})
         of_kind[key] = of_kind[key].after_measurement(
             plan.largest_micro_batch, peak_bytes, self.spec.memory.headroom, plan.devices
         )
@@ -418,7 +430,7 @@ class StudyRun:
             return None
         # The same experiment: batch and rate stay, only micro-batches shrink. No later trial gets as large a micro-batch.
         of_kind = self.profiles[attempt.kind]
-        key = cost_key(self.spec, {**self.spec.fixed(), **setup.parameters})
+        key = cost_key(self.spec, {**self.spec.fixed(), **setup.cost_parameters})
         headroom, devices = self.spec.memory.headroom, setup.plan.devices
         of_kind[key] = of_kind[key].after_out_of_memory(setup.plan.largest_micro_batch)
         cap = min(of_kind[key].cap_on(devices, headroom) or 1, setup.plan.largest_micro_batch - 1)
@@ -493,6 +505,16 @@ def _setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
     )
 
 
+def _contended(measured_s: float, waited_s: float, expected_s: float) -> bool:
+    """Whether a trial shared its device.
+
+    >>> [_contended(10.0, 1.6, 10.0), _contended(11.4, 0.0, 10.0), _contended(14.0, 0.0, 10.0), _contended(2.0, 0.1, 1.0)]
+    [True, False, True, False]
+    """
+    unexplained_s = abs(measured_s - waited_s - expected_s)
+    return waited_s > CONTENDED * measured_s or unexplained_s > CONTENDED * expected_s + _SETTLING_S
+
+
 def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed: str, shared: bool) -> TrialResult:
     """What is reported to Optuna of an attempt that ended a trial, with every fact that is stored.
 
@@ -510,14 +532,17 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
         measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
         train_s = measured_s if known_s is None else known_s
         error = measured_s / expected_s - 1 if expected_s else None
-        facts |= TrialFacts.of(last.facts) | TrialFacts(
+        reported = TrialFacts.of(last.facts)
+        waited_s = None if reported.waited_s is None else reported.waited_s * setup.samples_budget / last.samples_seen
+        facts |= reported | TrialFacts(
+            waited_s=waited_s,
             train_s=train_s,
             device_s=train_s * setup.plan.devices,
             measured_train_s=measured_s,
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,
-            contended=None if error is None or shared else abs(error) > CONTENDED,
+            contended=None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s),
             extra={name: score for name, score in last.scores.items() if name != setup.metric and math.isfinite(score)},
         )
         seconds = train_s * setup.plan.devices if speed == "device_s" else train_s

@@ -32,7 +32,8 @@ class DeviceProfile:
         optimizer: class name of the task's optimizer; None for a loop of one's own.
         adaptive: the optimizer has betas, as Adam does.
         decoupled_decay: weight decay is decoupled from the gradient, as in AdamW; true if unknown.
-        applies_decay: some parameters have the setup's weight decay; true if unknown.
+        unit, units_per_sample: what samples of several lengths are counted in, such as tokens, and their mean.
+        applies_decay, applies_betas: some parameters have the setup's weight decay, its betas; true if unknown.
         batch_statistics: the model has BatchNorm layers, which see the micro-batch and not the whole batch.
         unused_parameters: task parameters in the study's space that the task never read.
         device_bytes: memory of the device.
@@ -57,6 +58,9 @@ class DeviceProfile:
     adaptive: bool = True
     decoupled_decay: bool = True
     applies_decay: bool = True
+    applies_betas: bool = True
+    unit: str = ""
+    units_per_sample: float | None = None
     batch_statistics: bool = False
     model_parameters: int | None = None
     unused_parameters: tuple[str, ...] = ()

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any, Self
 
 from ..errors import ProfilingError
@@ -24,6 +23,23 @@ from .memory import check_points
 PRECISION = 0.02
 # Accumulation beyond this was never faster.
 _MOST_MICRO_BATCHES = 64
+
+
+# Of several timings of one thing: below it, timings are of chance; above it, of neighbours.
+LOW_QUANTILE = 0.25
+
+
+def low_quantile(values: Sequence[float]) -> float:
+    """The quantile of timings that stands for the time alone.
+
+    >>> low_quantile([2.0, 1.0, 9.0, 3.0, 4.0])
+    2.0
+    """
+    ordered = sorted(values)
+    place = LOW_QUANTILE * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +55,8 @@ class TimedPlan:
 
     @property
     def step_s(self) -> float:
-        return median(self.rounds)
+        """The time alone: a low quantile, since neighbours and interruptions only ever add to it."""
+        return low_quantile(self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +67,9 @@ class StepTime:
         points: (micro-batch, seconds of a forward and backward pass), sizes ascending.
         update_s: seconds of a step besides its micro-batches: optimizer, and communication between devices.
         evaluate_sample_s: seconds of evaluating one sample, if timed; not part of a step.
-        interval: relative half width of the predictions' 95 % interval, the widest of the timed plans; None after too few
-            rounds.
+        interval: relative half width of the predictions' 95 % interval, the widest of the timed plans, with `others`; None
+            after too few rounds.
+        others: share of the machine's cores that other programs used while steps were timed on a CPU.
         misfit: relative error of the law on a timed plan left out of its fit, median and worst.
         timed: what it was fitted to.
 
@@ -65,6 +83,7 @@ class StepTime:
     evaluate_sample_s: float | None = None
     interval: float | None = None
     misfit: tuple[float, float] | None = None
+    others: float = 0.0
     timed: tuple[TimedPlan, ...] = ()
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -388,17 +389,17 @@ def test_out_of_memory_on_two_devices_is_planned_anew_and_priced_so(study_file: 
 def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callable[..., Path]) -> None:
     """Slow sleeps while it trains and not while it is timed: the neighbour that no profile saw."""
     path = study_file(
-        task=f"{TASKS}:Slow",
+        task=f"{TASKS}:Slower",
         space={"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
         budget={"trials": 2, "profile_s": 0.4},
     )
     result = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert result.exit_code == 0, result.output
-    assert "2 of 2 trials took over 15 % more or less time than predicted" in result.output
+    assert re.search(r"2 of 2 trials took \d+ % more time than predicted \(median\), probably because", result.output)
     document = json.loads(CliRunner().invoke(main, ["export", str(path), "--format", "json", "--what", "trials"]).output)
     for trial in document["all"]:
         assert trial["contended"]
-        assert trial["measured_train_s"] > 0.9
+        assert trial["measured_train_s"] > 2.4
         assert trial["train_s"] < 0.5
 
 
