@@ -42,6 +42,7 @@ _ATTEMPT_FIELDS = {
     "cpus",
     "device",
     "folder",
+    "model_folder",
 }
 
 
@@ -69,7 +70,7 @@ class Checkpoint:
     def load(self) -> Any:
         """The state that was saved last; None if the trial starts from scratch.
 
-        A file of another experiment or one that cannot be read is ignored; `trouble` says why it could not be read.
+        A file of another experiment or one that cannot be read is ignored; `write_error` says why it could not be read.
         """
         if self.url is None:
             return None
@@ -104,7 +105,7 @@ class Checkpoint:
     def save(self, state: Any) -> None:
         """Replace the file atomically. Call it only if a save is `due`.
 
-        If the disk is full or unavailable, the trial continues without the checkpoint, and `trouble` says why.
+        If the disk is full or unavailable, the trial continues without the checkpoint, and `write_error` says why.
 
         Args:
             state: tensors, numbers, strings, and lists and dicts of them.

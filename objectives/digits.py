@@ -1,6 +1,6 @@
 """The built-in example: 1,797 real handwritten digits of 8x8 pixels, a small network, a trial in under a second.
 
-Parameters: `optimizer` (sgd, adam or adamw), `width` of the hidden layer.
+Parameters: `optimizer` (sgd, adam or adamw), `width` of the hidden layer, `label_smoothing`.
 Data: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI 1998, as shipped by scikit-learn.
 """
 

@@ -6,7 +6,7 @@ Every method gets the trial's `setup`, so anything can be searched: `setup.param
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,21 @@ TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Map-style datasets: for training, for comparing trials, and optionally a test set (not scored yet)."""
+    """Map-style datasets for training, for comparing trials (validation) and, optionally, for the score of `bsearch train`.
+
+    Args:
+        collate: turns a list of samples into a batch, such as one that pads to the longest; default: torch's.
+        lengths: number of units, such as tokens, in each training sample. Throughput is then shown in units as well, and memory
+            is traced with the longest samples.
+        unit: name of that unit.
+    """
 
     train: Dataset[Any]
     validation: Dataset[Any]
     test: Dataset[Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    lengths: Sequence[int] | None = None
+    unit: str = "tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,12 @@ class Score:
     denominator: Tensor | float
 
 
+def smoothed_cross_entropy(logits: Tensor, labels: Tensor, setup: TrialSetup) -> Tensor:
+    """Summed cross-entropy of classes, with the label smoothing of the parameter `label_smoothing`, 0 by default."""
+    smoothing = float(setup.parameters.get("label_smoothing", 0.0))
+    return nn.functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+
+
 class Task(ABC):
     """Data and a model; the defaults train a classifier on batches of (inputs, labels)."""
 
@@ -62,9 +78,12 @@ class Task(ABC):
         """A new model on the CPU; it is moved to the device afterwards."""
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
-        """The batch's summed loss and what its mean divides by; default: cross-entropy over samples."""
+        """The batch's summed loss and what its mean divides by; default: cross-entropy over samples.
+
+        The default uses the study's parameter `label_smoothing`, if there is one.
+        """
         inputs, labels = batch
-        return Loss(nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels))
+        return Loss(smoothed_cross_entropy(model(inputs), labels, setup), len(labels))
 
     def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
         """The optimizer, with the setup's learning rate; default: SGD with Nesterov momentum 0.9."""

@@ -12,11 +12,13 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.plan import BatchPlan, step_plans
@@ -30,6 +32,7 @@ from .noise_scale import NoiseScale
 from .profiling.live_bytes import LiveBytes
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Data, Loss, Score, Task
+from .trained_model import save_model
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -59,8 +62,7 @@ class TrainingRun:
         seed_everything(setup.seed)
         self.data = _checked_data(task.data(setup))
         self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
-        self.train_fetcher = Fetcher(self.data.train)
-        self.validation_fetcher = Fetcher(self.data.validation)
+        self.train_fetcher, self.validation_fetcher = map(self._fetcher, (self.data.train, self.data.validation))
         self.resident_bytes = 0
         if self.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.device).total_memory
@@ -90,6 +92,24 @@ class TrainingRun:
             # Weights are identical on all ranks by now; random numbers drawn in training (dropout) must differ.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
+
+    def _fetcher(self, dataset: Dataset[Any]) -> Fetcher:
+        return Fetcher(dataset) if self.data.collate is None else Fetcher(dataset, self.data.collate)
+
+    def longest(self, count: int) -> SampleKeys:
+        """Samples for a batch that takes the most memory: the longest, or the stream's first where lengths are unknown."""
+        keys = self.stream.take(0, count)
+        if self.data.lengths is None:
+            return keys
+        order = np.argsort(-np.asarray(self.data.lengths), kind="stable")
+        return replace(keys, index=order[np.arange(count) % len(order)])
+
+    def _units(self, seen: int) -> int:
+        """Units, such as tokens, of the first so many samples of the stream."""
+        lengths = np.asarray(self.data.lengths)
+        epochs, rest = divmod(seen, len(lengths))
+        last = self.stream.take(epochs * len(lengths), rest).index
+        return int(epochs * lengths.sum() + lengths[last].sum())
 
     def _set_model(self, model: nn.Module) -> None:
         self.model = model
@@ -200,8 +220,11 @@ class TrainingRun:
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
 
-    def evaluate(self, keys: Sequence[SampleKeys] | None = None) -> dict[str, float]:
+    def evaluate(self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None) -> dict[str, float]:
         """Every metric of the task over the validation data, each sample once, or over the batches in `keys`.
+
+        Args:
+            fetcher: of other data.
 
         Several devices share the batches round-robin. Sums over batches are exact, so the result does not depend on the
         number or order of the devices, as long as the batches are the same.
@@ -214,7 +237,7 @@ class TrainingRun:
         batch_scores: dict[str, list[tuple[Any, Any]]] = {}
         try:
             with torch.no_grad():
-                for batch in self._validation_batches(keys[self.ranks.rank :: self.ranks.count]):
+                for batch in self._evaluation_batches(fetcher, keys[self.ranks.rank :: self.ranks.count]):
                     with self.autocast():
                         scores = self.task.score(self.model, self.on_device(batch), self.setup)
                     for name, score in named_scores(self.task, scores).items():
@@ -275,9 +298,14 @@ class TrainingRun:
                 continue
             elapsed_s = clock.elapsed_s()
             train_loss = float(loss_sum) / loss_steps
-            facts |= clock.memory_facts()
+            facts |= clock.facts()
+            if self.data.lengths is not None:
+                facts[self.data.unit] = units = self._units(seen)
+                facts[f"{self.data.unit}_per_s"] = units / elapsed_s if elapsed_s else 0.0
             self.noise.read(self.ranks.mean)
             scores = self.evaluate()
+            if setup.model_folder is not None and seen >= setup.samples_budget:
+                facts |= self._finished(setup.model_folder)
             measurement = Measurement(
                 samples_seen=seen,
                 elapsed_s=elapsed_s,
@@ -297,6 +325,17 @@ class TrainingRun:
             loss_sum, loss_steps = torch.zeros_like(loss_sum), 0
             due = next((point for point in points if point > seen), setup.samples_budget)
             clock.restart()
+
+    def _finished(self, folder: str) -> dict[str, Parameter]:
+        """Save the trained model; returns its scores on the test set, if there is one."""
+        if not self.ranks.rank:
+            save_model(folder, self.model, self.optimizer)
+        if self.data.test is None:
+            return {}
+        count = len(self.data.test)  # type: ignore[arg-type]
+        size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
+        keys = in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
+        return {f"test_{name}": score for name, score in self.evaluate(keys, self._fetcher(self.data.test)).items()}
 
     def _save(self, checkpoint: Checkpoint, steps: int, clock: StepClock) -> None:
         """Write a checkpoint if one is due: rank 0 writes it, with the random state of every rank."""
@@ -363,10 +402,10 @@ class TrainingRun:
         """Whether batches are copied to the device from page-locked memory."""
         return self.setup.training.pin_memory and self.device.type == "cuda" and not self.resident_bytes
 
-    def _validation_batches(self, keys: Sequence[SampleKeys]) -> Iterator[Any]:
+    def _evaluation_batches(self, fetcher: Fetcher | None, keys: Sequence[SampleKeys]) -> Iterator[Any]:
         """Batches for evaluation; processes that load them cost a moment to start, so only several batches are worth them."""
         workers = min(self.setup.training.workers, len(keys) - 1) if not self.resident_bytes else 0
-        return batches(self.validation_fetcher, keys, max(workers, 0), self._pins)
+        return batches(fetcher or self.validation_fetcher, keys, max(workers, 0), self._pins)
 
     def _micro_batch_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
         for plan in plans:
@@ -502,6 +541,11 @@ def _checked_data(data: Any) -> Data:
             raise TaskError(f"Task.data: {name}: expected a map-style dataset with a length, got {type(dataset).__name__}")
         if len(dataset) == 0:
             raise TaskError(f"Task.data: {name}: expected at least one sample, got an empty dataset")
+    if data.lengths is not None and len(data.lengths) != len(data.train):  # type: ignore[arg-type]
+        size = len(data.train)  # type: ignore[arg-type]
+        raise TaskError(f"Task.data: lengths: expected one for each of the {size} training samples, got {len(data.lengths)}")
+    if not data.unit.isidentifier() or data.unit == "samples":
+        raise TaskError(f"Task.data: unit: expected a word of its own, such as tokens, got {data.unit!r}")
     return data
 
 

@@ -35,7 +35,7 @@ from ..spaces.study import near_miss
 from ..spaces.trial import TrialSetup
 from .batches import SampleKeys, mixed
 from .digits import named_optimizer
-from .task import Data, Loss, Score, Task
+from .task import Data, Loss, Score, Task, smoothed_cross_entropy
 
 _SETS: dict[str, Callable[..., Any]] = {
     "cifar10": torchvision.datasets.CIFAR10,
@@ -121,7 +121,7 @@ class Vision(Task):
         pixels, labels, uniform = batch
         if uniform is not None:
             pixels = augmented(pixels, uniform, crop=_augment(setup) == "crop_flip")
-        return Loss(nn.functional.cross_entropy(model(pixels), labels, reduction="sum"), len(labels))
+        return Loss(smoothed_cross_entropy(model(pixels), labels, setup), len(labels))
 
     def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
         return named_optimizer(parameters, setup)

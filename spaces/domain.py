@@ -70,6 +70,9 @@ class Range(Section):
     log: StrictBool | None = Field(
         None, description="Search on a logarithmic scale; default: true for the batch and for rates, otherwise false."
     )
+    step: Annotated[Number, Field(gt=0)] | None = Field(
+        None, description="Distance between the values that may be tried, from `low` on; not on a logarithmic scale."
+    )
     changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
 
     @model_validator(mode="after")
@@ -78,19 +81,28 @@ class Range(Section):
             raise fault(f"expected low <= high, got low {self.low} and high {self.high}")
         if self.log and self.low <= 0:
             raise fault(f"expected low above 0 on a logarithmic scale, got low {self.low}")
+        if self.step is None:
+            return self
+        if self.log:
+            raise fault(f"expected a step or a logarithmic scale, got step {self.step} with log: true")
+        steps = (self.high - self.low) / self.step
+        if abs(steps - round(steps)) > 1e-9 * max(steps, 1.0):
+            raise fault(f"expected a whole number of steps from low to high, got {steps:.4g} of {self.step}")
         return self
 
     @property
     def whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
+        return all(isinstance(value, int) for value in (self.low, self.high, self.step) if value is not None)
 
     def contains(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             return False
-        return self.low <= value <= self.high and (not self.whole or float(value).is_integer())
+        step = self.step or (1 if self.whole else None)
+        return step is None or abs((steps := (value - self.low) / step) - round(steps)) < 1e-9 * max(steps, 1.0)
 
     def __str__(self) -> str:
-        return f"{self.low} to {self.high}" + (" (log)" if self.log else "")
+        step = f" in steps of {self.step}" if self.step else ""
+        return f"{self.low} to {self.high}{step}" + (" (log)" if self.log else "")
 
 
 class Choices(Section):
@@ -157,6 +169,30 @@ def values_of(domain: Domain) -> Iterator[Any]:
             yield domain.value
 
 
+def count_of(domain: Domain) -> int | None:
+    """How many values the domain contains; None for a range that is not of integers.
+
+    >>> count_of(Range(low=2, high=8, step=3)), count_of(Range(low=0.0, high=1.0))
+    (3, None)
+    """
+    if not isinstance(domain, Range):
+        return len(set(values_of(domain)))
+    return len(_integers(domain)) if domain.whole else None
+
+
+def every_value_of(domain: Domain) -> list[Any]:
+    """All values that a domain contains of which `count_of` knows how many.
+
+    >>> every_value_of(Range(low=2, high=8, step=3))
+    [2, 5, 8]
+    """
+    return list(_integers(domain) if isinstance(domain, Range) else dict.fromkeys(values_of(domain)))
+
+
+def _integers(domain: Range) -> range:
+    return range(int(domain.low), int(domain.high) + 1, int(domain.step or 1))
+
+
 def searched_of(domains: Mapping[str, Domain]) -> dict[str, Domain]:
     """The domains with more than one value."""
     return {name: domain for name, domain in domains.items() if len(set(values_of(domain))) > 1}
@@ -168,7 +204,7 @@ def bounds(domain: Domain) -> tuple[float, float]:
     return min(numbers), max(numbers)
 
 
-def _every(domain: Domain, test: Any, expected: str) -> Domain:
+def every(domain: Domain, test: Any, expected: str) -> Domain:
     wrong = [value for value in values_of(domain) if not test(value)]
     if wrong:
         raise fault(f"expected {expected}, got {', '.join(map(repr, wrong[:_MOST_LISTED]))}")
@@ -179,12 +215,14 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def whole_numbers(domain: Domain) -> Domain:
-    return _every(domain, lambda value: _is_whole(value) and value >= 1, "an integer >= 1")
+    if isinstance(domain, Range) and domain.step is not None and not _is_whole(domain.step):
+        raise fault(f"expected a step of whole numbers, got {domain.step}")
+    return every(domain, lambda value: _is_whole(value) and value >= 1, "an integer >= 1")
 
 
 def batches(domain: Domain) -> Domain:
@@ -193,23 +231,23 @@ def batches(domain: Domain) -> Domain:
 
 
 def positive_numbers(domain: Domain) -> Domain:
-    return _every(domain, lambda value: _is_number(value) and value > 0, "a number above 0")
+    return every(domain, lambda value: is_number(value) and value > 0, "a number above 0")
 
 
 def epoch_numbers(domain: Domain) -> Domain:
-    return _every(domain, lambda value: _is_number(value) and 0 < value <= 1_000_000, "a number above 0, at most a million")
+    return every(domain, lambda value: is_number(value) and 0 < value <= 1_000_000, "a number above 0, at most a million")
 
 
 def numbers_from_zero(domain: Domain) -> Domain:
-    return _every(domain, lambda value: _is_number(value) and value >= 0, "a number >= 0")
+    return every(domain, lambda value: is_number(value) and value >= 0, "a number >= 0")
 
 
 def numbers(domain: Domain) -> Domain:
-    return _every(domain, _is_number, "a number")
+    return every(domain, is_number, "a number")
 
 
 def log_by_default(domain: Domain) -> Domain:
-    if isinstance(domain, Range) and domain.log is None:
+    if isinstance(domain, Range) and domain.log is None and domain.step is None:
         return domain.model_copy(update={"log": domain.low > 0})
     return domain
 

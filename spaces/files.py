@@ -1,11 +1,13 @@
-"""Reading untrusted files: their size is limited, and anything but a regular file is rejected unread."""
+"""Files: untrusted ones are read within limits, and only if they are regular files; results are written whole or not at all."""
 
 from __future__ import annotations
 
+import os
 import stat
+import tempfile
 from pathlib import Path
 
-from .errors import Fault, StudyFileError
+from .errors import Fault, OutputError, StudyFileError
 
 
 def text_of(path: Path, what: str, most_bytes: int) -> str:
@@ -40,3 +42,29 @@ def text_of(path: Path, what: str, most_bytes: int) -> str:
                 f"expected {what}, got an SQLite database. Commands that take a URL read it as sqlite:///{path}"
             ) from None
         raise rejected(f"expected UTF-8 text, got byte {content[error.start]:#x}") from None
+
+
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write a file atomically.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # /dev/null or a pipe: written to, not replaced
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            return path
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
+            try:
+                temporary.write(content.encode() if isinstance(content, str) else content)
+                temporary.flush()
+                os.fsync(temporary.fileno())  # some file systems report only here that they are full
+                os.fchmod(temporary.fileno(), 0o644)
+                os.replace(temporary.name, path)
+            except BaseException:
+                os.unlink(temporary.name)
+                raise
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}. Choose another location.") from None
+    return path

@@ -8,14 +8,14 @@ from functools import cache
 from itertools import product
 from typing import Any, Literal
 
-from .domain import Range, bounds, values_of
+from .domain import bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile, ProfileRequest
 from .laws.step_time import fastest_plan
 from .learning_rate import RULES_FOR_ADAM, RULES_FOR_DECAY, OptimizerSettings, RuleConstants, scaled_settings
 from .plan import BatchPlan, plan_batch, step_plans
 from .readable import readable_bytes
-from .study import StudySpec
+from .study import BETAS, RECIPE, StudySpec, Training
 from .trial import Suggestion, TrialSetup
 
 # Limit on combinations of cost-changing values; each is profiled before the first trial.
@@ -39,8 +39,9 @@ def trial_setup(
     step_plans(plan, samples_budget, **limits)
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
     optimizer = optimizer_settings(spec, effective_batch, epochs, values)
-    for name_of_rule in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch"):
-        values.pop(name_of_rule, None)
+    training = training_of(spec, values, seed=suggestion.notes.get("seed", spec.training.seed))
+    for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", *RECIPE):
+        values.pop(own, None)
     return TrialSetup(
         study=name,
         number=suggestion.number,
@@ -48,7 +49,7 @@ def trial_setup(
         plan=plan,
         optimizer=optimizer,
         samples_budget=samples_budget,
-        training=spec.training.model_copy(update={"seed": suggestion.notes.get("seed", spec.training.seed)}),
+        training=training,
         epochs=epochs,
         rule=rule,
         reference_rate=reference_rate,
@@ -63,6 +64,13 @@ def trial_setup(
         largest_micro_batch=limits["largest_micro_batch"],
         smallest_micro_batch=limits["smallest_micro_batch"],
     )
+
+
+def training_of(spec: StudySpec, values: Mapping[str, Any], **changes: Any) -> Training:
+    """The study's `training` section with those of a trial's parameters that belong there."""
+    changes |= {name: values[name] for name in RECIPE if name in values}
+    betas = tuple(float(changes.pop(name, beta)) for name, beta in zip(BETAS, spec.training.betas, strict=True))
+    return spec.training.model_copy(update={**changes, "betas": betas})
 
 
 def _samples_budget(profile: DeviceProfile, epochs: float, effective_batch: int) -> int:
@@ -89,7 +97,7 @@ def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, val
     """
     reference = OptimizerSettings(
         learning_rate=float(values["reference_rate"]),
-        betas=spec.training.betas,
+        betas=training_of(spec, values).betas,
         eps=spec.training.eps,
         weight_decay=float(values["weight_decay"]),
     )
@@ -222,7 +230,9 @@ _NO_COST = {"schedule", "warmup", "evaluations", "seed", "betas", "eps"}
 
 def training_cost(spec: StudySpec) -> dict[str, Any]:
     """The keys of a study's `training` that affect the memory or the time of a step."""
-    return spec.training.model_dump(mode="json", exclude=_NO_COST)
+    costly = _costly(spec)  # these are in a profile's own parameters
+    cost = training_of(spec, _first_values(spec)).model_dump(mode="json", exclude=_NO_COST)
+    return {name: value for name, value in cost.items() if name not in costly}
 
 
 # Values of the cost-changing parameters; each combination has its own profile.
@@ -241,19 +251,22 @@ def cost_keys(spec: StudySpec) -> list[CostKey]:
     """Every combination of cost-changing values.
 
     Raises:
-        StudyFileError: one of the domains is a range, or there are too many combinations to profile.
+        StudyFileError: one of the domains is continuous, or there are too many combinations to profile.
     """
-    domains = {name: domain for name, domain in spec.space.domains().items() if getattr(domain, "changes_cost", False)}
-    ranges = [name for name, domain in domains.items() if isinstance(domain, Range)]
-    keys = [tuple(zip(domains, values, strict=True)) for values in product(*(values_of(domain) for domain in domains.values()))]
-    faults = [Fault(f"space.{name}", "expected choices, since changes_cost is true; got a range") for name in ranges]
-    if len(keys) > MOST_PROFILES:
+    domains = {name: spec.space.domains()[name] for name in _costly(spec)}
+    counts = {name: count_of(domain) for name, domain in domains.items()}
+    faults = [
+        Fault(f"space.{name}", "expected choices or a range of integers, since changes_cost is true; got a range of floats")
+        for name, count in counts.items()
+        if count is None
+    ]
+    if (combinations := math.prod(count or 1 for count in counts.values())) > MOST_PROFILES:
         faults.append(
-            Fault("space", f"expected at most {MOST_PROFILES} combinations of values with changes_cost, got {len(keys)}")
+            Fault("space", f"expected at most {MOST_PROFILES} combinations of values with changes_cost, got {combinations}")
         )
     if faults:
         raise StudyFileError(faults)
-    return keys
+    return [tuple(zip(domains, each, strict=True)) for each in product(*map(every_value_of, domains.values()))]
 
 
 def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tuple[int, int]:
@@ -305,11 +318,21 @@ def common_batches(spec: StudySpec, kinds: Mapping[str, Mapping[CostKey, DeviceP
     return low, high
 
 
+def _first_values(spec: StudySpec) -> dict[str, Any]:
+    """The first value of every domain; of betas an unusual one, which shows whether the optimizer gets them."""
+    first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()}
+    for name, usual in zip(BETAS, spec.training.betas, strict=True):
+        if name in first:
+            first[name] = next((value for value in values_of(spec.space.domains()[name]) if value != usual), first[name])
+    return first
+
+
 def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
     """A setup from the first value of every domain, for profiling the training code."""
-    first = {name: next(iter(values_of(domain))) for name, domain in spec.space.domains().items()} | dict(key)
+    first = _first_values(spec) | dict(key)
     parameters = {name: first[name] for name in spec.space.task_parameters()}
-    reference = OptimizerSettings(float(first["reference_rate"]), spec.training.betas, spec.training.eps, first["weight_decay"])
+    training = training_of(spec, first)
+    reference = OptimizerSettings(float(first["reference_rate"]), training.betas, training.eps, first["weight_decay"])
     return TrialSetup(
         study=spec.study,
         number=0,
@@ -317,7 +340,7 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
         plan=BatchPlan(1),
         optimizer=reference,
         samples_budget=1,
-        training=spec.training,
+        training=training,
         epochs=first["epochs"],
         metric=spec.objectives.metric.name,
         device=device,
@@ -405,6 +428,15 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
                 "weight_decay=setup.weight_decay in the task's optimizer, or remove the key.",
             )
         )
+    searched = [name for name in BETAS if getattr(spec.space, name) is not None]
+    if searched and not profile.applies_betas:
+        faults.append(
+            Fault(
+                f"space.{searched[0]}",
+                f"expected a task whose {profile.optimizer} gets betas=setup.betas, got one that does not. Pass "
+                "betas=setup.betas to the optimizer, or remove the key.",
+            )
+        )
     for name, value, factor in profile.other_costs:
         faults.append(
             Fault(
@@ -446,6 +478,9 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Ite
             if len(known) == len(intervals)
             else "only roughly: there was time for only a few timing rounds"
         )
+        others = max(law.others for law in these)
+        if others:
+            precision += f", since other programs used {others:.0%} of this machine while steps were timed"
         if misfits:
             precision += f" (plans between the timed ones: {max(misfits):.1%})"
         yield f"train_s is known in advance on {devices} device{'s' * (devices > 1)} {precision}"

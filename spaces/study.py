@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,7 @@ from pydantic import (
 
 from .domain import (
     AnyDomain,
+    Choices,
     Domain,
     Fixed,
     Number,
@@ -33,7 +34,9 @@ from .domain import (
     Section,
     batches,
     epoch_numbers,
+    every,
     fault,
+    is_number,
     log_by_default,
     numbers,
     numbers_from_zero,
@@ -83,6 +86,28 @@ def share(value: Any) -> float:
 
 
 Share = Annotated[float, BeforeValidator(share, json_schema_input_type=float | str)]
+
+
+# Keys of `training` that may be searched in `space` instead; `betas` by one name each.
+BETAS = ("beta1", "beta2")
+RECIPE = ("schedule", "warmup", "clip_norm", "precision", *BETAS)
+
+
+def _below_one(domain: Domain) -> Domain:
+    return real(every(domain, lambda value: is_number(value) and 0 <= value < 1, "a number >= 0 and < 1"))
+
+
+def _schedules(domain: Domain) -> Domain:
+    for value in values_of(domain):
+        one_of(value, list(SCHEDULES))
+    return domain
+
+
+def _precisions(domain: Domain) -> Domain:
+    """Every precision has step times and memory of its own."""
+    for value in values_of(domain):
+        one_of(value, get_args(Training.model_fields["precision"].annotation))
+    return domain.model_copy(update={"changes_cost": True}) if isinstance(domain, Choices) else domain
 
 
 def _rules(domain: Domain) -> Domain:
@@ -158,6 +183,25 @@ class Space(Section):
         Fixed(value=0.0), description="Weight decay of the optimizer."
     )
 
+    schedule: Annotated[AnyDomain, AfterValidator(_schedules)] | None = Field(
+        None, description="Searched instead of `training.schedule`."
+    )
+    warmup: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
+        None, description="Searched instead of `training.warmup`: a share of the trial's samples, written 0.05."
+    )
+    clip_norm: (
+        Annotated[AnyDomain, AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)] | None
+    ) = Field(None, description="Searched instead of `training.clip_norm`; on a logarithmic scale by default.")
+    precision: Annotated[AnyDomain, AfterValidator(_precisions)] | None = Field(
+        None, description="Searched instead of `training.precision`; each value is profiled separately."
+    )
+    beta1: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
+        None, description="Searched instead of the first of `training.betas`; the task's optimizer has to get setup.betas."
+    )
+    beta2: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
+        None, description="Searched instead of the second of `training.betas`; the task's optimizer has to get setup.betas."
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _auto(cls, data: Any) -> Any:
@@ -175,6 +219,9 @@ class Space(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for name in type(self).model_fields:
+            if name != "precision" and getattr(getattr(self, name), "changes_cost", False):
+                raise fault(f"{name}: expected changes_cost on a parameter of the task or on precision alone. Remove it.")
         rules = set(values_of(self.rule))
         if "power" in rules and self.exponent is None:
             raise fault("rule power: expected space.exponent, got none. Write exponent: 0.5, or {low: 0, high: 1}.")
@@ -556,8 +603,8 @@ class StudySpec(Section):
     )
     confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Field(
         Confirm(),
-        description="Repeat the front's members with this many other seeds: a number, or `{repeats, share}`. The front then "
-        "shows means with intervals.",
+        description="Repeat each of the front's members this many times, each with a new seed: a number, or "
+        "`{repeats, share}`. The front then shows means with intervals.",
     )
     cluster: Cluster = Cluster()
     submit: Submit = Submit()
@@ -568,6 +615,11 @@ class StudySpec(Section):
     def _check(self) -> Self:
         if self.warm_start and self.sampler != "front":
             raise fault(f"warm_start: expected sampler: front, which alone learns from earlier studies; got {self.sampler}")
+        for name in RECIPE:
+            written = "betas" if name in BETAS else name
+            default = type(self.training).model_fields[written].default
+            if getattr(self.space, name) is not None and getattr(self.training, written) != default:
+                raise fault(f"space.{name}: expected it or training.{written}, got both. Remove one.")
         if self.confirm.repeats >= self.budget.trials:
             trials = self.budget.trials
             raise fault(f"confirm.repeats: expected fewer than budget.trials, {trials}; got {self.confirm.repeats}")

@@ -66,6 +66,7 @@ RESERVED = frozenset(
         "stopped_fraction",
         "train_s",
         "train_s_error",
+        "waited_s",
         "train_s_source",
         "trial",
         "val_loss",

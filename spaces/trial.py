@@ -47,6 +47,7 @@ class TrialSetup:
         largest_micro_batch: the most samples per micro-batch on one device; None: no limit.
         metric: name of the metric that trials are compared on.
         folder: the study file's; relative paths in the task are resolved against it.
+        model_folder: where `bsearch train` wants the trained model; None in a study's trials.
         parameters: the task's parameters by name.
     """
 
@@ -71,6 +72,7 @@ class TrialSetup:
     folder: str = "."
     checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0
+    model_folder: str | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     @property
@@ -106,6 +108,11 @@ class TrialSetup:
     def weight_decay(self) -> float:
         """Weight decay."""
         return self.optimizer.weight_decay
+
+    @property
+    def cost_parameters(self) -> dict[str, Parameter]:
+        """What a profile may depend on: the task's parameters, and the precision, which may be searched."""
+        return {**self.parameters, "precision": self.training.precision}
 
     @property
     def seed(self) -> int:
@@ -226,7 +233,8 @@ class TrialFacts:
         train_s_source: `known` from the step-time law, `measured` by the clock, or `retimed` for another device.
         measured_train_s: full training by the trial's own clock.
         train_s_error: relative error of the predicted training time: measured / predicted - 1.
-        contended: the error is so large that the device was probably shared.
+        waited_s: seconds of that in which it waited for a processor core (on a CPU, where the system counts them).
+        contended: it shared its device: it waited for much of its time, or the error is large without.
         attempts: attempts at the trial so far.
         host, device_kind: where it ran.
         baseline: its index in the study's `baseline:`.
@@ -265,6 +273,7 @@ class TrialFacts:
     train_s_source: Literal["known", "measured", "retimed"] | None = None
     measured_train_s: float | None = None
     train_s_error: float | None = None
+    waited_s: float | None = None
     contended: bool | None = None
     samples_per_s: float | None = None
     attempts: int | None = None

@@ -300,6 +300,15 @@ class TrainerContract:
             )
         assert again[-1].facts["resumed_at"] == 550
 
+    def test_a_trained_model_is_kept_where_asked_and_nowhere_else(self, tmp_path: Path) -> None:
+        before = set(tmp_path.iterdir())
+        self.trained("train", setup(96, 3, budget=200))
+        assert set(tmp_path.iterdir()) == before
+        self.trained("train", setup(96, 3, budget=200, model_folder=str(tmp_path / "model")))
+        assert self.kept_model <= {path.name for path in (tmp_path / "model").iterdir()}
+
+    kept_model: ClassVar[set[str]]
+
     def test_memory_that_runs_out_in_a_pass_names_the_micro_batch(self) -> None:
         outcome = self.ending("train", setup(300, 2, budget=1200, memory_limit_bytes=20_000))
         assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", 150)

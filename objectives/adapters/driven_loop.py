@@ -103,6 +103,11 @@ class DrivenLoop:
         return self.plans[self.number]
 
     @property
+    def done(self) -> bool:
+        """Whether the whole budget was trained."""
+        return self.number == len(self.plans) and not self.diverged
+
+    @property
     def measurements_left(self) -> int:
         """Number of measurements still to come."""
         return sum(after > self.number for after in self._measured_after)
@@ -242,7 +247,7 @@ class DrivenLoop:
     def measurement(self, scores: Mapping[str, float]) -> Measurement:
         """The measurement with these scores; writes a checkpoint if one is due."""
         train_loss = float(self._loss_sum) / max(self._loss_steps, 1)
-        self._facts |= self.clock.memory_facts()
+        self._facts |= self.clock.facts()
         measurement = Measurement(
             samples_seen=self.seen,
             elapsed_s=self._elapsed_s,

@@ -164,6 +164,8 @@ def _train(
         driven_trainer.remove_callback(PrinterCallback)  # it prints when there is no progress bar
         driven_trainer.add_callback(_MeasuringCallback(driven_trainer, driven, report))
         driven_trainer.train()
+        if driven.setup.model_folder is not None and driven.done:
+            driven_trainer.save_model(driven.setup.model_folder)
 
 
 class _Step:

@@ -16,6 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,6 +133,8 @@ def _train(
             else:
                 with _replaced_loader(module if data is None else data, driven):
                     trainer.fit(module, datamodule=data)
+            if setup.model_folder is not None and driven.done:
+                trainer.save_checkpoint(Path(setup.model_folder) / "model.ckpt")
         except Exception as error:
             if driven.measuring and is_out_of_memory(error):
                 raise TaskError(

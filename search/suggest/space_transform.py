@@ -59,12 +59,10 @@ class SpaceTransform:
             assert isinstance(distribution, IntDistribution | FloatDistribution)
             number = low + float(point[place]) * scale
             number = math.exp(number) if distribution.log else number
-            if isinstance(distribution, IntDistribution):
-                step = distribution.step
-                number = distribution.low + step * round((number - distribution.low) / step)
-                values[name] = int(min(max(number, distribution.low), distribution.high))
-            else:
-                values[name] = float(min(max(number, distribution.low), distribution.high))
+            if distribution.step is not None:
+                number = distribution.low + distribution.step * round((number - distribution.low) / distribution.step)
+            number = min(max(number, distribution.low), distribution.high)
+            values[name] = int(number) if isinstance(distribution, IntDistribution) else float(number)
         return values
 
     def decode_many(self, points: Array) -> list[dict[str, Any]]:
@@ -78,7 +76,7 @@ class SpaceTransform:
             assert isinstance(distribution, IntDistribution | FloatDistribution)
             numbers = low + points[:, place] * scale
             numbers = np.exp(numbers) if distribution.log else numbers
-            if isinstance(distribution, IntDistribution):
+            if distribution.step is not None:
                 numbers = distribution.low + distribution.step * np.round((numbers - distribution.low) / distribution.step)
             numbers = np.clip(numbers, distribution.low, distribution.high)
             columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
@@ -91,7 +89,7 @@ class SpaceTransform:
             if isinstance(distribution, CategoricalDistribution):
                 choices = slice(place, place + len(distribution.choices))
                 rounded[:, choices] = np.eye(len(distribution.choices))[np.argmax(points[:, choices], axis=1)]
-            elif isinstance(distribution, IntDistribution):
+            elif isinstance(distribution, IntDistribution | FloatDistribution) and distribution.step is not None:
                 numbers = low + rounded[:, place] * scale
                 numbers = np.exp(numbers) if distribution.log else numbers
                 steps = np.round((numbers - distribution.low) / distribution.step)

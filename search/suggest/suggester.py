@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -79,9 +80,9 @@ def distribution(domain: Domain) -> BaseDistribution:
     """Optuna's distribution for a domain of more than one value."""
     match domain:
         case Range() if domain.whole:
-            return IntDistribution(int(domain.low), int(domain.high), log=bool(domain.log))
+            return IntDistribution(int(domain.low), int(domain.high), log=bool(domain.log), step=int(domain.step or 1))
         case Range():
-            return FloatDistribution(float(domain.low), float(domain.high), log=bool(domain.log))
+            return FloatDistribution(float(domain.low), float(domain.high), log=bool(domain.log), step=domain.step)
         case Choices():
             return CategoricalDistribution(domain.choices)
     raise AssertionError(domain)
@@ -125,7 +126,11 @@ class Suggester:
         batches = self.searched.get("effective_batch")
         if feasible is not None and isinstance(batches, IntDistribution):
             # Nothing is suggested that memory, data or the accumulation range forbid.
-            self.searched["effective_batch"] = IntDistribution(*feasible, log=batches.log)
+            low, high = (
+                batches.low + batches.step * round_to((end - batches.low) / batches.step)
+                for end, round_to in zip(feasible, (math.ceil, math.floor), strict=True)
+            )
+            self.searched["effective_batch"] = IntDistribution(low, max(low, high), log=batches.log, step=batches.step)
         self.study = self._open_study(name, objectives, single_writer)
         trials = self.trials()
         # Trials that are RUNNING and not among these were started by an `ask` of ours whose reply was lost.

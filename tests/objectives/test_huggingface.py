@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.frameworks
 class TestHuggingFace(TrainerContract):
     tasks = "huggingface_tasks"
     example = "huggingface"
+    kept_model: ClassVar = {"model.safetensors", "training_args.bin"}
 
     def tasks_of_gradients(self, ignores: bool) -> list[str]:
         return ["train", "deaf", "dividing", "own_loss", *([] if ignores else ["loss_function"])]

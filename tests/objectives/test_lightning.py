@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.frameworks
 class TestLightning(TrainerContract):
     tasks = "lightning_tasks"
     example = "lightning"
+    kept_model: ClassVar = {"model.ckpt"}
 
     def tasks_of_gradients(self, ignores: bool) -> list[str]:
         return ["train"]

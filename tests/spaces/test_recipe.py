@@ -1,0 +1,132 @@
+"""Settings of `training` that are searched in `space`, and ranges in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bsearch.search.suggest.suggester import Suggester
+from bsearch.spaces.domain import Range, count_of, every_value_of
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.laws.device import DeviceProfile
+from bsearch.spaces.planning import cost_keys, profile_faults, profiling_setup, training_cost, trial_setup
+from bsearch.spaces.study import Objectives, StudySpec
+from bsearch.spaces.study_file import study_from_dict
+from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult
+from conftest import TASKS
+from helpers import run
+from hypothesis import given
+from hypothesis import strategies as st
+
+PROFILE = DeviceProfile(device="cpu", kind="cpu", training_set=400)
+
+
+def study(space: dict[str, Any], **keys: Any) -> StudySpec:
+    space = {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1, "epochs": 1, **space}
+    return study_from_dict({"study": "s", "task": "tasks.py:Mine", "space": space, **keys})
+
+
+def test_a_trial_gets_its_own_recipe_and_the_rest_from_the_study() -> None:
+    space = {
+        "schedule": ["constant", "cosine"],
+        "warmup": {"low": 0, "high": 0.3},
+        "clip_norm": {"low": 0.1, "high": 10},
+        "precision": ["fp32", "bf16"],
+        "beta2": {"low": 0.9, "high": 0.999},
+    }
+    spec = study(space, training={"evaluations": 3})
+    parameters = {"schedule": "constant", "warmup": 0.1, "clip_norm": 2.0, "precision": "bf16", "beta2": 0.95}
+    others = {"effective_batch": 16, "reference_rate": 0.1, "rule": "sqrt", "epochs": 1, "weight_decay": 0.0, "devices": 1}
+    setup = trial_setup(spec, "s", Suggestion(0, {**others, **parameters}), PROFILE, "cpu")
+    training = setup.training
+    assert (training.schedule, training.warmup, training.clip_norm, training.precision) == ("constant", 0.1, 2.0, "bf16")
+    assert training.evaluations == 3
+    assert setup.betas == setup.training.betas == (0.9, 0.95)
+    assert not setup.parameters
+    # Each precision is profiled; what a step costs otherwise depends on no other part of the recipe.
+    assert cost_keys(spec) == [(("precision", "fp32"),), (("precision", "bf16"),)]
+    assert profiling_setup(spec, "cpu", (("precision", "bf16"),)).training.precision == "bf16"
+    assert training_cost(spec)["clip_norm"] == 0.1 and "precision" not in training_cost(spec)
+
+
+@pytest.mark.parametrize(
+    ("space", "training", "words"),
+    [
+        ({"warmup": 0.1}, {"warmup": 0.2}, "space.warmup: expected it or training.warmup, got both"),
+        ({"beta1": 0.8}, {"betas": [0.8, 0.999]}, "space.beta1: expected it or training.betas, got both"),
+        ({"schedule": ["cosin"]}, {}, "Did you mean 'cosine'?"),
+        ({"precision": ["fp32", "fp8"]}, {}, "got 'fp8'"),
+        ({"warmup": {"low": 0, "high": 1}}, {}, "expected a number >= 0 and < 1, got 1"),
+        ({"clip_norm": 0}, {}, "expected a number above 0"),
+        ({"effective_batch": {"low": 16, "high": 64, "step": 0.5}}, {}, "expected a step of whole numbers, got 0.5"),
+        (
+            {"warmup": {"choices": [0.0, 0.1], "changes_cost": True}},
+            {},
+            "expected changes_cost on a parameter of the task",
+        ),
+        ({"width": {"low": 2, "high": 8, "step": 4}}, {}, "expected a whole number of steps from low to high, got 1.5 of 4"),
+        ({"width": {"low": 2, "high": 8, "step": 2, "log": True}}, {}, "expected a step or a logarithmic scale"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(space: dict[str, Any], training: dict[str, Any], words: str) -> None:
+    with pytest.raises(StudyFileError) as error:
+        study(space, training=training)
+    assert words in str(error.value)
+
+
+def test_betas_that_no_optimizer_gets_are_refused() -> None:
+    profile = DeviceProfile("cpu", "cpu", 400, optimizer="Lion", applies_betas=False)
+    (fault,) = profile_faults(study({"beta2": {"low": 0.9, "high": 0.999}}), profile)
+    assert "expected a task whose Lion gets betas=setup.betas" in str(fault)
+
+
+@given(st.integers(-5, 50), st.integers(1, 7), st.integers(0, 6), st.booleans())
+def test_a_range_in_steps_holds_its_own_values_alone(low: int, step: int, steps: int, whole: bool) -> None:
+    scale = 1 if whole else 0.25
+    domain = Range(low=low * scale, high=(low + step * steps) * scale, step=step * scale)
+    values = [(low + step * number) * scale for number in range(steps + 1)]
+    assert all(map(domain.contains, values))
+    assert not any(domain.contains(value + scale * step / 2) for value in values)
+    assert count_of(domain) == (len(values) if whole else None)
+    assert not whole or every_value_of(domain) == values
+
+
+def test_suggestions_keep_their_steps() -> None:
+    domains = {"width": Range(low=16, high=64, step=16), "dropout": Range(low=0.0, high=0.5, step=0.125)}
+    suggester = Suggester(None, "s", {**study({}).domains(), **domains}, Objectives(), sampler="front", seed=0)
+    for _ in range(12):
+        suggestion = suggester.ask()
+        width, dropout = float(suggestion.parameters["width"]), float(suggestion.parameters["dropout"])
+        assert domains["width"].contains(width) and domains["dropout"].contains(dropout)
+        suggester.tell(suggestion.number, TrialResult("COMPLETE", "complete", TrialFacts(), (width, dropout), constraint=0.0))
+
+
+def test_whole_numbers_with_changes_cost_are_profiled_one_by_one() -> None:
+    spec = study({"depth": {"low": 2, "high": 6, "step": 2, "changes_cost": True}})
+    assert cost_keys(spec) == [(("depth", 2),), (("depth", 4),), (("depth", 6),)]
+    with pytest.raises(StudyFileError, match="at most 16 combinations"):
+        cost_keys(study({"depth": {"low": 1, "high": 10**15, "changes_cost": True}}))
+    with pytest.raises(StudyFileError, match="choices or a range of integers"):
+        cost_keys(study({"depth": {"low": 0.5, "high": 1.5, "changes_cost": True}}))
+
+
+def test_a_study_searches_its_recipe(study_file: Callable[..., Path]) -> None:
+    space = {
+        "effective_batch": {"low": 20, "high": 80},
+        "reference_rate": 0.1,
+        "epochs": 1,
+        "schedule": ["constant", "cosine"],
+        "warmup": {"low": 0.0, "high": 0.4, "step": 0.1},
+        "clip_norm": {"low": 0.1, "high": 10},
+        "precision": ["fp32", "bf16"],
+    }
+    study = run(study_file(task=f"{TASKS}:Points", space=space, budget={"trials": 6, "profile_s": 0.2})).study
+    assert [record.outcome for record in study.records] == ["complete"] * 6
+    for record in study.records:
+        training = study.setup_of(record).training
+        assert {name: record.parameters[name] for name in ("schedule", "warmup", "clip_norm", "precision")} == {
+            name: getattr(training, name) for name in ("schedule", "warmup", "clip_norm", "precision")
+        }
+    assert len({record.parameters["precision"] for record in study.records}) == 2
