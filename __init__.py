@@ -5,7 +5,8 @@
     study = bsearch.run("study.yaml")      # or resume it
     study.front.to_frame()                 # the Pareto front of training time against accuracy
     study.plot()
-    print(study.export(to="hf"))           # the knee's settings, to paste into a Trainer
+    study.train(within="1%", out="model")  # train the fastest point within 1 % of the best
+    print(study.export(to="hf"))           # its settings, to paste into a Trainer
 
 The names in `__all__` are the public interface. They are imported on first use: `import bsearch` imports neither torch nor Ray.
 """

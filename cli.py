@@ -9,6 +9,7 @@ import socket
 import sys
 import traceback
 import webbrowser
+from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from datetime import datetime
 from importlib import resources
@@ -121,6 +122,29 @@ set_option = click.option(
     metavar="NAME=VALUE",
     help="A parameter of the task, if STUDY is a task: width=32, width=32,64 or noise=0:0.3.",
 )
+
+
+def choice_options(before: str = "") -> Callable[[Any], Any]:
+    """Options that choose a point of the front, for a `Choice`."""
+
+    def add(command: Any) -> Any:
+        within = "the fastest trial at most this share worse than the best, 1% or 0.01; the default is 1%."
+        for option in (
+            click.option("--within", type=_SHARE, metavar="SHARE", help=_sentence(before + within)),
+            click.option("--best", is_flag=True, help=_sentence(before + "the trial of the front with the best metric.")),
+            click.option("--knee", is_flag=True, help=_sentence(before + "the trial where the front bends.")),
+            click.option("--trial", type=int, metavar="N", help=_sentence(before + "this trial of the front.")),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 name_option = click.option(
     "--name", metavar="NAME", shell_complete=study_names, help="Which study, if the storage holds several."
 )
@@ -335,7 +359,8 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     following = {
         f"bsearch report {shown}": "an HTML page to explore and choose from",
         f"bsearch show {shown} --all": "every trial",
-        f"bsearch export {shown} --to hf": "the knee's settings for a trainer",
+        f"bsearch train {shown} --within 1%": "trains the fastest point within 1% of the best, and keeps the model",
+        f"bsearch export {shown} --to hf": "its settings for a trainer",
         f"bsearch dashboard {shown}": "in the browser",
     }
     console.print("Next:")
@@ -407,9 +432,10 @@ def profile(
     """
     card = None if device_like is None else card_named(device_like)
     spec = read_study(study, storage=storage)
-    from .search.report.export import json_text, write_file
+    from .search.report.export import json_text
     from .search.report.terminal.profile import profile_document, profile_parts, profile_picture
     from .search.run.check import profile_study
+    from .spaces.files import write_file
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -855,42 +881,35 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "yaml"]),
     help="Settings of one trial of the front, to paste into code for this framework.",
 )
-@click.option("--trial", "number", type=int, metavar="N", help="With --to: this trial; default: the knee.")
-@click.option("--knee", "at_knee", is_flag=True, help="With --to: the knee of the front.")
-@click.option(
-    "--within",
-    type=_SHARE,
-    metavar="SHARE",
-    help="With --to: the fastest trial at most this share worse than the best, 1% or 0.01.",
-)
+@choice_options("With --to: ")
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")
 @storage_option
 @click.pass_context
 def export(
     ctx: click.Context,
+    /,
     study: str,
     name: str | None,
     kind: str,
     what: str,
     framework: str | None,
-    number: int | None,
-    at_knee: bool,
-    within: float | None,
     out: Path | None,
     storage: str | None,
+    **choice: Any,
 ) -> None:
     """Print a study's front, or all its trials, as CSV or JSON; or one trial's settings for a framework.
 
     docs/export.md lists the columns, and what each framework can express.
     """
-    from .search.report.export import csv_text, json_text, study_document, trial_document, write_file
+    from .search.report.export import csv_text, json_text, study_document, trial_document
     from .search.store.stored import StoredStudy
+    from .spaces.files import write_file
 
     _check_export(ctx, framework)
     stored = StoredStudy.open(study, name, storage)
     front, records = stored.front, stored.records
     if framework is not None:
-        text = _exported(stored, framework, number, at_knee, within, to_terminal=out is None and sys.stdout.isatty())
+        text = _exported(stored, framework, choice, to_terminal=out is None and sys.stdout.isatty())
     else:
         rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
         if kind == "csv":
@@ -908,24 +927,81 @@ def _check_export(ctx: click.Context, framework: str | None) -> None:
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if framework is not None and given & {"kind", "what"}:
         raise click.UsageError("--to prints one trial's settings; --format and --what are for tables")
-    if framework is None and given & {"number", "at_knee", "within"}:
-        raise click.UsageError("--trial, --knee and --within choose a trial for --to; add --to FRAMEWORK")
+    if framework is None and given & {"trial", "knee", "best", "within"}:
+        raise click.UsageError("--trial, --knee, --best and --within choose a trial for --to; add --to FRAMEWORK")
 
 
-def _exported(
-    stored: StoredStudy, framework: str, number: int | None, at_knee: bool, within: float | None, *, to_terminal: bool
-) -> str:
+def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], *, to_terminal: bool) -> str:
     """One trial's settings for a framework; which trial, its result, and notes that the text lacks go to stderr."""
+    from .search.analysis.choice import Choice
     from .search.report.frameworks.settings import settings_to_export
     from .search.report.frameworks.texts import FRAMEWORKS
 
-    chosen = settings_to_export(stored, number=number, at_knee=at_knee, within=within)
+    chosen = settings_to_export(stored, Choice(**choice))
     exported = FRAMEWORKS[framework](chosen)
     click.echo(plain(f"study {stored.name}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"), err=True)
     seen = to_terminal and "# note: " in exported.text
     for note in () if seen else exported.notes:
         click.echo(plain(f"note: {note}"), err=True)
     return exported.text
+
+
+# ---------------------------------------------------------------- train
+
+
+@main.command(
+    epilog=_epilog("bsearch train study.yaml --within 1% --out model\n  bsearch train study.yaml --best --epochs 50 --seeds 3")
+)
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@name_option
+@choice_options()
+@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), help="Epochs to train for; default: the trial's.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Seeds to train with: 1 is the trial's own, more are new ones.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write; default: results/STUDY/trial-N.")
+@click.option("--serial", is_flag=True, help="Train in this process, without Ray.")
+@storage_option
+@json_option
+@click.pass_context
+def train(
+    ctx: click.Context,
+    /,
+    study: str,
+    name: str | None,
+    epochs: float | None,
+    seeds: int,
+    out: Path | None,
+    serial: bool,
+    storage: str | None,
+    as_json: bool,
+    **choice: Any,
+) -> None:
+    """Train a point of the front with the study's own task, and keep the model.
+
+    The folder gets the model's weights, the optimizer's state, a log and all settings. The task's test set, if it has one, is
+    scored at the end. A training that was interrupted resumes from its checkpoint.
+    """
+    from .cluster.study import Study, train_point
+    from .search.analysis.choice import Choice
+    from .search.report.terminal.train import result_lines, train_document
+
+    opened, console = Study.open(study, name, storage), _terminal(as_json)
+    how: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "out": out, "serial": serial, "say": console.print}
+    with _documents_only(as_json):
+        stored, record, trainings = train_point(opened, Choice(**choice), **how)
+    for line in result_lines(record, trainings):
+        console.print(line)
+    if as_json:
+        click.echo(json.dumps(train_document(stored, record, trainings), indent=2))
+    ctx.exit(0 if all(one.complete for one in trainings) else FAILED)
+
+
+# ---------------------------------------------------------------- report
 
 
 @main.command(epilog=_epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
@@ -943,10 +1019,10 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
     The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and the cost of
     training faster.
     """
-    from .search.report.export import write_file
     from .search.report.page.figures import StudyFigures
     from .search.report.page.page import report_page, write_figures
     from .search.store.stored import StoredStudy
+    from .spaces.files import write_file
 
     stored = StoredStudy.open(study, name, storage).with_rates()
     drawn = StudyFigures.of(stored).all()
@@ -1199,7 +1275,7 @@ def verify(
         raise OutputError(f"--out {out}: expected a file that ends in .json or .md")
     import torch
 
-    from .search.report.export import write_file
+    from .spaces.files import write_file
     from .verify.claims import Report
     from .verify.run import Planned
     from .verify.run import verify as verified
@@ -1262,7 +1338,7 @@ def schema() -> None:
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
 def init(folder: Path) -> None:
     """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit."""
-    from .search.report.export import write_file
+    from .spaces.files import write_file
 
     names = ("study.yaml", "tasks.py")
     existing = [name for name in names if os.path.lexists(folder / name)]

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..objectives.task_code import task_code_hash
-from ..search.analysis.choice import chosen_trial
-from ..search.report.export import trial_document, write_file
+from ..search.analysis.choice import Choice, chosen_trial
+from ..search.report.export import trial_document
 from ..search.store.stored import StoredStudy
 from ..spaces.errors import BsearchError, StudyFileError
+from ..spaces.files import write_file
 from ..spaces.readable import from_here, number
 from ..spaces.storage import masked, storage_of
 from ..spaces.study import StudySpec, share
 from ..spaces.study_file import changed_study, read_study, resolve_study, study_from_dict
-from ..spaces.trial import ParetoFront, TrialRecord
+from ..spaces.trial import Measurement, ParetoFront, TrialRecord
 
 if TYPE_CHECKING:
     import pandas
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ..search.run.driver import StudyResult
     from ..search.run.runner import Event, Runner
     from ..search.run.study_run import StudyRun
+    from ..search.run.train import Training
 
 Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "yaml"]
 
@@ -89,17 +91,18 @@ class Study:
         self._stored, self._spec, self._results = stored, spec, results
 
     @classmethod
-    def open(cls, path_or_url: str | Path, name: str | None = None) -> Study:
+    def open(cls, path_or_url: str | Path, name: str | None = None, storage: str | None = None) -> Study:
         """Open a study by its file or by a database URL.
 
         Args:
             name: which one, where the storage holds several.
+            storage: database instead of the study file's own.
 
         Raises:
             StudyFileError: there is none, or several and no name says which.
             StorageError: the storage cannot be opened.
         """
-        text, storage = str(path_or_url), storage_of(os.environ)
+        text, storage = str(path_or_url), storage or storage_of(os.environ)
         stored = StoredStudy.open(text, name, storage)
         if "://" in text:
             # A database does not hold the study file's folder; that of the task's file is nearly always the same.
@@ -149,26 +152,67 @@ class Study:
         Raises:
             StudyFileError: there is no front yet, or not a share.
         """
-        return chosen_trial(self.name, self._stored.front, within=_share(tolerance))
+        return chosen_trial(self.name, self._stored.front, Choice(within=_share(tolerance)))
 
-    def export(self, to: Framework = "hf", trial: int | None = None, within: str | float | None = None) -> ExportedText:
-        """The settings of one trial of the front, as code or configuration for a framework; by default the knee's.
+    def export(
+        self,
+        to: Framework = "hf",
+        trial: int | None = None,
+        within: str | float | None = None,
+        *,
+        knee: bool = False,
+        best: bool = False,
+    ) -> ExportedText:
+        """The settings of one trial of the front, as code or configuration for a framework.
 
         Args:
             trial: its number.
-            within: the fastest trial at most this share worse than the best, instead.
+            within: the fastest trial at most this share worse than the best; without any choice 1 %.
+            knee: the trial where the front bends.
+            best: the trial with the best metric.
 
         Raises:
-            StudyFileError: no such framework, no such trial on the front, or both trial and within.
+            StudyFileError: no such framework, no such trial on the front, or several choices.
         """
         from ..search.report.frameworks.settings import settings_to_export
         from ..search.report.frameworks.texts import FRAMEWORKS
 
         if to not in FRAMEWORKS:
             raise StudyFileError(f"to: expected one of {', '.join(FRAMEWORKS)}; got {to!r}")
-        chosen = settings_to_export(self._stored, number=trial, within=None if within is None else _share(within))
+        choice = Choice(trial, knee, best, None if within is None else _share(within))
+        chosen = settings_to_export(self._stored, choice)
         exported = FRAMEWORKS[to](chosen)
         return ExportedText(exported.text, chosen.trial, exported.notes)
+
+    def train(
+        self,
+        *,
+        trial: int | None = None,
+        knee: bool = False,
+        best: bool = False,
+        within: str | float | None = None,
+        epochs: float | None = None,
+        seeds: int = 1,
+        out: str | Path | None = None,
+        serial: bool = False,
+        say: Callable[[str], None] = print,
+    ) -> tuple[Training, ...]:
+        """Train a point of the front with the study's own task, and keep its model.
+
+        Args:
+            trial, knee, best, within: which point, as for `export`.
+            epochs: instead of the trial's.
+            seeds: how many to train with: 1 is the trial's own, more are new ones.
+            out: folder for model, optimizer, log and settings; default: results/NAME/trial-N.
+            serial: in this process, without Ray.
+            say: is given lines of progress.
+
+        Raises:
+            StudyFileError: no such point, or a folder that holds a trained model.
+            ClusterError, OutputError: Ray cannot be started, or the folder cannot be written.
+        """
+        choice = Choice(trial, knee, best, None if within is None else _share(within))
+        return train_point(self, choice, epochs=epochs, seeds=seeds, out=out, serial=serial, say=say)[2]
 
     def plot(self) -> plotly.graph_objects.Figure:
         """The front as a Plotly figure, which a notebook shows.
@@ -219,6 +263,42 @@ class Study:
         from html import escape
 
         return f"<p>{escape(repr(self)[1:-1])}</p>{self.front._repr_html_()}"
+
+
+def train_point(
+    study: Study,
+    choice: Choice,
+    *,
+    epochs: float | None,
+    seeds: int,
+    out: str | Path | None,
+    serial: bool,
+    say: Callable[[str], None],
+) -> tuple[StoredStudy, TrialRecord, tuple[Training, ...]]:
+    """Train a point of a study's front; what the command line and `Study.train` share.
+
+    Returns:
+        The study as it was, the chosen trial, and its trainings.
+
+    Raises:
+        StudyFileError, ClusterError, OutputError: see `Study.train`.
+    """
+    from ..search.report.terminal.train import opening_lines, progress_line
+    from ..search.run.train import planned_trainings, train
+
+    stored, spec, results = study._stored, study._spec, study._results / study.name
+    record = chosen_trial(stored.name, stored.front, choice, stored.records)
+    folder = results / f"trial-{record.number}" if out is None else Path(out)
+    trainings = planned_trainings(stored, record, folder, epochs=epochs, seeds=seeds)
+    code = task_code_hash(spec.task)
+    for line in opening_lines(stored, record, choice.reason, trainings, code):
+        say(line)
+
+    def report(training: Training, measurement: Measurement) -> None:
+        say(progress_line(training, measurement))
+
+    with _runner(spec, results, serial=serial, say=say) as runner:
+        return stored, record, tuple(train(stored, spec.task, code, trainings, runner, report))
 
 
 def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
@@ -299,21 +379,24 @@ def run_study_here(
     from ..search.run.driver import run_study
     from ..search.run.runner import Event
 
-    @contextmanager
-    def runner() -> Iterator[Runner]:
-        if serial:
-            from ..search.run.serial import SerialRunner
-
-            yield SerialRunner(spec.devices)
-            return
-        notify(Event("message", text=f"study {spec.study}: starting Ray (its messages: {from_here(out / 'ray.log')})"))
-        from .tune import TuneRunner
-
-        with TuneRunner(spec.cluster, spec.devices, out / "ray.log") as opened:
-            yield opened
-
+    runner = _runner(spec, out, serial=serial, say=lambda text: notify(Event("message", text=text)))
     code = task_code_hash(spec.task)
-    return run_study(spec, runner(), code, new=new, same_experiment=same_experiment, notify=notify, watch=watch)
+    return run_study(spec, runner, code, new=new, same_experiment=same_experiment, notify=notify, watch=watch)
+
+
+@contextmanager
+def _runner(spec: StudySpec, out: Path, *, serial: bool, say: Callable[[str], None]) -> Iterator[Runner]:
+    """What runs attempts: this process, or Ray, which starts here."""
+    if serial:
+        from ..search.run.serial import SerialRunner
+
+        yield SerialRunner(spec.devices)
+        return
+    say(f"study {spec.study}: starting Ray (its messages: {from_here(out / 'ray.log')})")
+    from .tune import TuneRunner
+
+    with TuneRunner(spec.cluster, spec.devices, out / "ray.log") as opened:
+        yield opened
 
 
 def _share(value: str | float) -> float:
@@ -323,4 +406,4 @@ def _share(value: str | float) -> float:
         raise StudyFileError(f"within: expected a share >= 0 and < 1, such as '1%' or 0.01; got {value!r}") from None
 
 
-__all__ = ["ExportedText", "Study", "Trials", "run", "run_study_here"]
+__all__ = ["ExportedText", "Study", "Trials", "run", "run_study_here", "train_point"]

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +53,7 @@ from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
-from .worker import AttemptTrainable, gpu_memory, kind_of, profile_here
+from .worker import AttemptTrainable, attempt_here, gpu_memory, kind_of, profile_here
 
 # Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
 _KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
@@ -371,6 +371,28 @@ class TuneRunner:
         if "error" in answer:
             raise TaskError(answer["error"])
         return DeviceProfile.from_dict(answer)
+
+    def attempt(self, reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
+        needed = self._resources(setup.plan.devices)
+        kinds = {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")}
+        task = ray.remote(
+            num_cpus=needed["CPU"],
+            num_gpus=needed.get("GPU", 0),
+            resources=kinds,
+            num_returns="streaming",
+            max_retries=0,
+            max_calls=1,  # what it holds on a GPU is freed with its process
+        )(attempt_here)
+        reports: Any = task.remote(reference, setup.to_dict())
+        try:
+            for report in reports:
+                of = ray.get(report)
+                yield Measurement.from_dict(of["measurement"]) if "measurement" in of else Outcome.from_dict(of["outcome"])
+        except RayError as error:
+            yield Outcome("interrupted", f"its worker died: {str(error).splitlines()[0]} (details in {self._log_file})")
+        finally:
+            with contextlib.suppress(RayError, ValueError, TypeError):
+                ray.cancel(reports, force=True)
 
     def run(self, study: StudyRun) -> None:
         searcher = StudySearcher(study, study.spec.task, _cached_for(lambda: self.slots, _REFRESH_S))

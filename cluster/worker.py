@@ -101,6 +101,14 @@ def own_kind(known: tuple[str, ...]) -> str:
     return kind if kind in known else next((name for name in known if name == f"{kind} {gpu_memory()}"), kind)
 
 
+def attempt_here(reference: str, setup: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """An attempt's reports, as dicts with one key that says what it is."""
+    from ..objectives.trial import start_attempt
+
+    for report in start_attempt(reference, TrialSetup.from_dict(setup)):
+        yield {"measurement" if isinstance(report, Measurement) else "outcome": report.to_dict()}
+
+
 def profile_here(reference: str, request: dict[str, Any]) -> dict[str, Any]:
     """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle)."""
     from ..objectives.profiling.probe import profile_task

@@ -12,7 +12,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..spaces.errors import TaskError, plain
 from ..spaces.study import near_miss
@@ -25,6 +25,23 @@ def check_task_file(path: Path) -> None:
         return
     siblings = [one.name for one in path.parent.glob("*.py")] if len(path.name) <= 100 else []
     raise TaskError(f"task file {plain(str(path))}: no such file.{near_miss(path.name, siblings)}")
+
+
+def task_kind(reference: str) -> Literal["task", "huggingface", "lightning", "loop"] | None:
+    """What a reference names, by its source alone: a Task, an adapter's loop, or a loop of one's own; None if unclear."""
+    place, _, name = reference.rpartition(":")
+    try:
+        source = Path(place) if place.endswith(".py") else Path(importlib.util.find_spec(place).origin)  # type: ignore[union-attr, arg-type]
+        text = source.read_text(encoding="utf-8")
+        defined = next(one for one in ast.parse(text).body if getattr(one, "name", None) == name)
+    except Exception:  # finding a module imports its package, whose code may raise anything
+        return None
+    if isinstance(defined, ast.ClassDef):
+        return "task"
+    if isinstance(defined, ast.FunctionDef):
+        adapters: tuple[Literal["huggingface", "lightning"], ...] = ("huggingface", "lightning")
+        return next((one for one in adapters if f"bsearch.objectives.adapters.{one}" in text), "loop")
+    return None
 
 
 def task_code_hash(reference: str) -> str:

@@ -38,7 +38,7 @@ class Mine(Task):
     def model(self, setup): return nn.Linear(2, 2)
 """
 COMMANDS = ["run", "check", "profile", "bench", "retime", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
-COMMANDS += ["submit", "jobs", "report"]
+COMMANDS += ["submit", "jobs", "report", "train"]
 COMMANDS += ["doctor", "verify", "completion"]
 JOBS = ["jobs list", "jobs status", "jobs logs", "jobs stop"]
 
@@ -163,6 +163,7 @@ def test_a_task_runs_without_a_study_file(tmp_path: Path, monkeypatch: pytest.Mo
         assert message in refused.output
 
 
+@pytest.mark.slow
 def test_parameters_of_a_task_are_set_or_searched_without_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.py").write_text(

@@ -15,8 +15,9 @@ from pathlib import Path
 import optuna
 import pytest
 from bsearch.cli import main
-from bsearch.search.report.export import csv_text, write_file
+from bsearch.search.report.export import csv_text
 from bsearch.search.store.records import Records
+from bsearch.spaces.files import write_file
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
 

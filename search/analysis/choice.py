@@ -1,61 +1,81 @@
-"""Choosing a point of a front: the knee, the best, the fastest within a tolerance of the best, or a trial by its number."""
+"""Choosing a point of a front: a trial by its number, the knee, the best, or the fastest that is nearly as good as the best."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ...spaces.errors import StudyFileError
 from ...spaces.trial import ParetoFront, TrialRecord
 
+# Without a choice: the fastest whose metric is within this share of the best. The front is steep at its slow end.
+NEARLY_BEST = 0.01
 
-def chosen_trial(
-    name: str,
-    front: ParetoFront,
-    records: Iterable[TrialRecord] = (),
-    *,
-    number: int | None = None,
-    at_knee: bool = False,
-    within: float | None = None,
-) -> TrialRecord:
-    """The chosen point of a front; by default its knee, or the best where it has none.
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How to choose a point of a front; at most one of these. None of them is `within` 1 %.
+
+    Args:
+        trial: this one.
+        knee: where the front bends.
+        best: the one with the best metric.
+        within: the fastest whose metric is at most this share of the best value away from it.
+
+    Raises:
+        StudyFileError: several.
+    """
+
+    trial: int | None = None
+    knee: bool = False
+    best: bool = False
+    within: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.trial is not None) + self.knee + self.best + (self.within is not None) > 1:
+            raise StudyFileError("expected one of trial, knee, best and within, got several")
+
+    @property
+    def reason(self) -> str:
+        """Why it is this trial, to be displayed.
+
+        >>> Choice().reason, Choice(trial=3).reason
+        ('the fastest within 1% of the best', 'as asked')
+        """
+        if self.trial is not None:
+            return "as asked"
+        if self.knee or self.best:
+            return "the knee" if self.knee else "the best"
+        return f"the fastest within {100 * (NEARLY_BEST if self.within is None else self.within):.3g}% of the best"
+
+
+def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), records: Iterable[TrialRecord] = ()) -> TrialRecord:
+    """The chosen point of a front.
 
     Args:
         name: the study's, for messages.
         records: all its trials, for messages.
-        number: of a trial on the front.
-        within: choose the fastest whose metric is at most this share of the best value away from it.
 
     Raises:
-        StudyFileError: more than one way of choosing, an empty front, no such trial on it, or no knee.
+        StudyFileError: an empty front, no such trial on it, or no knee.
     """
-    if (number is not None) + at_knee + (within is not None) > 1:
-        raise StudyFileError("expected one of trial, knee and within, got several")
     if not front.trials:
         raise StudyFileError(f"study {name}: has no finished trial yet, so there is no front to choose from")
-    if within is not None:
-        return fastest_within(front, within)
-    if number is not None:
-        chosen = next((trial for trial in front.trials if trial.number == number), None)
+    if choice.trial is not None:
+        chosen = next((trial for trial in front.trials if trial.number == choice.trial), None)
         if chosen is None:
             members = ", ".join(str(trial.number) for trial in front.trials)
-            repeats = next((one.facts.repeats for one in records if one.number == number), None)
+            repeats = next((one.facts.repeats for one in records if one.number == choice.trial), None)
             why = "" if repeats is None else f" (it repeats trial {repeats} and counts in its mean)"
-            raise StudyFileError(f"study {name}: trial {number} is not on its front{why}; expected one of {members}")
+            raise StudyFileError(f"study {name}: trial {choice.trial} is not on its front{why}; expected one of {members}")
         return chosen
-    if front.knee is None:
-        if at_knee:
-            raise StudyFileError(f"study {name}: its front has no knee yet; choose one by trial or within")
+    if choice.knee:
+        if front.knee is None:
+            raise StudyFileError(f"study {name}: its front has no knee yet; choose by trial, best or within")
+        return next(trial for trial in front.trials if trial.number == front.knee)
+    if choice.best:
         return front.trials[-1]
-    return next(trial for trial in front.trials if trial.number == front.knee)
-
-
-def choice_reason(front: ParetoFront, record: TrialRecord, *, number: int | None = None, within: float | None = None) -> str:
-    """Why `chosen_trial` chose this trial, to be displayed."""
-    if number is not None:
-        return "as asked"
-    if within is not None:
-        return f"the fastest within {100 * within:.3g}% of the best"
-    return "the knee" if record.number == front.knee else "the best"
+    return fastest_within(front, NEARLY_BEST if choice.within is None else choice.within)
 
 
 def fastest_within(front: ParetoFront, share: float) -> TrialRecord:

@@ -134,7 +134,7 @@ def retimed(
         if record.outcome != "complete" or record.train_s is None:
             continue
         setup = setups[record.number]
-        profile = device.profile(setup.parameters)
+        profile = device.profile(setup.cost_parameters)
         if profile is None or profile.step_time(setup.plan.devices) is None:
             missing = "its parameters that change cost" if profile is None else f"{setup.plan.devices} devices"
             left_out.append(f"trial {record.number}: the profile does not cover {missing}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from ...spaces.errors import OutputError, plain
+from ...spaces.errors import plain
+from ...spaces.files import write_file
 from ...spaces.readable import number
 from ...spaces.trial import ParetoFront, TrialRecord
 
@@ -97,32 +96,6 @@ def _cell(value: Any) -> Any:
 
 def json_text(document: Any) -> str:
     return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
-
-
-def write_file(path: Path, content: str | bytes) -> Path:
-    """Write a file atomically.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # /dev/null or a pipe: written to, not replaced
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-            return path
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
-            try:
-                temporary.write(content.encode() if isinstance(content, str) else content)
-                temporary.flush()
-                os.fsync(temporary.fileno())  # some file systems report only here that they are full
-                os.fchmod(temporary.fileno(), 0o644)
-                os.replace(temporary.name, path)
-            except BaseException:
-                os.unlink(temporary.name)
-                raise
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}. Choose another location.") from None
-    return path
 
 
 def write_front(folder: Path, document: Mapping[str, Any], picture: bytes) -> list[Path]:

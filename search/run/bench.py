@@ -93,6 +93,7 @@ PUBLISHED = {
     1: {100: 10.50, 127: 9.80, 128: 9.78, 129: 9.92, 156: 9.38, 511: 8.74, 512: 8.71, 513: 8.72},
     4: {255: 2.95, 256: 2.87, 257: 2.86},
 }
+PUBLISHED_IMAGE = (3, 224, 224)
 
 # Sizes this near to a power of two, relative, are compared with it.
 _NEAR = 0.05
@@ -218,6 +219,7 @@ def bench_document(
     """
     assert profile.training_set is not None and profile.validation_set is not None
     rows, per_sample_s = [], {}
+    comparable = tuple(facts.image or ()) == PUBLISHED_IMAGE
     for index, (size, plan) in enumerate(plans.items()):
         steps = [one.steps[index][0] for one in rounds]
         inference = [one.evaluations[index] * profile.validation_set for one in rounds]
@@ -232,7 +234,7 @@ def bench_document(
                 "inference_s": _mean_and_std(inference),
                 "samples_per_s": _mean_and_std([size / step_s for step_s in steps]),
                 "peak_bytes": peaks.get(plan.largest_micro_batch),
-                "published_minutes": PUBLISHED.get(plan.devices, {}).get(size),
+                "published_minutes": PUBLISHED.get(plan.devices, {}).get(size) if comparable else None,
                 "suggested": size in suggested,
             }
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
-from ...spaces.trial import Measurement, TrialRecord, TrialSetup
+from ...spaces.trial import Measurement, Outcome, TrialRecord, TrialSetup
 
 if TYPE_CHECKING:
     from .study_run import StudyRun
@@ -36,6 +37,9 @@ class Runner(Protocol):
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
         """Profile the task on a worker's device of a kind."""
+
+    def attempt(self, reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
+        """Run one attempt outside a study; the last report is its outcome. Closing it stops the attempt."""
 
     def run(self, study: StudyRun) -> None:
         """Run attempts until there are none; every attempt taken is ended, unless the study is stopping."""

@@ -17,7 +17,7 @@ from ...objectives.trial import start_attempt
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.study import Devices
-from ...spaces.trial import Measurement, Outcome
+from ...spaces.trial import Measurement, Outcome, TrialSetup
 from .study_run import StudyRun
 
 
@@ -57,6 +57,9 @@ class SerialRunner:
         # A separate process: running out of memory there does not affect this one.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             return process.submit(profile_in_subprocess, reference, request).result()
+
+    def attempt(self, reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
+        return start_attempt(reference, setup)
 
     def run(self, study: StudyRun) -> None:
         while True:

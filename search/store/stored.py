@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ...objectives.task_code import task_code_hash
-from ...spaces.errors import StudyFileError, TaskError
+from ...spaces.errors import BsearchError, StudyFileError, TaskError
 from ...spaces.storage import masked
 from ...spaces.study import StudySpec
 from ...spaces.study_file import read_study
-from ...spaces.trial import ParetoFront, TrialRecord
+from ...spaces.trial import ParetoFront, TrialRecord, TrialSetup
 from ..analysis.pareto import study_front
 from ..analysis.rates import BestRates, StoredRates
 from .records import Records, StudyRow
@@ -98,6 +99,26 @@ class StoredStudy:
         """bsearch's own tables: attempts, curves, profiles, step times."""
         return Records(self.url, create=False)
 
+    def setup_of(self, record: TrialRecord) -> TrialSetup:
+        """The setup that a trial was trained with, at its last attempt.
+
+        Raises:
+            StudyFileError: the study does not hold it.
+        """
+        attempts = self.tables().attempts(self.name, record.number)
+        where = f"study {self.name}: trial {record.number}"
+        if not attempts:
+            raise StudyFileError(
+                f"{where}: expected the setup it was trained with, but it was trained outside `bsearch run`. "
+                "`bsearch export --format json` has its settings."
+            )
+        try:
+            setup = TrialSetup.from_dict(attempts[-1]["setup"])
+            _check_numbers(setup)
+        except (KeyError, TypeError, ValueError, BsearchError) as error:
+            raise StudyFileError(f"{where}: its setup cannot be read from the database: {error}") from None
+        return setup
+
     @property
     def ended(self) -> int:
         """Trials that have ended, in whatever way."""
@@ -158,3 +179,27 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
         names = ", ".join(row.name for row in rows)
         raise StudyFileError(f"storage {masked(url)}: holds several studies, so give a name: {names}")
     return url, next((row for row in rows if row.name == name), rows[-1])
+
+
+def _check_numbers(setup: TrialSetup) -> None:
+    """Validate the numbers that go into programs: others may have written the database.
+
+    Raises:
+        ValueError: one of them is not a finite number.
+    """
+    optimizer = setup.optimizer
+    for name, value in {
+        "learning_rate": optimizer.learning_rate,
+        "betas": sum(optimizer.betas),
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        "epochs": setup.epochs,
+        "samples_budget": setup.samples_budget,
+    }.items():
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
+    if setup.epochs <= 0 or not isinstance(setup.samples_budget, int) or setup.samples_budget < setup.effective_batch:
+        raise ValueError(f"samples_budget: expected at least one step, got {setup.samples_budget!r} in {setup.epochs} epochs")
+    for size in (setup.largest_micro_batch, setup.evaluation_batch, setup.smallest_micro_batch):
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"micro-batch: expected an integer >= 1, got {size!r}")

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ....spaces.errors import BsearchError, InfeasiblePlanError, StudyFileError
+from ....objectives.task_code import task_kind
+from ....spaces.errors import InfeasiblePlanError
 from ....spaces.learning_rate import OptimizerSettings
 from ....spaces.plan import BatchPlan, step_plans
 from ....spaces.planning import optimizer_settings
 from ....spaces.readable import seconds
 from ....spaces.study import StudySpec
 from ....spaces.trial import Parameter, TrialRecord, TrialSetup
-from ...analysis.choice import choice_reason, chosen_trial
+from ...analysis.choice import Choice, chosen_trial
 from ...store.stored import StoredStudy
 
 # Accumulation may exceed the trial's by this factor. More would match the batch more closely, but at an unknown training time:
@@ -75,6 +76,7 @@ class ChosenSettings:
         optimizer: class name of its optimizer; None if unknown (a custom training loop).
         momentum, nesterov: of that optimizer; None if they were not recorded.
         batch_norm: the model has batch statistics.
+        task, kind: the study's training code, and what it is, as `task_kind` says.
         even: the nearest plan of equal micro-batches, with the optimizer's settings at its batch.
     """
 
@@ -93,6 +95,8 @@ class ChosenSettings:
     even_settings: OptimizerSettings
     even_notes: tuple[str, ...] = ()
     runs: int = 1
+    task: str = ""
+    kind: str | None = None
 
     @property
     def plan(self) -> BatchPlan:
@@ -146,16 +150,13 @@ class ChosenSettings:
         return math.ceil(steps * self.setup.training.warmup)
 
 
-def settings_to_export(
-    study: StoredStudy, *, number: int | None = None, at_knee: bool = False, within: float | None = None
-) -> ChosenSettings:
-    """The settings of the trial of the front that is chosen by number, as the knee, or within a share of the best.
+def settings_to_export(study: StoredStudy, choice: Choice) -> ChosenSettings:
+    """The settings of the trial of the front that is chosen.
 
     Raises:
         StudyFileError: see `chosen_trial`; or the study does not hold the trial's setup.
     """
-    record = chosen_trial(study.name, study.front, study.records, number=number, at_knee=at_knee, within=within)
-    return chosen_settings(study, record, choice_reason(study.front, record, number=number, within=within))
+    return chosen_settings(study, chosen_trial(study.name, study.front, choice, study.records), choice.reason)
 
 
 def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> ChosenSettings:
@@ -164,7 +165,7 @@ def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> Cho
     Raises:
         StudyFileError: the study does not hold the trial's setup.
     """
-    return settings_of(study, record, _setup(study, record), chosen)
+    return settings_of(study, record, study.setup_of(record), chosen)
 
 
 def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chosen: str) -> ChosenSettings:
@@ -188,48 +189,9 @@ def settings_of(study: StoredStudy, record: TrialRecord, setup: TrialSetup, chos
         even_settings=even_settings,
         even_notes=notes,
         runs=record.facts.runs or 1,
+        task=study.spec.task,
+        kind=task_kind(study.spec.task),
     )
-
-
-def _setup(study: StoredStudy, record: TrialRecord) -> TrialSetup:
-    attempts = study.tables().attempts(study.name, record.number)
-    if not attempts:
-        raise StudyFileError(
-            f"study {study.name}: trial {record.number}: expected the setup it was trained with, but it was trained outside "
-            "`bsearch run`. `bsearch export --format json` has its settings."
-        )
-    try:
-        setup = TrialSetup.from_dict(attempts[-1]["setup"])
-        _check_numbers(setup)
-    except (KeyError, TypeError, ValueError, BsearchError) as error:
-        raise StudyFileError(
-            f"study {study.name}: trial {record.number}: its setup cannot be read from the database: {error}"
-        ) from None
-    return setup
-
-
-def _check_numbers(setup: TrialSetup) -> None:
-    """Validate the numbers that go into programs: others may have written the database.
-
-    Raises:
-        ValueError: one of them is not a finite number.
-    """
-    optimizer = setup.optimizer
-    for name, value in {
-        "learning_rate": optimizer.learning_rate,
-        "betas": sum(optimizer.betas),
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-        "epochs": setup.epochs,
-        "samples_budget": setup.samples_budget,
-    }.items():
-        if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
-    if setup.epochs <= 0 or not isinstance(setup.samples_budget, int) or setup.samples_budget < setup.effective_batch:
-        raise ValueError(f"samples_budget: expected at least one step, got {setup.samples_budget!r} in {setup.epochs} epochs")
-    for size in (setup.largest_micro_batch, setup.evaluation_batch, setup.smallest_micro_batch):
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"micro-batch: expected an integer >= 1, got {size!r}")
 
 
 def _at_even_batch(

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -18,6 +19,7 @@ import yaml
 
 from ....spaces.errors import cut, plain
 from ....spaces.learning_rate import OptimizerSettings
+from ....spaces.trial import TrialSetup
 from .settings import ChosenSettings
 
 # torch's optimizers whose settings the study knows: the arguments they take besides learning rate and weight decay.
@@ -82,7 +84,7 @@ def huggingface(chosen: ChosenSettings) -> Exported:
         notes.append(
             "Trainer's schedule lags the trial's by half a step, and its warm-up starts with a step at learning rate 0"
         )
-    if supported and settings.weight_decay:
+    if supported and settings.weight_decay and chosen.kind != "huggingface":
         notes.append("Trainer applies no weight decay to biases and norm layers; the trial decayed all parameters")
     return _program("huggingface", chosen, notes, arguments=arguments, optimizer=None if supported else (name, keywords))
 
@@ -177,12 +179,33 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
 
 
 def pytorch(chosen: ChosenSettings) -> Exported:
-    """A training script that needs only torch and reproduces the trial: any integer batch, exactly."""
-    notes = [*_optimizer_notes(chosen), "the model and data are examples to replace with yours"]
+    """A training script that reproduces the trial, any integer batch exactly: of the study's own task, or of an example."""
+    own = chosen.kind == "task" and not chosen.task.startswith(_WITHOUT_SAMPLES)
+    if own:
+        notes = ["it imports the study's own task, which needs bsearch; `bsearch train` does the same without a script"]
+    else:
+        notes = [*_optimizer_notes(chosen), "the model and data are examples to replace with yours"]
     if chosen.batch_norm and chosen.plan.devices > 1:
         notes.append("BatchNorm's running statistics are those of the first device; the trial's were averaged over devices")
     optimizer = _optimizer(chosen, chosen.setup.optimizer)
-    return _program("pytorch", chosen, notes, optimizer=optimizer, even=False)
+    place, _, name = chosen.task.rpartition(":")
+    file = Path(place) if place.endswith(".py") else None
+    source = {
+        "folder": str(file.parent) if file else "",
+        "module": file.stem if file else place,
+        "name": name,
+        "setup": _portable(chosen.setup),
+    }
+    return _program("pytorch", chosen, notes, optimizer=optimizer, even=False, own=source if own else None)
+
+
+def _portable(setup: TrialSetup) -> dict[str, Any]:
+    """A setup as a dict, without what belongs to the run of the study."""
+    return {name: value for name, value in setup.to_dict().items() if name not in ("checkpoint", "model_folder")}
+
+
+# The ready task whose data come in batches only, which torch's loader cannot fetch one by one.
+_WITHOUT_SAMPLES = "bsearch.objectives.vision:"
 
 
 def settings_yaml(chosen: ChosenSettings) -> Exported:
@@ -249,6 +272,11 @@ def _optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tuple[str
 
 
 def _optimizer_notes(chosen: ChosenSettings) -> Iterator[str]:
+    if chosen.kind == "loop":
+        yield (
+            "the trial ran a loop of its own: schedule, warm-up, clipping and precision are the study's settings, which the "
+            "loop may not have used"
+        )
     if chosen.optimizer is None:
         yield "the study does not know the optimizer of a custom training loop: AdamW is a placeholder for yours"
     elif chosen.optimizer not in OPTIMIZERS:

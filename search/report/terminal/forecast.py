@@ -36,8 +36,10 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     yield Text(f"{study}: valid", style="bold")
     key, profile = next(iter(profiles.items()))
     at = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
+    each = profile.units_per_sample
+    counted = "" if each is None or not profile.training_set else f" ({each * profile.training_set:,.0f} {profile.unit})"
     yield (
-        f"{profile.training_set:,} training samples, {profile.validation_set:,} validation samples, "
+        f"{profile.training_set:,} training samples{counted}, {profile.validation_set:,} validation samples, "
         f"{profile.model_parameters:,} parameters{at}, {profile.optimizer}, on {profile.device}"
     )
     smallest = f" (the model needs micro-batches of at least {profile.smallest_micro_batch} samples)"
@@ -48,7 +50,15 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
             "rules hold"
         )
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("effective\nbatch", "devices", "micro\nx acc.", "step", "epoch", "samples/s"):
+    for column in (
+        "effective\nbatch",
+        "devices",
+        "micro\nx acc.",
+        "step",
+        "epoch",
+        "samples/s",
+        *([] if each is None else [f"{profile.unit}/s"]),
+    ):
         table.add_column(column, justify="right")
     for plan in forecast.plans:
         table.add_row(
@@ -58,6 +68,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
             seconds(plan.step_s),
             seconds(plan.epoch_s),
             number(plan.effective_batch / plan.step_s),
+            *([] if each is None else [number(each * plan.effective_batch / plan.step_s)]),
         )
     yield table
     yield feasible_batches_sentence(spec, checked.feasible, profiles.values())

@@ -295,6 +295,10 @@ def in_notebook() -> bool:
     return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"
 
 
+# Parameters that a trial's line names in its own way.
+_NAMED = {"effective_batch", "reference_rate", "rule", "epochs", "accumulation"}
+
+
 def trial_end_line(record: TrialRecord, counted: int, trials: int, metric: str) -> str:
     """How a trial ended, in a line."""
     values = record.settings
@@ -304,5 +308,6 @@ def trial_end_line(record: TrialRecord, counted: int, trials: int, metric: str) 
         result = record.message.splitlines()[0] if record.message else ""
     settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
     again = f" · repeats trial {record.facts.repeats}" if record.is_repeat else ""
-    line = f"[{counted}/{trials}] trial {record.number} {record.outcome}: {result} · {settings} · epochs {values.get('epochs')}"
-    return line + again
+    own = [f"{name} {number(value)}" for name, value in record.parameters.items() if name not in _NAMED]
+    parts = [f"[{counted}/{trials}] trial {record.number} {record.outcome}: {result}", settings]
+    return " · ".join([*parts, f"epochs {number(values.get('epochs'))}", *own]) + again

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
 from rich.table import Table
 
+from ....spaces.domain import Domain, Range
 from ....spaces.readable import number, seconds
 from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.confirm import CONFIDENCE, averaged
@@ -164,11 +166,41 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
         knee_sentence(front),
         *comparison(front, settings.values()),
         contention_sentence(records),
+        *edge_sentences(front, spec.searched()),
         rule_sentence(study),
         noise_scale_sentence(records),
         code_sentence(study),
     )
     yield from filter(None, sentences)
+
+
+# Members of a front this near to an end of a range, as a share of it on the search's scale, are at its edge.
+_EDGE = 0.02
+
+
+def edge_sentences(front: ParetoFront, searched: Mapping[str, Domain]) -> Iterator[str]:
+    """The ranges at whose edge most of the front lies, a sentence each; a wider range may hold better settings.
+
+    >>> from bsearch.spaces.domain import Range
+    >>> trials = tuple(TrialRecord(number, "complete", {"width": 8}, train_s=1.0 + number, accuracy=0.5) for number in range(4))
+    >>> print(*edge_sentences(ParetoFront(trials), {"width": Range(low=8, high=64)}))
+    4 of the front's 4 trials are at the lower edge of width, 8: a wider range may hold better settings.
+    """
+    for name, domain in searched.items():
+        if not isinstance(domain, Range) or name == "epochs":  # the front spans those by itself
+            continue
+        of_trials = [trial.parameters.get(name) for trial in front.trials]
+        values = [float(value) for value in of_trials if isinstance(value, int | float)]
+        scale = math.log if domain.log else float
+        low, high = scale(domain.low), scale(domain.high)
+        places = [(scale(value) - low) / (high - low) for value in values]
+        for edge, word, end in ((0.0, "lower", domain.low), (1.0, "upper", domain.high)):
+            count = sum(abs(place - edge) <= _EDGE for place in places)
+            if count >= max(3, (len(front.trials) + 1) // 2):
+                yield (
+                    f"{count} of the front's {len(front.trials)} trials are at the {word} edge of {name}, {number(end)}: "
+                    "a wider range may hold better settings."
+                )
 
 
 def code_sentence(study: StoredStudy) -> str | None:
@@ -194,8 +226,9 @@ def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:
         else ""
     )
     return (
-        f"{front.metric} is the mean over runs with several seeds, +/- half the width of its {CONFIDENCE:.0%} interval; on "
-        "front: the probability that no equally fast or faster setting is better; = N: tied with the faster trial N." + missing
+        f"{front.metric} is the mean over seeds, +/- half the width of its {CONFIDENCE:.0%} interval; first runs are corrected "
+        "for selection bias, estimated from the repeats; on front: the probability that no equally fast or faster setting is "
+        "better; = N: tied with the faster trial N." + missing
     )
 
 
@@ -246,31 +279,46 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
         yield f"{where} -> {'; '.join(parts)}."
 
 
-# Trials shorter than this are bursts: caches and clocks are cold, and the driver and other trials start beside them.
-_SHORT_S = 5.0
-
-
 def contention_sentence(records: Iterable[TrialRecord]) -> str | None:
-    """How many trials deviated from their known times, in a sentence; None if none did."""
-    counted = [record for record in records if record.counts]
-    errors = [record.facts.train_s_error for record in counted if record.facts.train_s_error is not None]
-    contended = sum(bool(record.facts.contended) for record in counted)
+    """How many trials shared their device, in a sentence; None if none did.
+
+    >>> from bsearch.spaces.trial import TrialFacts
+    >>> facts = TrialFacts(train_s_error=0.3, contended=True, measured_train_s=13.0, waited_s=2.6)
+    >>> print(contention_sentence([TrialRecord(0, "complete", {}, facts, train_s=10.0)]))
+    1 of 1 trials shared their device: they waited for a core for 20 % of their training (median), while the driver, other \
+trials or other programs ran. The front uses the predicted times, so it is not affected.
+    """
+    counted = [record for record in records if record.counts and record.facts.train_s_error is not None]
+    contended = [record for record in counted if record.facts.contended]
     if not contended:
         return None
-    middle = median(errors)
-    # Load from other processes varies; an error in most trials may be the law's own.
-    if abs(middle) < 0.15:
-        why = "the device was shared"
-    elif middle > 0 and median(record.train_s or 0.0 for record in counted) < _SHORT_S:
-        why = "trials of a few seconds are slower than the steady training that was timed, and so are those on a shared device"
-    elif middle > 0:
-        why = "the device was shared all along; on an idle device, trials should take the predicted times"
-    else:
-        why = "the device was shared while its steps were timed; a new study started on an idle device has shorter times"
+    waits = [share for record in contended if (share := _waited_share(record)) is not None]
+    who = f"{len(contended)} of {len(counted)} trials"
+    unaffected = "The front uses the predicted times, so it is not affected."
+    if waits and median(waits) > _EXPLAINS:
+        return (
+            f"{who} shared their device: they waited for a core for {100 * median(waits):.0f} % of their training (median), "
+            f"while the driver, other trials or other programs ran. {unaffected}"
+        )
+    middle = 100 * median(record.facts.train_s_error or 0.0 for record in contended)
+    if middle < 0:
+        return (
+            f"{who} took {-middle:.0f} % less time than predicted (median): steps were probably timed under load, so the "
+            "predicted times are too long. Start a new study on an idle device."
+        )
     return (
-        f"{contended} of {len(errors)} trials took over 15 % more or less time than predicted (median of all: {middle:+.0%}): "
-        f"{why}. The front uses the predicted times, which load from other processes does not change."
+        f"{who} took {middle:.0f} % more time than predicted (median), probably because the driver, other trials or other "
+        f"programs ran. {unaffected}"
     )
+
+
+# Waiting for less than this share of the training explains no difference from the predicted time.
+_EXPLAINS = 0.1
+
+
+def _waited_share(record: TrialRecord) -> float | None:
+    waited_s, measured_s = record.facts.waited_s, record.facts.measured_train_s
+    return None if waited_s is None or not measured_s else waited_s / measured_s
 
 
 def noise_scale_sentence(records: Iterable[TrialRecord]) -> str | None:

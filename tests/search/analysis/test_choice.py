@@ -1,7 +1,7 @@
 """One point of a front is chosen by its number, its knee, or how near the best it is."""
 
 import pytest
-from bsearch.search.analysis.choice import chosen_trial, fastest_within
+from bsearch.search.analysis.choice import Choice, chosen_trial, fastest_within
 from bsearch.search.analysis.pareto import front_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
@@ -31,23 +31,24 @@ def test_within_nothing_is_the_best(pairs):
     assert fastest_within(front(pairs), 0.0).accuracy == front(pairs).trials[-1].accuracy
 
 
-def test_not_asked_the_knee_is_chosen_or_the_best_where_there_is_none():
-    bent = front([(1, 0.1), (2, 0.8), (100, 0.9)])
-    assert chosen_trial("s", bent).number == chosen_trial("s", bent, at_knee=True).number == 1
-    assert chosen_trial("s", front([(1, 0.1), (2, 0.8)])).number == 1
+def test_not_asked_the_fastest_that_is_nearly_the_best_is_chosen():
+    bent = front([(1, 0.1), (2, 0.8), (50, 0.899), (100, 0.9)])
+    assert chosen_trial("s", bent).number == chosen_trial("s", bent, Choice(within=0.01)).number == 2
+    assert chosen_trial("s", bent, Choice(knee=True)).number == 1
+    assert chosen_trial("s", bent, Choice(best=True)).number == chosen_trial("s", bent, Choice(trial=3)).number == 3
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"number": 7}, "trial 7 is not on its front; expected one of 0, 1"),
-        ({"at_knee": True}, "no knee yet"),
-        ({"number": 0, "within": 0.1}, "one of trial, knee and within"),
+        ({"trial": 7}, "trial 7 is not on its front; expected one of 0, 1"),
+        ({"knee": True}, "no knee yet"),
+        ({"trial": 0, "within": 0.1}, "one of trial, knee, best and within"),
     ],
 )
 def test_a_choice_that_cannot_be_made_says_why(asked, words):
     with pytest.raises(StudyFileError, match=words):
-        chosen_trial("s", front([(1, 0.1), (2, 0.8)]), **asked)
+        chosen_trial("s", front([(1, 0.1), (2, 0.8)]), Choice(**asked))
 
 
 def test_an_empty_front_has_nothing_to_choose():

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import optuna
 import pytest
-from bsearch.search.report.export import write_file
 from bsearch.search.store.optuna_storage import open_storage
 from bsearch.spaces.errors import OutputError
+from bsearch.spaces.files import write_file
 from conftest import BSEARCH, TASKS
 from helpers import SPACE, finished
 
