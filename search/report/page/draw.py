@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -130,6 +131,8 @@ def _plotly_axis(axis: Axis, log_ticks: list[float]) -> dict[str, Any]:
         document |= {"tickvals": log_ticks, "ticktext": [f"{tick:g}" for tick in log_ticks]}
     if axis.ticks:
         document |= {"tickvals": [place for place, _ in axis.ticks], "ticktext": [_escaped(label) for _, label in axis.ticks]}
+    if axis.ends:
+        document["range"] = [math.log10(end) if axis.log else end for end in axis.ends]
     return document
 
 
@@ -160,6 +163,8 @@ def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
                 ticks = tuple((tick, f"{tick:g}") for tick in figure.log_ticks(name))
             if ticks:
                 getattr(axes, f"set_{name}ticks")([place for place, _ in ticks], [label for _, label in ticks])
+            if axis.ends:
+                getattr(axes, f"set_{name}lim")(*axis.ends)
         axes.set_title(figure.title)
         axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[1]:

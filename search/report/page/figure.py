@@ -25,12 +25,18 @@ Tone = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis, with the name of its quantity; `ticks` are (position, label) where numbers are not meaningful."""
+    """An axis, with the name of its quantity.
+
+    Args:
+        ticks: (position, label) where numbers are not meaningful.
+        ends: what is shown, where not all of it is.
+    """
 
     name: str
     title: str
     log: bool = False
     ticks: tuple[tuple[float, str], ...] = ()
+    ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

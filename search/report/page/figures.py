@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from ....spaces.domain import Choices
 from ....spaces.errors import StudyFileError
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.learning_rate import RULE_EXPONENTS
@@ -67,6 +68,8 @@ class StudyFigures:
             self.batch_accuracy(),
             self.batch_time(),
             self.rate_figure(),
+            self.importance_figure(),
+            *self.parameter_figures(),
             self.memory_figure(),
             self.step_time_figure(),
             self.powers_figure(),
@@ -100,9 +103,11 @@ class StudyFigures:
         caption = f"No trial is both faster and better than a trial on the front. Training time is {how}, without evaluation."
         if any(trial.interval is not None for trial in front.trials):
             caption += " Bars are 90 % intervals of the mean over runs with several seeds."
+        if self._levels:
+            caption += " Trials far worse than the front are outside the axis range; the CSV has them."
         return Figure(
             "front",
-            f"{_title(front.metric)} against training time",
+            f"{front.metric} against training time",
             caption,
             self._time_axis(),
             self._accuracy_axis(),
@@ -115,14 +120,31 @@ class StudyFigures:
 
     def _accuracy_axis(self) -> Axis:
         better = "higher" if self.front.direction == "maximize" else "lower"
-        return Axis(self.front.metric, f"{self.front.metric} ({better} is better)")
+        return Axis(self.front.metric, f"{self.front.metric} ({better} is better)", ends=self._levels)
+
+    @cached_property
+    def _levels(self) -> tuple[float, float] | None:
+        """The accuracies that figures show: without trials so bad that they would flatten all others; None shows every one."""
+        members = [float(trial.accuracy or 0.0) for trial in self.front.trials]
+        if len(members) < 2 or not max(members) > min(members):
+            return None
+        reach = max(members) - min(members)
+        levels = [float(r.accuracy or 0.0) for r in self.study.records if r.outcome == "complete" and _finite(r.accuracy)]
+        shown = [*members, *(one for one in levels if min(members) - reach <= one <= max(members) + reach)]
+        if len(shown) == len(members) + len(levels):
+            return None
+        bars = [end for trial in self.front.trials for end in trial.interval or ()]
+        room = 0.05 * (max(shown) - min(shown))
+        return min([*shown, *bars]) - room, max([*shown, *bars]) + room
 
     @property
     def _source(self) -> str:
         return next((str(r.facts.train_s_source) for r in self.front.trials if r.facts.train_s_source is not None), "measured")
 
     def _floor(self) -> float:
-        """A level below all accuracies, for trials without one."""
+        """A level below all accuracies that are shown, for trials without one."""
+        if self._levels:
+            return self._levels[self.front.direction == "minimize"]
         levels = [float(r.accuracy or 0.0) for r in self.study.records if r.outcome == "complete" and _finite(r.accuracy)]
         if not levels:
             return 0.0
@@ -308,10 +330,73 @@ class StudyFigures:
             "Learning rate against effective batch",
             caption,
             _BATCH,
-            Axis("learning_rate", "learning rate", log=True),
+            # The fitted interval may reach far beyond the rates that were tried.
+            Axis("learning_rate", "learning rate", log=True, ends=_around(float(r.facts.learning_rate or 0.0) for r in chosen)),
             tuple(layers),
             value_name=self.front.metric,
         )
+
+    # Other parameters
+
+    def importance_figure(self) -> Figure | None:
+        """How much each searched parameter mattered."""
+        from ...suggest.importance import parameter_importances
+
+        shares = sorted(parameter_importances(self.study).items(), key=lambda item: item[1])
+        if not shares:
+            return None
+        places = tuple(map(float, range(len(shares))))
+        ends = tuple(share for _, share in shares)
+        labels = tuple(f"{name}: {share:.0%}" for name, share in shares)
+        bars = Layer("importance", "bars", "front", ends, places, low=(0.0,) * len(shares), high=ends, labels=labels)
+        return Figure(
+            "importance",
+            f"What mattered to {self.front.metric}",
+            f"Share of the variance of {self.front.metric} over the whole space that each parameter explains by itself "
+            "(fANOVA), estimated from this study's trials. A parameter searched in a narrow range explains little.",
+            Axis("share", "share of variance"),
+            Axis("parameter", "", ticks=tuple((place, name) for place, (name, _) in zip(places, shares, strict=True))),
+            (bars,),
+        )
+
+    def parameter_figures(self) -> Iterator[Figure]:
+        """A figure for each searched parameter that has none of its own: its values against the metric."""
+        searched = self.study.spec.searched()
+        edge = "upper" if self.front.direction == "maximize" else "lower"
+        members = {trial.number for trial in self.front.trials}
+        groups: tuple[tuple[str, Tone, list[TrialRecord]], ...] = (
+            ("other trials", "other", [r for r in self._runs if r.number not in members]),
+            ("trials on the front", "front", list(self.front.trials)),
+            ("baseline", "baseline", self.baseline),
+        )
+        for name, domain in searched.items():
+            if name in _OWN_FIGURES:
+                continue
+            choices = list(domain.choices) if isinstance(domain, Choices) else []
+            layers = []
+            for label, tone, records in groups:
+                chosen = [r for r in records if _finite(r.accuracy) and _placed(r.parameters.get(name), choices)]
+                at = [choices.index(r.parameters[name]) if choices else float(r.parameters[name]) for r in chosen]
+                layers.append(
+                    Layer(
+                        label,
+                        "points",
+                        tone,
+                        tuple(map(float, at)),
+                        tuple(float(r.accuracy or 0.0) for r in chosen),
+                        labels=tuple(map(self.label, chosen)),
+                        trials=tuple(r.number for r in chosen),
+                    )
+                )
+            ticks = tuple((float(place), str(choice)) for place, choice in enumerate(choices))
+            yield Figure(
+                f"parameter-{name}",
+                f"{name} against {self.front.metric}",
+                f"Other parameters vary too, so compare the best trials at each value, the {edge} edge of the cloud.",
+                Axis(name, name, log=bool(getattr(domain, "log", False)), ticks=ticks),
+                self._accuracy_axis(),
+                tuple(layer for layer in layers if layer.x),
+            )
 
     # The device
 
@@ -404,7 +489,7 @@ class StudyFigures:
         intervals = [law.interval for law in laws if law.interval is not None]
         caption = "Throughput of whole steps without accumulation."
         if intervals:
-            caption += f" The law was fitted on an idle device, to ± {max(intervals):.1%}; concurrent trials may run slower."
+            caption += f" The law was fitted to ± {max(intervals):.1%}; concurrent trials may run slower."
         return Figure(
             "step-time",
             "Throughput against the micro-batch",
@@ -486,14 +571,19 @@ class StudyFigures:
             return None
         spans.sort(key=lambda span: span[:2])
         first = spans[0][0]
-        lanes: dict[str, list[float]] = {}
+        # Attempts are scheduled ahead and wait: as many run at once as were training at once.
+        lanes = {
+            host: [first]
+            * _at_once([(max(start, end - _trained_s(one)), end) for start, end, at, one, _ in spans if at == host])
+            for host in dict.fromkeys(host for _, _, host, _, _ in spans)
+        }
         placed = []
         for start, end, host, record, outcome in spans:
-            ends = lanes.setdefault(host, [])
-            # Ignore an overlap of a fraction of a second between an attempt's end and the next one's start.
-            lane = next((index for index, busy in enumerate(ends) if busy <= start + 0.5), len(ends))
-            ends[lane : lane + 1] = [end]
-            placed.append((host, lane, start - first, end - first, record, outcome))
+            ends = lanes[host]
+            lane = min(range(len(ends)), key=ends.__getitem__)
+            began = min(max(start, ends[lane]), end)
+            ends[lane] = end
+            placed.append((host, lane, began - first, end - first, record, outcome))
         order = {
             place: row for row, place in enumerate((host, lane) for host, ends in lanes.items() for lane in range(len(ends)))
         }
@@ -517,8 +607,8 @@ class StudyFigures:
             )
         counts = Counter(host for host, _ in order)
         caption = (
-            f"{len(placed)} attempt{'s' * (len(placed) != 1)}. A bar starts when its attempt was scheduled: "
-            "one attempt is scheduled ahead and waits for a free device."
+            f"{len(placed)} attempt{'s' * (len(placed) != 1)}. A bar starts when its attempt was scheduled and a "
+            "device was free; it includes the process's start and evaluations."
         )
         return Figure(
             "timeline",
@@ -537,6 +627,7 @@ class StudyFigures:
 
 
 _BATCH = Axis("effective_batch", "effective batch (samples of one optimizer step)", log=True)
+_OWN_FIGURES = frozenset({"effective_batch", "reference_rate", "accumulation", "devices"})
 _LABELLED = frozenset({"effective_batch", "reference_rate", "rule", "accumulation", "devices"})
 _FAILED_TONES: dict[str, Tone] = {"diverged": "diverged", "infeasible": "infeasible", "error": "failed"}
 _OUTCOME_TONES: dict[str, Tone] = {
@@ -550,8 +641,15 @@ _OUTCOME_TONES: dict[str, Tone] = {
 }
 
 
-def _title(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _around(values: Iterable[float]) -> tuple[float, float] | None:
+    """Ends of a log axis that shows these values, with some room; None without any."""
+    known = [value for value in values if value > 0]
+    return (min(known) / 1.5, max(known) * 1.5) if known else None
+
+
+def _placed(value: Any, choices: Sequence[Any]) -> bool:
+    """Whether a parameter's value has a place on an axis: it is among the choices, or a number where there are none."""
+    return value in choices if choices else _finite(value)
 
 
 def _finite(value: Any) -> bool:
@@ -576,6 +674,20 @@ def _seconds_per_thousand(record: TrialRecord) -> float | None:
 def _between(low: int, high: int, most: int = 60) -> list[int]:
     """Sizes from low to high, evenly spaced on a log scale."""
     return sorted({round(low * (high / low) ** (part / (most - 1))) for part in range(most)})
+
+
+def _trained_s(record: TrialRecord) -> float:
+    """Seconds that a trial certainly ran: its training, without its start and evaluations."""
+    return (record.facts.measured_train_s or 0.0) * (record.facts.stopped_fraction or 1.0)
+
+
+def _at_once(spans: Sequence[tuple[float, float]]) -> int:
+    """The most of these spans that overlap.
+
+    >>> _at_once([(0.0, 2.0), (1.0, 3.0), (2.0, 4.0)])
+    2
+    """
+    return max((sum(start <= at < end for start, end in spans) for at, _ in spans), default=1) or 1
 
 
 def _instant(text: str) -> float:

@@ -15,22 +15,25 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
+from ....spaces.files import write_file
 from ....spaces.readable import number, seconds
 from ....spaces.storage import masked
 from ....spaces.trial import ParetoFront, TrialRecord
-from ...analysis.choice import fastest_within
+from ...analysis.choice import NEARLY_BEST, fastest_within
 from ...analysis.confirm import averaged
 from ...store.stored import StoredStudy
-from ..export import PLAN_COLUMNS, csv_text, study_document, trial_document, write_file
+from ..export import PLAN_COLUMNS, csv_text, study_document, trial_document
 from ..frameworks.settings import chosen_settings
 from ..frameworks.texts import FRAMEWORKS
 from ..terminal.tables import front_summary
 from .draw import LOOKS, picture, plotly_document
 from .figure import Figure
 
-# A trial within this share of the best metric is "nearly the best".
-NEAR = 0.01
+# What tells choices apart in the front's figure: Okabe and Ito's colours, which colour-blind readers tell apart, and symbols.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "pentagon", "cross", "star")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,9 @@ def picks(front: ParetoFront) -> list[Pick]:
     if not front.trials:
         return []
     best = front.trials[-1]
-    near = fastest_within(front, NEAR)
+    near = fastest_within(front, NEARLY_BEST)
     named = [
-        ("Nearly the best, faster", near, f"the fastest within {NEAR:.0%} of the best {front.metric}"),
+        ("Nearly the best, faster", near, f"the fastest within {NEARLY_BEST:.0%} of the best {front.metric}"),
         (
             "Knee",
             next((trial for trial in front.trials if trial.number == front.knee), None),
@@ -58,7 +61,7 @@ def picks(front: ParetoFront) -> list[Pick]:
         ("Best", best, f"the best {front.metric} found"),
     ]
     if near.number == best.number:
-        named = [("Best", best, f"the best {front.metric}; nothing faster comes within {NEAR:.0%} of it"), named[1]]
+        named = [("Best", best, f"the best {front.metric}; nothing faster comes within {NEARLY_BEST:.0%} of it"), named[1]]
     chosen: dict[int, Pick] = {}
     for name, trial, description in named:
         if trial is not None and trial.number not in chosen:
@@ -126,13 +129,18 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
     rows = [trial_document(trial, front) for trial in front.trials]
     figure_rows = {figure.name: figure.rows() for figure in figures}
     chosen = picks(front)
+    colourings = _colourings(study, settings)
     data = {
         "figures": [plotly_document(figure) for figure in figures],
         "csv": {name: csv_text(rows_of) for name, rows_of in figure_rows.items()} | {"trials": _trials_csv(study)},
         "tones": {tone: {"light": style.light, "dark": style.dark} for tone, style in LOOKS.items()},
         "trials": {trial: _picked(record, front) for trial, record in settings.items()},
         "exports": {trial.number: _exports(study, trial) for trial in front.trials},
-        "first": next((pick.trial.number for pick in chosen), None),
+        "colourings": colourings,
+        "coloured": next((name for name, one in colourings.items() if one["choices"]), ""),
+        "palette": PALETTE,
+        "symbols": SYMBOLS,
+        "first": fastest_within(front, NEARLY_BEST).number if chosen else None,
     }
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__name__.rpartition(".")[0]),
@@ -147,6 +155,8 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
         task=study.spec.task,
         front=front,
         rows=rows,
+        colourings=list(colourings),
+        parameters=sorted({name for row in rows for name in row} & set(study.spec.searched()) - _IN_TABLE),
         repeated=any(trial.interval is not None for trial in front.trials),
         outcomes=document["trials"],
         picks=[
@@ -177,6 +187,23 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
         data=_script_json(data),
         plotly=Markup(get_plotlyjs()),  # noqa: S704 - Plotly's own script, from its package
     )
+
+
+# Columns of the front's table in every study.
+_IN_TABLE = {"effective_batch", "reference_rate", "rule", "accumulation", "epochs"}
+
+
+def _colourings(study: StoredStudy, settings: Mapping[int, TrialRecord]) -> dict[str, dict[str, Any]]:
+    """By what points can be coloured: each searched parameter, its value in each trial, and its choices or its scale."""
+    named = {}
+    for name, domain in study.spec.searched().items():
+        shown = "learning_rate" if name == "reference_rate" else name
+        values = {number: record.parameters.get(name, record.settings.get(name)) for number, record in settings.items()}
+        if shown != name:
+            values = {number: record.settings.get(shown) for number, record in settings.items()}
+        choices = list(domain.choices) if isinstance(domain, Choices) else None
+        named[shown] = {"values": values, "choices": choices, "log": bool(getattr(domain, "log", False))}
+    return named
 
 
 # Rows of a figure's data shown on the page; its CSV holds all.

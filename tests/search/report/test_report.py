@@ -101,6 +101,8 @@ def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(st
         "batch-accuracy",
         "batch-time",
         "rate-batch",
+        "parameter-rule",
+        "parameter-epochs",
         "memory",
         "step-time",
         "powers-of-two",
@@ -140,8 +142,8 @@ def test_the_command_writes_page_and_figures(study_path: Path, tmp_path: Path) -
     result = CliRunner().invoke(main, ["report", str(study_path), "--figures", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert (study_path.parent / "results" / "small" / "report.html").stat().st_size > 1_000_000
-    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 9
-    assert result.output.count("wrote ") == 28
+    assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.csv"))) == 11
+    assert result.output.count("wrote ") == 34
 
 
 def front(*points: tuple[float, float]) -> Any:
@@ -232,6 +234,7 @@ def test_a_point_is_chosen_and_its_settings_are_copied(opened: Callable[..., Any
     view.click("button[aria-label='copy effective_batch']")
     view.get_by_text("effective_batch copied").wait_for()
     assert view.evaluate("navigator.clipboard.readText()") == str(last.settings["effective_batch"])
+    view.click("#for-framework summary")
     view.select_option("#framework", "deepspeed")
     assert json.loads(view.inner_text("#export"))["train_batch_size"] > 0
     # And by the figure itself.

@@ -6,12 +6,46 @@
   const button = document.getElementById("theme");
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   let picked = data.first;
+  const coloured = document.getElementById("colouring");
 
   function colour(tone) { return data.tones[tone][root.classList.contains("dark") ? "dark" : "light"]; }
   function translucent(hex, opacity) { return hex + Math.round(opacity * 255).toString(16).padStart(2, "0"); }
 
+  // Plotly reads a few HTML tags in any text.
+  function escaped(text) { return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;"); }
+
+  // The values of the parameter that points are coloured by, and how: categories by a palette, numbers by a scale.
+  function colouring(figure) {
+    const name = figure.name === "front" && coloured ? coloured.value : "";
+    if (!name) return null;
+    const { values, choices, log } = data.colourings[name];
+    const numbers = Object.values(values).filter((value) => value !== null).map((value) => log ? Math.log10(value) : value);
+    const ends = [Math.min(...numbers), Math.max(...numbers)];
+    return { name, values, choices, log, ends };
+  }
+  function paint(trace, by, first) {
+    const values = trace.customdata.map((trial) => by.values[trial] ?? null);
+    if (by.choices) {
+      const place = values.map((value) => by.choices.indexOf(value));
+      trace.marker.color = place.map((at) => at < 0 ? colour("other") : data.palette[at % data.palette.length]);
+      trace.marker.symbol = place.map((at) => data.symbols[Math.max(at, 0) % data.symbols.length]);
+      return;
+    }
+    const ticks = [0, 1, 2, 3, 4].map((part) => by.ends[0] + (by.ends[1] - by.ends[0]) * part / 4);
+    Object.assign(trace.marker, {
+      color: values.map((value) => value === null ? null : by.log ? Math.log10(value) : value), cmin: by.ends[0], cmax: by.ends[1], colorscale: "Viridis", showscale: first, opacity: 0.95,
+      colorbar: { title: { text: escaped(by.name), side: "right" }, thickness: 10, tickfont: { color: css("--ink") }, tickvals: ticks, ticktext: ticks.map((at) => (by.log ? 10 ** at : at).toPrecision(3) * 1) },
+    });
+  }
+  // Points in the legend for each choice, which paint() draws in several traces.
+  function keys(by) {
+    return by?.choices ? by.choices.map((choice, at) => ({ type: "scatter", mode: "markers", x: [null], y: [null], name: escaped(`${by.name} ${choice}`), marker: { size: 9, color: data.palette[at % data.palette.length], symbol: data.symbols[at % data.symbols.length] } })) : [];
+  }
+
   // Applies the current theme's colours to a figure; its data only name tones.
   function traces(figure) {
+    const by = colouring(figure);
+    let painted = false;
     return figure.traces.map((from) => {
       const trace = structuredClone(from), tone = colour(trace.tone);
       delete trace.tone;
@@ -21,10 +55,13 @@
       else if (Array.isArray(trace.marker.color)) {
         Object.assign(trace.marker, { colorscale: "Viridis", showscale: true, colorbar: { title: { text: trace.marker.title, side: "right" }, thickness: 10, tickfont: { color: css("--ink") } }, line: { color: css("--ink"), width: 0.5 } });
         delete trace.marker.title;
-      } else trace.marker.color = tone;
+      } else {
+        trace.marker.color = tone;
+        if (by && trace.customdata && ["front", "other", "stopped"].includes(from.tone)) { paint(trace, by, !painted); painted = true; }
+      }
       if (trace.error_y) trace.error_y.color = translucent(tone, 0.6);
       return trace;
-    });
+    }).concat(keys(by));
   }
   function layout(figure, narrow) {
     const axis = (of) => Object.assign({ gridcolor: css("--line"), zeroline: false, linecolor: css("--line"), automargin: true, fixedrange: narrow }, structuredClone(of));
@@ -37,6 +74,7 @@
     };
   }
   function draw() {
+    if (coloured && !coloured.dataset.set) { coloured.value = data.coloured; coloured.dataset.set = "yes"; }
     const narrow = innerWidth < 740;
     for (const figure of data.figures) {
       const place = document.getElementById("plot-" + figure.name);
@@ -47,6 +85,8 @@
       }
     }
   }
+
+  coloured?.addEventListener("change", draw);
 
   function showStatus(text) { document.getElementById("status").textContent = text; }
   async function copy(text, label) {
@@ -84,6 +124,7 @@
     const exports = data.exports[picked], name = document.getElementById("framework").value;
     document.getElementById("for-framework").hidden = !exports;
     document.getElementById("export").textContent = exports?.[name]?.text ?? `${name} cannot express these settings.`;
+    document.getElementById("train-command").textContent = `bsearch train STUDY --trial ${picked}`;
     document.getElementById("picked-command").textContent = `bsearch export STUDY --to ${name} --trial ${picked}`;
   }
   function download(name, text, type) {
