@@ -1,4 +1,8 @@
-"""MkDocs hooks: the reference pages are generated from the code, so they are never out of date."""
+"""The reference pages, which are generated from the code, and MkDocs hooks.
+
+The pages are checked in, so that they can be read without a build; a test compares them with the code. `python docs/hooks.py`
+writes them anew.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,6 @@ import click
 from bsearch.cli import main
 from bsearch.spaces.learning_rate import RATE_RULES, rule_fact
 from bsearch.spaces.study import StudySpec
-from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 Schema = Mapping[str, Any]
@@ -47,18 +50,24 @@ def _expanded(item: Any, docs: Path) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add CHANGELOG.md, which is outside docs/ in the repository, to the pages."""
+    from mkdocs.structure.files import File
+
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "changelog.md", content=text.replace("](docs/", "](")))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace each marker by text generated from the code."""
+def written_pages() -> Iterator[tuple[Path, str]]:
+    """Each reference page, with what lies between its markers generated from the code."""
     generators = {"keys of study.yaml": study_keys, "learning-rate rules": rules, "commands": commands}
-    for marker, generator in generators.items():
-        if (line := f"<!-- {marker} -->") in markdown:
-            markdown = markdown.replace(line, "\n".join(generator()))
-    return markdown
+    for path in sorted((ROOT / "docs" / "reference").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        for marker, generator in generators.items():
+            begin, end = f"<!-- {marker} -->\n", f"<!-- end of {marker} -->"
+            if begin in text:
+                before, _, rest = text.partition(begin)
+                text = before + begin + "\n" + "\n".join(generator()).rstrip() + "\n\n" + end + rest.partition(end)[2]
+        yield path, text
 
 
 # ---------------------------------------------------------------- commands
@@ -70,7 +79,7 @@ def commands(command: click.Command = main, parent: click.Context | None = None)
     context = click.Context(command, info_name=command.name, parent=parent, **settings)
     if parent is not None:
         name = context.command_path
-        yield f"## {name} {{#{name.replace(' ', '-')}}}\n\n{inspect.cleandoc(command.help or '')}\n"
+        yield f"## {name}\n\n{inspect.cleandoc(command.help or '')}\n"
         formatter = context.make_formatter()
         command.format_usage(context, formatter)
         command.format_options(context, formatter)
@@ -80,13 +89,18 @@ def commands(command: click.Command = main, parent: click.Context | None = None)
         yield from commands(command.commands[name], context)  # type: ignore[attr-defined]
 
 
+def _anchor(name: str) -> str:
+    """A place to link to, in the built documentation and in Markdown itself; headings are such places already."""
+    return f'<a id="{name}"></a>'
+
+
 # ---------------------------------------------------------------- learning-rate rules
 
 
 def rules() -> Iterator[str]:
     """Each rule with its formula and its source."""
     for name in RATE_RULES:
-        yield f"## `{name}` {{#{name}}}\n\n{rule_fact(name, 'Summary')}\n"
+        yield f"## `{name}`\n\n{rule_fact(name, 'Summary')}\n"
         yield f"```text\n{rule_fact(name, 'Formula')}\n```\n"
         source = re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", rule_fact(name, "Source"))
         yield f"Source: {source}\n"
@@ -99,18 +113,18 @@ def study_keys() -> Iterator[str]:
     """Every key of a study file by section, with type, default and meaning from its JSON Schema."""
     schema = StudySpec.model_json_schema()
     yield from _section("", schema, schema["$defs"], 2)
-    yield "## Domains {#domains}\n"
+    yield "## Domains\n"
     yield "The domain of a parameter: a plain value, a list of values, or one of these.\n"
     for name in DOMAINS:
         part = schema["$defs"][name]
-        yield f"### {name} {{#domain-{name.lower()}}}\n\n{_sentence(part['description'])}\n"
+        yield f"{_anchor(f'domain-{name.lower()}')}\n\n### {name}\n\n{_sentence(part['description'])}\n"
         yield from _table(f"domain-{name.lower()}.", part, schema["$defs"])
 
 
 def _section(path: str, part: Schema, parts: Mapping[str, Schema], level: int) -> Iterator[str]:
     """One section's keys as a table, then its subsections."""
     if path:
-        yield f"{'#' * level} {path} {{#{path}}}\n\n{_sentence(part['description'])}\n"
+        yield (f"{_anchor(path)}\n\n" if "." in path else "") + f"{'#' * level} {path}\n\n{_sentence(part['description'])}\n"
     yield from _table(f"{path}." if path else "", part, parts)
     for key, value in part["properties"].items():
         for name in _referred(value):
@@ -125,7 +139,7 @@ def _table(prefix: str, part: Schema, parts: Mapping[str, Schema]) -> Iterator[s
         name = f"{prefix}{key}"
         # The heading of a section already has the anchor of its key.
         inside = [one for one in _referred(value) if one not in DOMAINS]
-        shown = f"[`{key}`](#{name})" + ("" if inside else f"{{#{name}}}")
+        shown = ("" if inside else _anchor(name)) + f"[`{key}`](#{name})"
         default = "**required**" if key in part.get("required", ()) else _default(value, bool(inside))
         meaning = value.get("description") or parts[inside[0]]["description"]
         yield f"| {shown} | {_kind(value, parts)} | {default} | {_sentence(meaning)} |"
@@ -198,3 +212,8 @@ def _bounds(value: Schema) -> str:
 def _sentence(text: str) -> str:
     """Text on one line, for a table cell."""
     return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    for page, content in written_pages():
+        page.write_text(content, encoding="utf-8")

@@ -97,18 +97,16 @@ def cifar_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-# Ray reads it once per process, whatever is started later.
-_TOKEN = secrets.token_hex(32)
-
-
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     """A Ray of two CPUs that all tests of a module use; gone when they end."""
     import ray
     from bsearch.cluster.tune import start_local_ray
+    from ray._private.authentication_test_utils import reset_auth_token_state
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_TOKEN", _TOKEN)
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        reset_auth_token_state()  # Ray reads it once per process, and this one may have used another's
         start_local_ray(1, num_cpus=2)
         try:
             yield ray.get_runtime_context().gcs_address

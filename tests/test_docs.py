@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -22,7 +23,9 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 # A marker and the fenced block after it: `<!-- run -->` is typed into a shell, `<!-- file: NAME -->` is written first.
 MARKED = re.compile(r"<!-- (run|file: (?P<name>[\w./-]+)) -->\n```\w*\n(?P<text>.*?)```\n", re.DOTALL)
-PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if MARKED.search(page.read_text()))
+PAGES = sorted(
+    page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *DOCS.rglob("*.md")] if MARKED.search(page.read_text())
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def ids(page: Path) -> set[str]:
 
 
 # The tutorial runs the same commands as these, and the notebook the same calls as python.md.
-TRIED_ELSEWHERE = ("own-model.md", "devices.md", "python.md")
+TRIED_ELSEWHERE = ("README.md", "docs/own-model.md", "docs/devices.md", "docs/python.md")
 
 
 @pytest.mark.docs
@@ -59,12 +62,13 @@ TRIED_ELSEWHERE = ("own-model.md", "devices.md", "python.md")
 )
 def test_what_a_page_says_to_type_runs(page: str, tmp_path: Path) -> None:
     script = ["set -e"]
-    for found in MARKED.finditer((DOCS / page).read_text()):
+    for found in MARKED.finditer((ROOT / page).read_text()):
         if found["name"]:
             (tmp_path / found["name"]).write_text(found["text"])
         else:
             # A few trials in one process show that it runs; the pages show what a whole run prints.
-            script.append(re.sub(r"^(bsearch run .*)$", r"\1 --serial --trials 4", found["text"], flags=re.MULTILINE))
+            text = re.sub(r"^bsearch train ", "bsearch train --serial ", found["text"], flags=re.MULTILINE)
+            script.append(re.sub(r"^bsearch run ", "bsearch run --serial --trials 4 ", text, flags=re.MULTILINE))
     environment = {**os.environ, "PATH": f"{BSEARCH.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
@@ -73,7 +77,16 @@ def test_what_a_page_says_to_type_runs(page: str, tmp_path: Path) -> None:
 
 
 def test_some_pages_are_tried() -> None:
-    assert {"tutorial.md", "own-model.md", "own-loop.md"} <= set(PAGES)
+    assert {"README.md", "docs/tutorial.md", "docs/own-model.md", "docs/own-loop.md"} <= set(PAGES)
+
+
+def test_the_reference_is_that_of_this_code() -> None:
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    for page, content in hooks.written_pages():
+        assert page.read_text() == content, f"{page.name} is out of date: python docs/hooks.py"
 
 
 def commands(command: click.Command, path: str = "bsearch") -> Iterator[str]:
