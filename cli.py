@@ -607,6 +607,13 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
     show_default=True,
     help="Epochs of that training time.",
 )
+@click.option(
+    "--set",
+    "parameters",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="With --profile: one of its combinations of parameters that change cost.",
+)
 @json_option
 def plan(
     effective_batch: int,
@@ -622,6 +629,7 @@ def plan(
     weight_decay: float,
     profile_file: Path | None,
     epochs: float,
+    parameters: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Print how one step of EFFECTIVE_BATCH samples is made: shares, micro-batches, weights, learning rate, known time."""
@@ -639,7 +647,10 @@ def plan(
             accumulation=accumulation,
             largest_micro_batch=cap,
             smallest_micro_batch=smallest,
+            parameters=_task_parameters(parameters),
         )
+    elif parameters:
+        raise click.UsageError("--set chooses one of a profile's combinations; add --profile FILE")
     else:
         batch_plan = plan_batch(
             effective_batch,

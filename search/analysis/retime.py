@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -212,16 +213,26 @@ def planned_on(
     accumulation: int | None,
     largest_micro_batch: int | None,
     smallest_micro_batch: int,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[BatchPlan, KnownTime]:
     """The plan of a batch on a known device, and its training time.
 
+    Args:
+        parameters: choose one of several combinations of values that change cost.
+
     Raises:
-        StudyFileError: the device was timed with another number of devices, or for several combinations that change cost.
+        StudyFileError: the device was timed with another number of devices, or not one combination has these parameters.
         InfeasiblePlanError: no plan.
     """
-    if len(device.profiles) > 1:
-        raise StudyFileError(f"profile: expected one combination of parameters that change cost, got {len(device.profiles)}")
-    ((_, profile),) = device.profiles
+    chosen = [
+        profile
+        for key, profile in device.profiles
+        if all(key.get(name, value) == value for name, value in parameters.items()) and parameters.keys() <= key.keys()
+    ]
+    if len(chosen) != 1:
+        there = "; ".join(" ".join(f"--set {name}={value}" for name, value in key.items()) for key, _ in device.profiles)
+        raise StudyFileError(f"--set: expected one of the profile's combinations: {there or 'none'}")
+    (profile,) = chosen
     law = profile.step_time(devices)
     if law is None:
         there = ", ".join(str(one.devices) for one in profile.step_times)
