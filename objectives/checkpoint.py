@@ -1,7 +1,8 @@
-"""The checkpoint that a trial resumes from when its worker, node or driver dies: one file, replaced as training proceeds.
+"""The files that a training leaves: its checkpoint, and its model where `bsearch train` wants it.
 
-The file is stored where every worker can reach it. Besides the training state it contains all measurements so far, so that
-a resumed attempt reports the whole curve.
+A trial resumes from its checkpoint when its worker, node or driver dies: one file, replaced as training proceeds, stored where
+every worker can reach it. Besides the training state it contains all measurements so far, so that a resumed attempt reports the
+whole curve.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 from fsspec.implementations.local import LocalFileSystem
+from torch import nn
+from torch.utils._pytree import tree_map_only
 
+from ..spaces.files import write_file
 from ..spaces.trial import Measurement, TrialSetup
 from .checkpoint_files import file_system_of
 
@@ -127,6 +131,18 @@ class Checkpoint:
             self.write_error = ""
         except Exception as error:
             self.write_error = f"the checkpoint could not be written: {type(error).__name__}: {error}"
+
+
+def save_model(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write model.pt and optimizer.pt, state dicts on the CPU, which torch loads anywhere.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
+    for name, state in (("model.pt", model.state_dict()), ("optimizer.pt", optimizer.state_dict())):
+        buffer = io.BytesIO()
+        torch.save(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), state), buffer)
+        write_file(Path(folder) / name, buffer.getvalue())
 
 
 def experiment_of(setup: TrialSetup) -> str:

@@ -25,14 +25,13 @@ from ..spaces.plan import BatchPlan, step_plans
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
-from .checkpoint import Checkpoint, random_state, set_random_state
+from .checkpoint import Checkpoint, random_state, save_model, set_random_state
 from .data_parallel import Ranks
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .noise_scale import NoiseScale
 from .profiling.live_bytes import LiveBytes
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Data, Loss, Score, Task
-from .trained_model import save_model
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -223,15 +222,16 @@ class TrainingRun:
     def evaluate(self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None) -> dict[str, float]:
         """Every metric of the task over the validation data, each sample once, or over the batches in `keys`.
 
-        Args:
-            fetcher: of other data.
-
         Several devices share the batches round-robin. Sums over batches are exact, so the result does not depend on the
         number or order of the devices, as long as the batches are the same.
+
+        Args:
+            fetcher: of other data than those for validation.
         """
         self.model.eval()
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
-        count = len(self.data.validation)  # type: ignore[arg-type]
+        fetcher = fetcher or self.validation_fetcher
+        count = len(fetcher.dataset)  # type: ignore[arg-type]
         size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
         keys = keys or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
         batch_scores: dict[str, list[tuple[Any, Any]]] = {}
@@ -332,10 +332,7 @@ class TrainingRun:
             save_model(folder, self.model, self.optimizer)
         if self.data.test is None:
             return {}
-        count = len(self.data.test)  # type: ignore[arg-type]
-        size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
-        keys = in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
-        return {f"test_{name}": score for name, score in self.evaluate(keys, self._fetcher(self.data.test)).items()}
+        return {f"test_{name}": score for name, score in self.evaluate(fetcher=self._fetcher(self.data.test)).items()}
 
     def _save(self, checkpoint: Checkpoint, steps: int, clock: StepClock) -> None:
         """Write a checkpoint if one is due: rank 0 writes it, with the random state of every rank."""
@@ -402,10 +399,10 @@ class TrainingRun:
         """Whether batches are copied to the device from page-locked memory."""
         return self.setup.training.pin_memory and self.device.type == "cuda" and not self.resident_bytes
 
-    def _evaluation_batches(self, fetcher: Fetcher | None, keys: Sequence[SampleKeys]) -> Iterator[Any]:
+    def _evaluation_batches(self, fetcher: Fetcher, keys: Sequence[SampleKeys]) -> Iterator[Any]:
         """Batches for evaluation; processes that load them cost a moment to start, so only several batches are worth them."""
         workers = min(self.setup.training.workers, len(keys) - 1) if not self.resident_bytes else 0
-        return batches(fetcher or self.validation_fetcher, keys, max(workers, 0), self._pins)
+        return batches(fetcher, keys, max(workers, 0), self._pins)
 
     def _micro_batch_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
         for plan in plans:

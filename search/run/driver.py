@@ -175,8 +175,11 @@ def _profile(
 ) -> tuple[dict[str, dict[CostKey, DeviceProfile]], tuple[int, int]]:
     """Profiles of every kind of device, the one that times the study first, and the effective batches they can plan."""
     spec, records = study.spec, study.records
-    first = study.step_times is None
-    profiles = study_profiles(spec, runner, task_hash, records, lambda text: notify(Event("message", text=text)), times=first)
+
+    def say(text: str) -> None:
+        notify(Event("message", text=text))
+
+    profiles = study_profiles(spec, runner, task_hash, records, say, first_run=study.step_times is None)
     if study.step_times is not None:
         timed_on = next(iter(profiles))
         profiles[timed_on] = with_stored_step_times(profiles[timed_on], study.step_times)

@@ -26,13 +26,13 @@ StepTimes = Mapping[str, list[dict[str, Any]]]
 
 
 def study_profiles(
-    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[str], None], *, times: bool
+    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[str], None], *, first_run: bool
 ) -> dict[str, dict[CostKey, DeviceProfile]]:
     """Profiles of every kind of device, the one that times the study first; from the database where they are stored.
 
     Args:
         notify: gets progress messages.
-        times: the study has no step times yet: those that were taken beside other programs are taken again.
+        first_run: the study has no step times yet; stored ones that were taken beside other programs are taken again.
 
     Raises:
         StudyFileError: there is no device of the kind under `devices.time_on`, or several kinds and no known times.
@@ -50,11 +50,11 @@ def study_profiles(
             )
         )
     kinds.sort(key=lambda kind: kind != time_on)  # stable: else those with the most slots first
-    return {kind: _profiles_of(spec, runner, kind, task_hash, records, notify, times) for kind in kinds}
+    return {kind: _profiles_of(spec, runner, kind, task_hash, records, notify, first_run) for kind in kinds}
 
 
 def _profiles_of(
-    spec: StudySpec, runner: Runner, kind: str, task_hash: str, records: Records, notify: Callable[[str], None], times: bool
+    spec: StudySpec, runner: Runner, kind: str, task_hash: str, records: Records, notify: Callable[[str], None], first_run: bool
 ) -> dict[CostKey, DeviceProfile]:
     """A profile for every combination of parameters that change cost."""
     profiles = {}
@@ -63,7 +63,7 @@ def _profiles_of(
         about = _about(spec, task_hash, request, key, runner.device_id(kind))
         stored = records.profile(about)
         known = DeviceProfile.from_dict(stored) if stored else None
-        shared = known is not None and times and any(law.others for law in known.step_times)
+        shared = known is not None and first_run and any(law.others for law in known.step_times)
         if known is None or shared or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:

@@ -23,7 +23,7 @@ from ...spaces.trial import Measurement, Outcome, TrialRecord, TrialSetup
 from ..store.stored import StoredStudy, codes
 from .runner import Runner
 
-RESULT, LOG, MODEL = "training.json", "log.csv", "model.pt"
+RESULT, LOG = "training.json", "log.csv"
 _CHECKPOINT = "checkpoint.pt"
 
 
@@ -205,7 +205,7 @@ def _kept(study: StoredStudy, reference: str, task_hash: str, training: Training
     """
     if not training.complete:
         return training
-    if task_kind(reference) == "task" and not (training.folder / MODEL).exists():
+    if task_kind(reference) == "task" and not training.files:
         raise OutputError(
             f"{training.folder}: its model is not there, because it was trained on a machine that does not reach this folder. "
             "Write --out with a folder that all machines share."

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +21,7 @@ from ...store.stored import StoredStudy
 from ..terminal.tables import rule_verdict
 from .figure import Axis, Figure, Layer, Tone
 from .powers_of_two import PowersOfTwo, powers_of_two
+from .timeline import timeline_figure
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class StudyFigures:
             self.step_time_figure(),
             self.powers_figure(),
             self.curves_figure(),
-            self.timeline(),
+            timeline_figure(self.study.records, self.attempts, self.label),
         )
         return [figure for figure in figures if figure is not None and any(layer.x for layer in figure.layers)]
 
@@ -557,88 +556,11 @@ class StudyFigures:
             tuple(layers),
         )
 
-    def timeline(self) -> Figure | None:
-        """When each attempt ran, and where."""
-        by_number = {r.number: r for r in self.study.records}
-        spans = []
-        for attempt in self.attempts:
-            record = by_number.get(attempt["number"])
-            if record is None or not attempt["ended_at"] or not attempt["started_at"]:
-                continue
-            host = str(record.facts.host or "here")
-            spans.append((_instant(attempt["started_at"]), _instant(attempt["ended_at"]), host, record, attempt["outcome"]))
-        if not spans:
-            return None
-        spans.sort(key=lambda span: span[:2])
-        first = spans[0][0]
-        # Attempts are scheduled ahead and wait: as many run at once as were training at once.
-        lanes = {
-            host: [first]
-            * _at_once([(max(start, end - _trained_s(one)), end) for start, end, at, one, _ in spans if at == host])
-            for host in dict.fromkeys(host for _, _, host, _, _ in spans)
-        }
-        placed = []
-        for start, end, host, record, outcome in spans:
-            ends = lanes[host]
-            lane = min(range(len(ends)), key=ends.__getitem__)
-            began = min(max(start, ends[lane]), end)
-            ends[lane] = end
-            placed.append((host, lane, began - first, end - first, record, outcome))
-        order = {
-            place: row for row, place in enumerate((host, lane) for host, ends in lanes.items() for lane in range(len(ends)))
-        }
-        layers = []
-        for outcome, tone in _OUTCOME_TONES.items():
-            group = [one for one in placed if (one[5] or "interrupted") == outcome]
-            if not group:
-                continue
-            layers.append(
-                Layer(
-                    outcome.replace("_", " "),
-                    "bars",
-                    tone,
-                    tuple((start + end) / 2 for _, _, start, end, _, _ in group),
-                    tuple(float(order[host, lane]) for host, lane, *_ in group),
-                    low=tuple(start for _, _, start, *_ in group),
-                    high=tuple(end for _, _, _, end, *_ in group),
-                    labels=tuple(self.label(record) for *_, record, _ in group),
-                    trials=tuple(record.number for *_, record, _ in group),
-                )
-            )
-        counts = Counter(host for host, _ in order)
-        caption = (
-            f"{len(placed)} attempt{'s' * (len(placed) != 1)}. A bar starts when its attempt was scheduled and a "
-            "device was free; it includes the process's start and evaluations."
-        )
-        return Figure(
-            "timeline",
-            "Trials on devices",
-            caption,
-            Axis("elapsed_s", "seconds since the first trial started"),
-            Axis(
-                "place",
-                "",
-                ticks=tuple(
-                    (float(row), host if counts[host] == 1 else f"{host} #{lane + 1}") for (host, lane), row in order.items()
-                ),
-            ),
-            tuple(layers),
-        )
-
 
 _BATCH = Axis("effective_batch", "effective batch (samples of one optimizer step)", log=True)
 _OWN_FIGURES = frozenset({"effective_batch", "reference_rate", "accumulation", "devices"})
 _LABELLED = frozenset({"effective_batch", "reference_rate", "rule", "accumulation", "devices"})
 _FAILED_TONES: dict[str, Tone] = {"diverged": "diverged", "infeasible": "infeasible", "error": "failed"}
-_OUTCOME_TONES: dict[str, Tone] = {
-    "complete": "front",
-    "stopped": "stopped",
-    "diverged": "diverged",
-    "infeasible": "infeasible",
-    "out_of_memory": "alternative",
-    "interrupted": "limit",
-    "error": "failed",
-}
 
 
 def _around(values: Iterable[float]) -> tuple[float, float] | None:
@@ -674,23 +596,3 @@ def _seconds_per_thousand(record: TrialRecord) -> float | None:
 def _between(low: int, high: int, most: int = 60) -> list[int]:
     """Sizes from low to high, evenly spaced on a log scale."""
     return sorted({round(low * (high / low) ** (part / (most - 1))) for part in range(most)})
-
-
-def _trained_s(record: TrialRecord) -> float:
-    """Seconds that a trial certainly ran: its training, without its start and evaluations."""
-    return (record.facts.measured_train_s or 0.0) * (record.facts.stopped_fraction or 1.0)
-
-
-def _at_once(spans: Sequence[tuple[float, float]]) -> int:
-    """The most of these spans that overlap.
-
-    >>> _at_once([(0.0, 2.0), (1.0, 3.0), (2.0, 4.0)])
-    2
-    """
-    return max((sum(start <= at < end for start, end in spans) for at, _ in spans), default=1) or 1
-
-
-def _instant(text: str) -> float:
-    """A stored time in seconds since 1970."""
-    when = datetime.fromisoformat(text)
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

@@ -197,10 +197,8 @@ def _colourings(study: StoredStudy, settings: Mapping[int, TrialRecord]) -> dict
     """By what points can be coloured: each searched parameter, its value in each trial, and its choices or its scale."""
     named = {}
     for name, domain in study.spec.searched().items():
-        shown = "learning_rate" if name == "reference_rate" else name
-        values = {number: record.parameters.get(name, record.settings.get(name)) for number, record in settings.items()}
-        if shown != name:
-            values = {number: record.settings.get(shown) for number, record in settings.items()}
+        shown = "learning_rate" if name == "reference_rate" else name  # after the rule, as trained
+        values = {number: {**record.settings, **record.parameters}.get(shown) for number, record in settings.items()}
         choices = list(domain.choices) if isinstance(domain, Choices) else None
         named[shown] = {"values": values, "choices": choices, "log": bool(getattr(domain, "log", False))}
     return named
