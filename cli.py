@@ -359,8 +359,8 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     following = {
         f"bsearch report {shown}": "an HTML page to explore and choose from",
         f"bsearch show {shown} --all": "every trial",
-        f"bsearch train {shown} --within 1%": "trains the fastest point within 1% of the best, and keeps the model",
-        f"bsearch export {shown} --to hf": "its settings for a trainer",
+        f"bsearch train {shown} --within 1%": "train the fastest point within 1% of the best, and keep the model",
+        f"bsearch export {shown} --to hf": "that point's settings for a trainer",
         f"bsearch dashboard {shown}": "in the browser",
     }
     console.print("Next:")
