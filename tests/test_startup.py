@@ -1,4 +1,4 @@
-"""Commands that only read answer at once: they import neither torch nor Ray nor scipy.stats."""
+"""Commands that only read answer at once: they import neither torch nor Ray, and scipy.stats only where a forest is grown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_command_that_only_reads_imports_nothing_heavy(name: str, finished_stu
     imported = set(json.loads(done.stderr.splitlines()[-1]))
     assert "bsearch.cli" in imported
     assert done.returncode == 0 or name == "jobs", done.stderr  # there is no Slurm here
-    assert not imported & HEAVY
+    assert not imported & (HEAVY - {"scipy.stats"} if name == "report" else HEAVY)  # scikit-learn's forest, for fANOVA
 
 
 @pytest.mark.slow
