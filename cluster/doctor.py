@@ -87,7 +87,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             return {
                 "python": ray.get(version.remote(), timeout=LIMIT_S),
                 "version": ray.__version__,
-                "started": runner.started,
+                "started": runner.owns_workers,
                 "address": ray.get_runtime_context().gcs_address,
                 "machines": sum(bool(node["Alive"]) for node in ray.nodes()),
                 "slots": runner.slots,

@@ -53,6 +53,7 @@ from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
+from .processes import keep_processes
 from .worker import AttemptTrainable, attempt_here, gpu_memory, kind_of, profile_here
 
 # Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
@@ -74,7 +75,10 @@ _SLOTS_FOR_ONE_AHEAD = 16
 # Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
 # What every worker of a Ray that we start imports as it starts: torch takes seconds, and workers start before they are needed.
-_PRELOADED = ["ray.tune", "bsearch.objectives.trial", "bsearch.objectives.profiling.probe"]
+# The first optimizer of a process imports torch._dynamo, which takes as long as torch itself.
+_PRELOADED = ["ray.tune", "bsearch.objectives.trial", "bsearch.objectives.profiling.probe", "torch._dynamo"]
+# One of them that nothing has needed for this long is ended.
+_WAITS_S = 600
 
 
 class StudySearcher(Searcher):
@@ -171,12 +175,19 @@ class _SilentReporter(ProgressReporter):
     def report(self, trials: list[Any], done: bool, *sys_info: str) -> None: ...
 
 
-class _FailureObserver(FIFOScheduler):
-    """Records why a trial's worker died, which Tune does not pass to its searcher: a dead node is not its trials' fault."""
+class _InOrder(FIFOScheduler):
+    """Starts attempts in the order of their suggestions, in processes that stay.
+
+    It also records why a trial's worker died, which Tune does not pass to its searcher: a dead node is not its trials' fault.
+    """
 
     def __init__(self, searcher: StudySearcher) -> None:
         super().__init__()
         self._searcher = searcher
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        keep_processes(controller)
+        super().on_trial_add(controller, trial)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         with contextlib.suppress(OSError, TypeError):
@@ -304,7 +315,7 @@ class TuneRunner:
         }
 
     @property
-    def started(self) -> bool:
+    def owns_workers(self) -> bool:
         """Whether this process started Ray, rather than joined one."""
         return self._started_here
 
@@ -356,8 +367,8 @@ class TuneRunner:
             # Alone: neighbours on the same GPU would be in its times.
             num_gpus=max(request.devices) if self.device == "gpu" else 0,
             max_retries=0,
-            # On a GPU its process ends with it: what it holds there would be missing to the trials.
-            max_calls=1 if self.device == "gpu" else 0,
+            # Its process ends with it: Ray gives no attempt a process that ran a function, and what it holds others need.
+            max_calls=1,
             scheduling_strategy=strategy,
         )(profile_here)
         try:
@@ -403,7 +414,7 @@ class TuneRunner:
                 ),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
-                    scheduler=_FailureObserver(searcher),
+                    scheduler=_InOrder(searcher),
                     num_samples=-1,
                     max_concurrent_trials=None,
                     reuse_actors=True,
@@ -471,7 +482,12 @@ def start_local_ray(threads: int, **options: Any) -> None:
     # inherited instead, and Tune's with them.
     with environment(_threads(threads) | _TUNE_VARIABLES):
         # By default workers yield to every other process of the machine, which then makes their steps many times slower.
-        config = {"preload_python_modules": _PRELOADED, "worker_niceness": 0}
+        # One that waits for the profile to end is not idle in vain.
+        config = {
+            "preload_python_modules": _PRELOADED,
+            "worker_niceness": 0,
+            "idle_worker_killing_time_threshold_ms": 1000 * _WAITS_S,
+        }
         ray.init(address="local", include_dashboard=False, _system_config=config, **_QUIET, **options)
     class_cache.DEFAULT_ENV_VARS.clear()
 

@@ -67,6 +67,7 @@ RESERVED = frozenset(
         "train_s",
         "train_s_error",
         "waited_s",
+        "others_share",
         "train_s_source",
         "trial",
         "val_loss",

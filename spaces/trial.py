@@ -234,7 +234,8 @@ class TrialFacts:
         measured_train_s: full training by the trial's own clock.
         train_s_error: relative error of the predicted training time: measured / predicted - 1.
         waited_s: seconds of that in which it waited for a processor core (on a CPU, where the system counts them).
-        contended: it shared its device: it waited for much of its time, or the error is large without.
+        others_share: share of its machine that other programs used meanwhile, where that is the driver's own machine.
+        contended: it shared its device with them: it waited for much of its time, or the error is large without.
         attempts: attempts at the trial so far.
         host, device_kind: where it ran.
         baseline: its index in the study's `baseline:`.
@@ -274,6 +275,7 @@ class TrialFacts:
     measured_train_s: float | None = None
     train_s_error: float | None = None
     waited_s: float | None = None
+    others_share: float | None = None
     contended: bool | None = None
     samples_per_s: float | None = None
     attempts: int | None = None

@@ -165,7 +165,11 @@ def trial_note(record: TrialRecord, spec: StudySpec, front: ParetoFront, *, stud
         lines.append(
             f"Measured training time differs by {record.facts.train_s_error:+.0%} from the predicted time"
             + (f"; it waited for a core for {record.facts.waited_s:.3g} s of it" if record.facts.waited_s else "")
-            + ": the device was probably shared."
+            + (
+                f"; other programs used {record.facts.others_share:.0%} of the machine meanwhile."
+                if record.facts.others_share
+                else ": the device was probably shared."
+            )
         )
     if record.number in [trial.number for trial in front.trials]:
         lines.append(f"Settings for a trainer: {code(f'bsearch export {study} --to hf --trial {record.number}')}")

@@ -227,7 +227,18 @@ def _drive(
         # Another driver may have added to it before we held the lock.
         driven_s = next(row.driver_s for row in records.studies(spec.study) if row.name == name)
         study = replace(study, driven_s=driven_s)
-        run = StudyRun(spec, name, suggester, records, profiles, runner.device, task_hash, notify, driven_s)
+        run = StudyRun(
+            spec,
+            name,
+            suggester,
+            records,
+            profiles,
+            runner.device,
+            task_hash,
+            notify,
+            driven_s,
+            owns_workers=runner.owns_workers,
+        )
         for text in _opening_messages(spec, profiles, feasible):
             notify(Event("message", text=text))
         run.queue_baseline()

@@ -21,6 +21,10 @@ class Runner(Protocol):
         """What one trial runs on here."""
 
     @property
+    def owns_workers(self) -> bool:
+        """Whether attempts run on this machine, in processes that this one started."""
+
+    @property
     def cores(self) -> int:
         """CPU cores for each of a trial's devices."""
 

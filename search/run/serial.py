@@ -26,6 +26,7 @@ class SerialRunner:
 
     slots = 1
     kinds = ("",)
+    owns_workers = True
 
     def __init__(self, devices: Devices) -> None:
         self.device: Literal["cpu", "gpu"] = devices.kind_with(torch.cuda.device_count())

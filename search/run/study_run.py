@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...objectives.checkpoint_files import delete_checkpoint
+from ...objectives.machine.processor import OtherPrograms
 from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.learning_rate import RULES_FOR_ADAM
@@ -59,6 +60,8 @@ INFEASIBLE_IN_A_ROW = 100
 # A trial shared its device where it waited for a core for more than this share of its training, or where the rest of its time
 # differs from the known one by more, and by more than trials differ alone: their first second is slower than steady training.
 CONTENDED, _SETTLING_S = 0.15, 1.0
+# Below this share of the machine, other programs do not explain it: our own trials and driver do, as on any machine.
+_OTHERS = 0.1
 
 # The latest attempts, from which the remaining time is estimated.
 _LATEST_SPANS = 500
@@ -82,6 +85,7 @@ class _Attempt:
     known_s: float | None  # of the whole training, by the law that times the study
     host: str = ""  # the machine it runs on
     started_s: float = field(default_factory=time.monotonic)
+    others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
     measurements: list[Measurement] = field(default_factory=list)
 
     @property
@@ -94,6 +98,7 @@ class StudyRun:
 
     Args:
         profiles: of every kind of device, by parameters that change cost; the first kind's laws time all trials.
+        owns_workers: attempts run on this machine, in processes that this one started.
 
     Attributes:
         stop_reason: why the study stops before its budget; empty while it runs. Runners check it often.
@@ -111,10 +116,13 @@ class StudyRun:
         task_hash: str = "",
         notify: Callable[[Event], None] = lambda event: None,
         driven_s: float = 0.0,
+        *,
+        owns_workers: bool = False,
     ) -> None:
         self.spec, self.name, self.device, self.task_hash = spec, name, device, task_hash
         self.profiles = {kind: dict(of_kind) for kind, of_kind in profiles.items()}
         self.timed_on = next(iter(self.profiles))
+        self._owns_workers = owns_workers
         self.notify = notify
         self._suggester, self._records = suggester, records
         self._running: dict[int, _Attempt] = {}
@@ -384,6 +392,8 @@ class StudyRun:
 
     def _start(self, attempt: _Attempt) -> TrialSetup:
         setup = attempt.setup
+        if self._owns_workers and self.device == "cpu":
+            attempt.others = OtherPrograms()
         self._running[setup.number] = attempt
         self._records.start_attempt(setup)
         if setup.attempt == 0:
@@ -505,12 +515,19 @@ def _setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
     )
 
 
-def _contended(measured_s: float, waited_s: float, expected_s: float) -> bool:
-    """Whether a trial shared its device.
+def _contended(measured_s: float, waited_s: float, expected_s: float, others_share: float | None = None) -> bool:
+    """Whether a trial shared its device with other programs.
+
+    Args:
+        others_share: what they used of the machine meanwhile; None if unknown.
 
     >>> [_contended(10.0, 1.6, 10.0), _contended(11.4, 0.0, 10.0), _contended(14.0, 0.0, 10.0), _contended(2.0, 0.1, 1.0)]
     [True, False, True, False]
+    >>> [_contended(16.0, 3.0, 10.0, others_share=share) for share in (0.02, 0.4)]
+    [False, True]
     """
+    if others_share is not None and others_share < _OTHERS and measured_s > expected_s:
+        return False
     unexplained_s = abs(measured_s - waited_s - expected_s)
     return waited_s > CONTENDED * measured_s or unexplained_s > CONTENDED * expected_s + _SETTLING_S
 
@@ -523,6 +540,7 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
         shared: its device was shared on purpose, so that taking longer says nothing.
     """
     setup, known_s, last = attempt.setup, attempt.known_s, attempt.last
+    others_share = attempt.others.share() if attempt.others else None
     facts = TrialFacts(attempts=setup.attempt + 1, message=outcome.message or None, host=attempt.host or None)
     if setup.attempt:
         facts = replace(facts, micro_batch=setup.plan.largest_micro_batch, accumulation=setup.plan.accumulation)
@@ -536,13 +554,14 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
         waited_s = None if reported.waited_s is None else reported.waited_s * setup.samples_budget / last.samples_seen
         facts |= reported | TrialFacts(
             waited_s=waited_s,
+            others_share=others_share,
             train_s=train_s,
             device_s=train_s * setup.plan.devices,
             measured_train_s=measured_s,
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,
-            contended=None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s),
+            contended=(None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s, others_share)),
             extra={name: score for name, score in last.scores.items() if name != setup.metric and math.isfinite(score)},
         )
         seconds = train_s * setup.plan.devices if speed == "device_s" else train_s

@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any, Self
 
 from ..errors import ProfilingError
@@ -126,16 +127,18 @@ class StepTime:
 
     def micro_batch_s(self, micro_batch: int) -> float:
         """Seconds of one forward and backward pass."""
-        sizes = [size for size, _ in self.points]
         # Only the last step's remainder can lie beyond the ends.
-        place = min(max(bisect_left(sizes, micro_batch), 1), len(sizes) - 1)
+        place = min(max(bisect_left(self.points, micro_batch, key=itemgetter(0)), 1), len(self.points) - 1)
         if place < 1:
             return self.points[0][1]
         (low, low_s), (high, high_s) = self.points[place - 1], self.points[place]
         return low_s + (high_s - low_s) * (micro_batch - low) / (high - low)
 
     def _seconds(self, plan: BatchPlan) -> float:
-        return sum(self.micro_batch_s(size) for size in plan.micro_batches() if size) + self.update_s
+        # The first device's are of two sizes at most; samplers ask for this ten thousand times.
+        size, larger = divmod(plan.shares[0], plan.accumulation)
+        smaller_s = (plan.accumulation - larger) * self.micro_batch_s(size) if size else 0.0
+        return smaller_s + (larger * self.micro_batch_s(size + 1) if larger else 0.0) + self.update_s
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

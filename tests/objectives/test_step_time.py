@@ -441,3 +441,12 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
         refused = CliRunner().invoke(main, [*arguments, "--profile", str(path)])
         assert refused.exit_code == 2
         assert "expected what `bsearch profile STUDY --out FILE` writes" in refused.output
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 64, 257])
+def test_a_step_takes_the_sum_of_its_micro_batches(batch: int) -> None:
+    law = StepTime(((1, 0.3), (5, 0.7), (40, 1.9), (257, 20.3)), update_s=0.11)
+    for accumulation in (1, 2, 3, 5, batch, batch + 3):
+        plan = BatchPlan(batch, accumulation)
+        slow_twin = sum(law.micro_batch_s(size) for size in plan.micro_batches() if size) + law.update_s
+        assert law.step_s(plan) == pytest.approx(slow_twin)

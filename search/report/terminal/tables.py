@@ -280,13 +280,17 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
 
 
 def contention_sentence(records: Iterable[TrialRecord]) -> str | None:
-    """How many trials shared their device, in a sentence; None if none did.
+    """How many trials shared their device with other programs, in a sentence; None if none did.
 
+    >>> from dataclasses import replace
     >>> from bsearch.spaces.trial import TrialFacts
     >>> facts = TrialFacts(train_s_error=0.3, contended=True, measured_train_s=13.0, waited_s=2.6)
     >>> print(contention_sentence([TrialRecord(0, "complete", {}, facts, train_s=10.0)]))
     1 of 1 trials shared their device: they waited for a core for 20 % of their training (median), while the driver, other \
 trials or other programs ran. The front uses the predicted times, so it is not affected.
+    >>> print(contention_sentence([TrialRecord(0, "complete", {}, replace(facts, others_share=0.45), train_s=10.0)]))
+    1 of 1 trials shared this machine: meanwhile other programs used 45 % of it (median), and the trials took 30 % more time \
+than predicted. The front uses the predicted times, so it is not affected.
     """
     counted = [record for record in records if record.counts and record.facts.train_s_error is not None]
     contended = [record for record in counted if record.facts.contended]
@@ -295,12 +299,18 @@ trials or other programs ran. The front uses the predicted times, so it is not a
     waits = [share for record in contended if (share := _waited_share(record)) is not None]
     who = f"{len(contended)} of {len(counted)} trials"
     unaffected = "The front uses the predicted times, so it is not affected."
+    middle = 100 * median(record.facts.train_s_error or 0.0 for record in contended)
+    used = [share for record in contended if (share := record.facts.others_share) is not None]
+    if used and middle > 0:
+        return (
+            f"{who} shared this machine: meanwhile other programs used {100 * median(used):.0f} % of it (median), and the "
+            f"trials took {middle:.0f} % more time than predicted. {unaffected}"
+        )
     if waits and median(waits) > _EXPLAINS:
         return (
             f"{who} shared their device: they waited for a core for {100 * median(waits):.0f} % of their training (median), "
             f"while the driver, other trials or other programs ran. {unaffected}"
         )
-    middle = 100 * median(record.facts.train_s_error or 0.0 for record in contended)
     if middle < 0:
         return (
             f"{who} took {-middle:.0f} % less time than predicted (median): steps were probably timed under load, so the "

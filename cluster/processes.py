@@ -1,0 +1,81 @@
+"""Processes that run one attempt after another: Ray Tune's, with two of its rules replaced.
+
+A process imports torch for seconds, so an attempt should find one ready. Tune ends those that no trial waits for at the
+moment, and those still starting whose trial found another; with trials as short as a start, they are ended as they come up.
+These are Tune's internals, which its releases may rename: where one is missing, Tune's own rules hold, which are slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from ray.tune.utils.object_cache import _ObjectCache
+
+
+def keep_processes(controller: Any) -> None:
+    """Make a Tune controller keep its processes for as long as there may be trials for them.
+
+    Args:
+        controller: Tune's, or its wrapper as a scheduler sees it.
+    """
+    controller = getattr(controller, "_tune_controller", controller)
+    needed = (
+        "_actor_cache",
+        "_maybe_reuse_cached_actor",
+        "_trial_to_actor",
+        "_actor_manager",
+        "_started_actors",
+        "_pending_trials",
+        "_search_alg",
+    )
+    if all(hasattr(controller, name) for name in needed) and not isinstance(controller._actor_cache, _Idle):
+        controller._actor_cache = _Idle()
+        controller._maybe_reuse_cached_actor = _Reuse(controller)
+
+
+class _Idle(_ObjectCache):
+    """Idle processes by the resources they hold. One is given up only if a trial that needs other resources is waiting."""
+
+    def cache_object(self, key: Any, obj: Any) -> bool:
+        if self._is_wanted_elsewhere(key):
+            return bool(super().cache_object(key, obj))
+        self._cached_objects[key].append(obj)
+        self._num_cached_objects += 1
+        return True
+
+    def flush_cached_objects(self, force_all: bool = False) -> Generator[Any, None, None]:
+        if force_all or any(self._is_wanted_elsewhere(key) for key, objs in self._cached_objects.items() if objs):
+            yield from super().flush_cached_objects(force_all=force_all)
+
+    def _is_wanted_elsewhere(self, key: Any) -> bool:
+        return any(waiting > 0 for other, waiting in self._max_num_objects.items() if other != key)
+
+
+class _Reuse:
+    """Gives an idle process to a trial, but not to one whose own process is starting, while there is another to come."""
+
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
+        self._reuse = controller._maybe_reuse_cached_actor  # bound, as it was
+
+    def __call__(self, trial: Any) -> bool:
+        if self._is_starting(trial) and not self._is_last(trial):
+            return False
+        return bool(self._reuse(trial))
+
+    def _is_last(self, trial: Any) -> bool:
+        """Whether no other trial can take an idle process of this one's kind."""
+        return self._controller._search_alg.is_finished() and all(
+            other is trial or other.placement_group_factory != trial.placement_group_factory or self._is_starting(other)
+            for other in self._controller._pending_trials
+        )
+
+    def _is_starting(self, trial: Any) -> bool:
+        """Whether a process for this trial holds its resources and is coming up."""
+        process = self._controller._trial_to_actor.get(trial)
+        return (
+            process is not None
+            and self._controller._actor_manager.is_actor_started(process)
+            and process not in self._controller._started_actors
+        )
