@@ -34,6 +34,15 @@ class Points(Task):
         return nn.Linear(2, 2)
 
 
+class TellsItsProcess(Points):
+    """Takes half a second, less than a process takes to start."""
+
+    def score(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Mapping[str, Score]:
+        time.sleep(0.25)
+        count = len(batch[1])
+        return {"accuracy": Score(0.5 * count, count), "process": Score(os.getpid() * count, count)}
+
+
 class Explodes(Points):
     """Learns with a rate so large that the loss overflows after some steps."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -28,6 +29,12 @@ class TestStudiesOverTune(StudyContract):
 
 
 class TestTuneRunner(RunnerContract):
+    def test_short_trials_need_no_more_processes_than_slots(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        go("TellsItsProcess", budget={"trials": 30}, stopping="none")
+        processes = Counter(trial.user_attrs["process"] for trial in kept().trials)
+        assert len(processes) == 2, processes
+        assert min(processes.values()) > 3, processes  # both work to the end
+
     @pytest.mark.long
     def test_a_killed_worker_costs_an_attempt_and_no_trial(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         go("KillsItsWorker", budget={"trials": 4})
