@@ -773,7 +773,8 @@ def show(
 ) -> None:
     """Print what a study has found so far: its front, its trials, or one trial.
 
-    With --watch, exits with 0 when the study has met its budget, and with 1 if no driver runs it.
+    With --watch, exits with 0 when the study has met its budget, and with 1 if no driver runs it; one that is about to begin is
+    waited for.
     """
     if watch:
         if as_json or every or outcome or trial is not None:
@@ -808,13 +809,15 @@ def show(
 
 def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
     from .search.report.terminal.live import LiveView
-    from .search.report.terminal.watch import watch_study
+    from .search.report.terminal.watch import begun_study, watch_study
     from .search.store.stored import StoredStudy
 
     console = _terminal()
     try:
         with LiveView(console) as view:
-            end = watch_study(StoredStudy.open(study, name, storage), view, every_s)
+            begun = begun_study(lambda: StoredStudy.open(study, name, storage), view.say)
+            budget = 0 if "://" in study else read_study(Path(study), storage=storage).budget.trials
+            end = watch_study(begun, view, every_s, budget)
     except KeyboardInterrupt:
         console.print("stopped watching; the study keeps running", style="dim")
         return INTERRUPTED
@@ -846,6 +849,7 @@ def _print_study(stored: StoredStudy, console: Console) -> None:
 
 def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
     from .search.report.export import json_text, trial_document
+    from .search.report.terminal.tables import trial_parts
 
     front, records = study.front, study.records
     record = next((record for record in records if record.number == number), None)
@@ -866,14 +870,8 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
         click.echo(json_text(document), nl=False)
         return
     console = _terminal()
-    for key, value in document.items():
-        if key not in ("curve", "attempts"):
-            console.print(f"{key:<18} {value}")
-    for point in curve:
-        console.print(
-            f"  attempt {point['attempt']}  {point['samples_seen']:>9} samples  {point['elapsed_s']:.4g} s  "
-            f"{front.metric} {point['accuracy']}  loss {point['train_loss']}"
-        )
+    for part in trial_parts(document, record, front.metric):
+        console.print(part)
     for attempt in attempts:
         if attempt["traceback"]:
             console.print(attempt["traceback"])

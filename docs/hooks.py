@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,12 @@ from bsearch.spaces.learning_rate import RATE_RULES, rule_fact
 from bsearch.spaces.study import StudySpec
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+from python_interface import python_interface  # noqa: E402  # MkDocs loads this file by its path
+
 Schema = Mapping[str, Any]
 # Sections that describe one searched or fixed value; the pages call them domains.
 DOMAINS = ("Range", "Choices", "Fixed")
-
-
-def on_startup(**_: Any) -> None:
-    """Create a folder that holds the package under its installed name: mkdocstrings reads files and imports nothing."""
-    package = ROOT / ".cache" / "docs" / "bsearch"
-    package.mkdir(parents=True, exist_ok=True)
-    for name in ("__init__.py", "cli.py", "spaces", "objectives", "search", "cluster", "verify"):
-        link = package / name
-        link.unlink(missing_ok=True)
-        link.symlink_to(ROOT / name)
 
 
 def on_config(config: Any) -> Any:
@@ -59,7 +53,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 def written_pages() -> Iterator[tuple[Path, str]]:
     """Each reference page, with what lies between its markers generated from the code."""
-    generators = {"keys of study.yaml": study_keys, "learning-rate rules": rules, "commands": commands}
+    generators = {
+        "keys of study.yaml": study_keys,
+        "learning-rate rules": rules,
+        "commands": commands,
+        "public interface": python_interface,
+    }
     for path in sorted((ROOT / "docs" / "reference").glob("*.md")):
         text = path.read_text(encoding="utf-8")
         for marker, generator in generators.items():

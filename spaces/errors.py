@@ -95,6 +95,10 @@ class StorageError(BsearchError):
     """The database cannot be used: it is unavailable, read-only, full, in use by another driver, or has no such study."""
 
 
+class NoStudyYet(StorageError):
+    """The storage does not exist, or holds no such study."""
+
+
 class ClusterError(BsearchError):
     """The cluster cannot be used: Ray, Slurm or Kubernetes is unreachable, refuses, or has no such device or job."""
 

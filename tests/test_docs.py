@@ -32,7 +32,6 @@ PAGES = sorted(
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; strict, so broken links, missing anchors and pages outside the navigation are errors."""
     pytest.importorskip("material", reason="the pages need bsearch[docs]")
-    pytest.importorskip("mkdocstrings", reason="the pages need bsearch[docs]")
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from ...objectives.loading import load_task
 from ...objectives.profiling.probe import MemoryRow, memory_rows, profile_like
 from ...objectives.task import Task
 from ...objectives.task_code import task_code_hash
-from ...spaces.errors import StudyFileError
+from ...spaces.errors import StorageError, StudyFileError
 from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
 from ...spaces.study import StudySpec
 from ..store.database import storage_engine
+from ..store.records import Records
 from ..store.stored import study_identity
+from .eta import ClockFactors, Span
 from .forecast import Forecast, forecast
 from .serial import SerialRunner
 
@@ -25,6 +28,8 @@ from .serial import SerialRunner
 _CHECK_S, _LEAST_S = 5.0, 1.0
 # Seconds that `profile` spends on measuring memory by default.
 _MEMORY_S = 5.0
+# Complete trials of an earlier study that tell what surrounds training.
+_ENOUGH = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,34 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     cores = runner.cores * min(spec.devices.counts)
     slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
     timed = isinstance(load_task(spec.task), Task)
-    forecasted = forecast(spec, profiles, slots if runner.device == "cpu" else 1) if timed else None
+    at_once = slots if runner.device == "cpu" else 1
+    forecasted = forecast(spec, profiles, at_once, _earlier_factors(spec)) if timed else None
     return CheckedStudy(profiles, feasible, forecasted, slots)
+
+
+def _earlier_factors(spec: StudySpec) -> ClockFactors | None:
+    """What surrounded training in the last study of this file whose database has some; None without one."""
+    assert spec.storage is not None
+    try:
+        records = Records(spec.storage, create=False)
+    except StorageError:
+        return None  # there is no database yet
+    try:
+        for study in reversed(records.studies(spec.study)):
+            ended = [_span(row) for row in records.attempts(study.name) if row["outcome"] == "complete" and row["result"]]
+            known = [span for span in ended if span.known_s is not None]
+            if len(known) >= _ENOUGH:
+                return ClockFactors.of(known)
+    finally:
+        records.close()
+    return None
+
+
+def _span(attempt: Mapping[str, Any]) -> Span:
+    facts = attempt["result"]["facts"]
+    started, ended = (datetime.fromisoformat(attempt[name]).timestamp() for name in ("started_at", "ended_at"))
+    known_s = facts.get("train_s") if facts.get("train_s_source") == "known" else None
+    return Span(started, ended, known_s, facts.get("measured_train_s") or 0.0, share=1.0, counts=True)
 
 
 def profile_study(spec: StudySpec, seconds: float | None = None, card: Card | None = None) -> ProfiledStudy:

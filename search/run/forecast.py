@@ -13,6 +13,7 @@ from ...spaces.laws.device import DeviceProfile
 from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
 from ...spaces.study import StudySpec
+from .eta import ClockFactors
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,24 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What `bsearch check` reports; times in seconds, without evaluation unless noted."""
+    """What `bsearch check` reports; times in seconds, without evaluation unless noted.
+
+    Args:
+        study_s: of all trials with their evaluations, over those that run side by side; and of what is around them, where an
+            earlier study told.
+        overhead_s: around a trial's training, in that study: its start, evaluations, checkpoints; None where there was none.
+        slowdown: time of training by the clock over known time, in that study.
+        span: slowest over fastest.
+    """
 
     plans: tuple[PlannedBatch, ...]
     fastest_trial_s: float
     slowest_trial_s: float
-    study_s: float  # with evaluations, over the trials that run side by side
-    span: float  # slowest over fastest
+    study_s: float
+    span: float
     advice: tuple[str, ...]
+    overhead_s: float | None = None
+    slowdown: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,8 +86,14 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, law: StepTime, coun
     return batches
 
 
-def forecast(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: int) -> Forecast:
-    """Time the corners of the space and the whole study by its profiles' step-time laws; plans are of the first profile."""
+def forecast(
+    spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: int, factors: ClockFactors | None = None
+) -> Forecast:
+    """Time the corners of the space and the whole study by its profiles' step-time laws; plans are of the first profile.
+
+    Args:
+        factors: of an earlier study; None where there was none.
+    """
     each = [
         [plan for law in profile.step_times for plan in planned_batches(spec, profile, law)] for profile in profiles.values()
     ]
@@ -87,7 +104,8 @@ def forecast(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: 
     evaluation_s = spec.training.evaluations * (profile.validation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
     # Searched on log scales, so the geometric mean is the middle one.
     middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * math.sqrt(epochs[0] * epochs[1])
-    study_s = spec.budget.trials * (middle + evaluation_s) / slots
+    trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
+    study_s = spec.budget.trials * trial_s / slots
     return Forecast(
         plans=tuple(plans),
         fastest_trial_s=fastest,
@@ -95,6 +113,8 @@ def forecast(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], slots: 
         study_s=study_s,
         span=slowest / fastest,
         advice=tuple(_advice(spec, profile, slowest / fastest, study_s, evaluation_s, middle)),
+        overhead_s=None if factors is None else factors.overhead_s,
+        slowdown=None if factors is None else factors.slowdown,
     )
 
 

@@ -67,7 +67,7 @@ def _profiles_of(
         if known is None or shared or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:
-                timing = f" and timing its steps for up to {request.timing_s:g} s (at least one round of every size)"
+                timing = f" and timing a Task's steps for up to {request.timing_s:g} s (at least one round of every size)"
             values = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
             where = f"a {kind}" if kind else "a worker"
             notify(f"trying the training code{values}{timing} on {where} ...")

@@ -60,8 +60,9 @@ INFEASIBLE_IN_A_ROW = 100
 # A trial shared its device where it waited for a core for more than this share of its training, or where the rest of its time
 # differs from the known one by more, and by more than trials differ alone: their first second is slower than steady training.
 CONTENDED, _SETTLING_S = 0.15, 1.0
-# Below this share of the machine, other programs do not explain it: our own trials and driver do, as on any machine.
-_OTHERS = 0.1
+# Below this share of the machine, other programs do not explain it. Our own trials and driver do up to twice the time: two of a
+# machine's cores may be halves of one.
+_OTHERS, _OWN = 0.1, 1.0
 
 # The latest attempts, from which the remaining time is estimated.
 _LATEST_SPANS = 500
@@ -516,7 +517,7 @@ def _setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
 
 
 def _contended(measured_s: float, waited_s: float, expected_s: float, others_share: float | None = None) -> bool:
-    """Whether a trial shared its device with other programs.
+    """Whether a trial shared its device with other programs, or waited for something else.
 
     Args:
         others_share: what they used of the machine meanwhile; None if unknown.
@@ -525,10 +526,12 @@ def _contended(measured_s: float, waited_s: float, expected_s: float, others_sha
     [True, False, True, False]
     >>> [_contended(16.0, 3.0, 10.0, others_share=share) for share in (0.02, 0.4)]
     [False, True]
+    >>> _contended(40.0, 0.0, 10.0, others_share=0.02)
+    True
     """
-    if others_share is not None and others_share < _OTHERS and measured_s > expected_s:
-        return False
     unexplained_s = abs(measured_s - waited_s - expected_s)
+    if others_share is not None and others_share < _OTHERS and measured_s > expected_s:
+        return unexplained_s > _OWN * expected_s + _SETTLING_S
     return waited_s > CONTENDED * measured_s or unexplained_s > CONTENDED * expected_s + _SETTLING_S
 
 

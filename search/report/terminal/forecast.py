@@ -14,6 +14,7 @@ from ....spaces.planning import feasible_batches_sentence
 from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study import StudySpec
 from ...run.check import CheckedStudy
+from ...run.forecast import Forecast
 
 
 def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:
@@ -74,16 +75,28 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     yield feasible_batches_sentence(spec, checked.feasible, profiles.values())
     over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
     timing_s = len(profiles) * len(profile.step_times) * spec.budget.profile_s
-    before = f"; before the first, timing steps takes up to about {seconds(float(timing_s))}" if timing_s else ""
+    before = f". Before the first, timing steps takes up to about {seconds(float(timing_s))}" if timing_s else ""
     yield (
         f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "
         f"span up to a factor of {forecast.span:.3g} in training time.\n"
-        f"{spec.budget.trials} trials take about {seconds(forecast.study_s)}, "
-        f"{slots} at once, evaluation included{before}."
+        f"{_duration(spec, forecast, slots)}{before}."
     )
     for advice in forecast.advice:
         yield f"- {advice}"
     yield f"Next: bsearch run {study}"
+
+
+def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
+    trials, took = f"{spec.budget.trials} trials", seconds(forecast.study_s)
+    if forecast.overhead_s is None or forecast.slowdown is None:
+        return (
+            f"{trials} train and evaluate for about {took}, {slots} at once. Starting Ray and the trials comes "
+            "on top, more than that where they are short; it is included here once this study has run"
+        )
+    return (
+        f"{trials} take about {took}, {slots} at once: as in the last study, with {seconds(forecast.overhead_s)} around the "
+        f"training of each, which took {forecast.slowdown:.2g} times its known time"
+    )
 
 
 def _loop_parts(profile: DeviceProfile) -> Iterator[str]:

@@ -299,11 +299,25 @@ def in_notebook() -> bool:
 _NAMED = {"effective_batch", "reference_rate", "rule", "epochs", "accumulation"}
 
 
+def _in_time(record: TrialRecord) -> str:
+    """The time of its full training, and what it is where the trial did not spend it.
+
+    >>> from bsearch.spaces.trial import TrialFacts
+    >>> _in_time(TrialRecord(3, "stopped", {}, TrialFacts(stopped_fraction=0.4), train_s=12.0))
+    'after 40 % of its budget, which takes about 12 s'
+    """
+    share, whole = record.facts.stopped_fraction, seconds(record.train_s)
+    if record.outcome != "stopped" or share is None:
+        return f"in {whole}"
+    known = record.facts.train_s_source == "known"
+    return f"after {100 * share:.0f} % of its budget, which takes {'' if known else 'about '}{whole}"
+
+
 def trial_end_line(record: TrialRecord, counted: int, trials: int, metric: str) -> str:
     """How a trial ended, in a line."""
     values = record.settings
     if record.accuracy is not None:
-        result = f"{metric} {number(record.accuracy)} in {seconds(record.train_s)}"
+        result = f"{metric} {number(record.accuracy)} {_in_time(record)}"
     else:
         result = record.message.splitlines()[0] if record.message else ""
     settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"

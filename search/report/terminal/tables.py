@@ -22,7 +22,7 @@ from ...store.stored import StoredStudy, codes
 def front_table(front: ParetoFront, most: int | None = None) -> Table:
     """The front, fastest first, with the settings that give each point."""
     trials = front.trials if most is None else front.trials[:most]
-    searched = sorted({name for trial in trials for name in trial.parameters} - {*_SHOWN, "accumulation", "reference_rate"})
+    searched = _others_searched(trials)
     table = Table(box=None, header_style="bold", pad_edge=False)
     repeated = any(trial.interval is not None for trial in trials)
     # Columns of confidence replace those that `show --trial` shows as well, so that lines fit a terminal.
@@ -58,7 +58,12 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
     return table
 
 
-def column(table: Table, name: str, justify: Literal["left", "right"]) -> None:
+def _others_searched(trials: Iterable[TrialRecord]) -> list[str]:
+    """Searched parameters that are no column of their own kind."""
+    return sorted({name for trial in trials for name in trial.parameters} - {*_SHOWN, "accumulation", "reference_rate"})
+
+
+def column(table: Table, name: str, justify: Literal["left", "right"] = "right") -> None:
     """Long names go over two lines."""
     table.add_column(name.replace("_", "\n", 1) if len(name) > 8 else name, justify=justify, no_wrap=True, vertical="bottom")
 
@@ -69,7 +74,8 @@ _SHOWN = ("effective_batch", "learning_rate", "rule", "epochs")
 def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
     """Every trial in order, with its outcome."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("trial", "outcome", front.speed, front.metric, *_SHOWN, ""):
+    searched = _others_searched(records)
+    for name in ("trial", "outcome", front.speed, front.metric, *_SHOWN, *searched, ""):
         column(table, name, "left" if name in ("outcome", "rule", "") else "right")
     table.columns[-1].no_wrap = False  # where it is narrow, notes take more lines before numbers are cut
     members = {trial.number for trial in front.trials}
@@ -86,10 +92,34 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
             record.outcome,
             number(front.seconds(record)),
             number(record.accuracy),
-            *(number(values.get(name)) for name in _SHOWN),
-            note.splitlines()[0][:60] if note else "",
+            *(number(values.get(name)) for name in (*_SHOWN, *searched)),
+            note.splitlines()[0] if note else "",
         )
     return table
+
+
+def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -> Iterator[str | Table]:
+    """What `bsearch show --trial` prints: every value, and what was measured while it trained.
+
+    Args:
+        document: of `trial_document`, with its `curve`.
+    """
+    if record.outcome == "stopped":
+        yield "Stopped early: train_s and device_s are of its full training."
+    values = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in document.items():
+        if name not in ("curve", "attempts"):
+            values.add_row(name, number(value))
+    yield values
+    if not document["curve"]:
+        return
+    curve = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("attempt", "samples\nseen", "seconds by\nthe clock", metric, "training\nloss"):
+        column(curve, name)
+    for point in document["curve"]:
+        names = ("attempt", "samples_seen", "elapsed_s", "accuracy", "train_loss")
+        curve.add_row(*(number(point[name]) for name in names))
+    yield curve
 
 
 def outcome_counts(records: Iterable[TrialRecord]) -> str:
@@ -302,6 +332,11 @@ than predicted. The front uses the predicted times, so it is not affected.
     middle = 100 * median(record.facts.train_s_error or 0.0 for record in contended)
     used = [share for record in contended if (share := record.facts.others_share) is not None]
     if used and middle > 0:
+        if median(used) < _EXPLAINS:
+            return (
+                f"{who} took {middle:.0f} % more time than predicted (median), although no other program ran: their training "
+                f"waits for something that was not there while steps were timed, such as input. {unaffected}"
+            )
         return (
             f"{who} shared this machine: meanwhile other programs used {100 * median(used):.0f} % of it (median), and the "
             f"trials took {middle:.0f} % more time than predicted. {unaffected}"

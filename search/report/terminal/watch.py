@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ....spaces.errors import NoStudyYet
 from ....spaces.readable import seconds
 from ....spaces.storage import masked
 from ....spaces.study import StudySpec
@@ -24,6 +25,8 @@ from .live import LiveView
 
 # Attempts from which the time left is estimated; older ones say little about the present pace.
 _LATEST_ATTEMPTS = 100
+# A study that somebody is starting in another window has a driver within this time.
+_BEGINS_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,34 @@ class WatchEnd:
     done: bool
 
 
-def watch_study(study: StoredStudy, show: LiveView, every_s: float, sleep: Callable[[float], None] = time.sleep) -> WatchEnd:
+def begun_study(open_study: Callable[[], StoredStudy], say: Callable[[str], None]) -> StoredStudy:
+    """A study, which a driver that is about to begin may yet have to create.
+
+    Raises:
+        NoStudyYet: no driver has begun within a minute.
+    """
+    until, said = time.monotonic() + _BEGINS_S, False
+    while True:
+        try:
+            return open_study()
+        except NoStudyYet:
+            if time.monotonic() > until:
+                raise
+            if not said:
+                say(f"waiting up to {_BEGINS_S:.0f} s for the study to begin ...")
+            said = True
+        time.sleep(_BEGINS_S / 60)
+
+
+def watch_study(
+    study: StoredStudy, show: LiveView, every_s: float, budget: int = 0, sleep: Callable[[float], None] = time.sleep
+) -> WatchEnd:
     """Show a study that another process drives, until its budget is met or it has no driver.
 
     Reads only. An unavailable database is retried for as long as a driver would.
+
+    Args:
+        budget: trials of the study file's, which may have been raised since the study ran.
 
     Raises:
         StorageError: the database stayed unavailable.
@@ -46,6 +73,7 @@ def watch_study(study: StoredStudy, show: LiveView, every_s: float, sleep: Calla
     records = Records(study.url, create=False, retry_policy=retry_policy)
     seen: list[StudyView] = []  # the latest, once there is one
     shown: set[int] = set()
+    begins_until: float | None = time.monotonic() + _BEGINS_S
     try:
         with StoredTrials(study.url, study.name, retry_policy) as trials:
             while True:
@@ -66,7 +94,10 @@ def watch_study(study: StoredStudy, show: LiveView, every_s: float, sleep: Calla
                         counted += record.counts
                         show.ended(record, counted, view.trials, view.front.metric)
                 seen[:], shown = [view], {record.number for record in view.records}
-                if end := _end(view, spec, row, driver):
+                if driver is not None:
+                    begins_until = None
+                end = _end(view, spec, row, driver, budget)
+                if end is not None and (end.done or begins_until is None or time.monotonic() > begins_until):
                     return end
                 sleep(every_s)
     finally:
@@ -117,11 +148,12 @@ def _driver_words(driver: Driver) -> str:
     return f"run by process {driver.process} on {driver.host} since {since}, seen {max(driver.silent_s, 0):.0f} s ago"
 
 
-def _end(view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | None) -> WatchEnd | None:
+def _end(view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | None, budget: int) -> WatchEnd | None:
     if driver is not None and not driver.gone:
         return None
-    done = f"{view.counted} of {view.trials} trials are done"
-    if view.counted >= view.trials:
+    most = max(view.trials, budget)
+    done = f"{view.counted} of {most} trials are done"
+    if view.counted >= most:
         return WatchEnd(f"{view.name} is done: {done}.", True)
     if spec.budget.hours is not None and stored.driver_s >= spec.budget.hours * 3600:
         return WatchEnd(f"{view.name} is done: budget.hours: {spec.budget.hours:g} h are used up; {done}.", True)

@@ -301,3 +301,17 @@ def test_the_least_needed_is_left_out_first() -> None:
     assert "30 complete, 3 out of memory" in drawn(80, 24)
     assert "(o front, * baseline)" not in drawn(40, 12)
     assert "30/400" in drawn(80, 3)
+
+
+@pytest.mark.slow
+def test_a_watcher_waits_for_a_study_that_is_about_to_begin_and_for_a_raised_budget(study_file: Callable[..., Path]) -> None:
+    for trials in (2, 4):
+        path = study_file(task=f"{TASKS}:Points", space=SPACE, budget={"trials": trials})
+        with subprocess.Popen(
+            [BSEARCH, "show", path, "--watch", "--every", "0.2"], stdout=subprocess.PIPE, text=True
+        ) as watcher:
+            time.sleep(4)  # it has looked by then, and found nothing, or a study that is done
+            subprocess.run([BSEARCH, "run", path, "--serial"], check=True, stdout=subprocess.DEVNULL)
+            output = watcher.communicate(timeout=400)[0]
+        assert watcher.returncode == 0
+        assert output.rstrip().endswith(f"small is done: {trials} of {trials} trials are done.")
