@@ -48,7 +48,7 @@ SECTIONS = {
             "ProfilingError",
             "InfeasiblePlanError",
             "StorageError",
-            "NoStudyYet",
+            "NoStudyError",
             "ClusterError",
             "OutputError",
         )

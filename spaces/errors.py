@@ -95,7 +95,7 @@ class StorageError(BsearchError):
     """The database cannot be used: it is unavailable, read-only, full, in use by another driver, or has no such study."""
 
 
-class NoStudyYet(StorageError):
+class NoStudyError(StorageError):
     """The storage does not exist, or holds no such study."""
 
 

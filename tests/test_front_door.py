@@ -17,7 +17,7 @@ PUBLIC = {
     *("run", "Study", "Search", "FrontSampler", "plan_batch"),
     *("Task", "Data", "Loss", "Score", "Measurement", "TrialSetup", "Checkpoint"),
     *("BsearchError", "StudyFileError", "TaskError", "ProfilingError", "InfeasiblePlanError"),
-    *("StorageError", "ClusterError", "NoStudyYet", "OutputError"),
+    *("StorageError", "ClusterError", "NoStudyError", "OutputError"),
 }
 
 

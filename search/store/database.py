@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext, make_url
 
-from ...spaces.errors import Fault, NoStudyYet, StorageError, StudyFileError
+from ...spaces.errors import Fault, NoStudyError, StorageError, StudyFileError
 from ...spaces.storage import masked, network_file_system
 
 UNAVAILABLE_LIMIT_S = 300.0  # how long a driver waits for a database that has become unavailable
@@ -172,7 +172,7 @@ def storage_engine(url: str, *, create: bool = True) -> Engine:
         raise _storage_fault(f"the database's driver {error.name!r} is not installed.{hint}", shown) from None
     if parsed.get_backend_name() == "sqlite":
         if not create and not os.path.isfile(parsed.database or ""):  # noqa: PTH113  # a name too long is no file
-            raise NoStudyYet(f"storage {shown}: no such database yet. `bsearch run` creates it.")
+            raise NoStudyError(f"storage {shown}: no such database yet. `bsearch run` creates it.")
         _check_folder(_folder(engine), shown)
     configure_engine(engine)
     return engine

@@ -9,7 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from ...spaces.errors import NoStudyYet, StorageError
+from ...spaces.errors import NoStudyError, StorageError
 from ...spaces.storage import masked
 
 # Of our own: Optuna owns `alembic_version`, and a second head there breaks `optuna.load_study`.
@@ -99,7 +99,7 @@ def migrate(engine: Engine, *, create: bool) -> None:
         return
     shown = masked(engine.url.render_as_string())
     if revision is None and not create:  # reading leaves a foreign database unchanged
-        raise NoStudyYet(f"storage {shown}: holds no study of bsearch's. `bsearch run` creates one.")
+        raise NoStudyError(f"storage {shown}: holds no study of bsearch's. `bsearch run` creates one.")
     if revision is not None and revision not in known_revisions():
         raise StorageError(
             f"storage {shown}: a newer bsearch has written it (schema {revision}, known here up to {HEAD}). "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...objectives.task_code import task_code_hash
-from ...spaces.errors import BsearchError, NoStudyYet, StudyFileError, TaskError
+from ...spaces.errors import BsearchError, NoStudyError, StudyFileError, TaskError
 from ...spaces.storage import masked
 from ...spaces.study import StudySpec
 from ...spaces.study_file import read_study
@@ -172,7 +172,7 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
                 identity = study_identity(spec, task_code_hash(spec.task))
                 rows = [row for row in rows if is_same_experiment(row.identity, identity)] or rows
     if not rows:
-        raise NoStudyYet(f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` creates one.")
+        raise NoStudyError(f"storage {masked(url)}: holds no study{f' {base}' if base else ''} yet. `bsearch run` creates one.")
     if base is None and len({row.base_name for row in rows}) > 1:
         names = ", ".join(row.name for row in rows)
         raise StudyFileError(f"storage {masked(url)}: holds several studies, so give a name: {names}")

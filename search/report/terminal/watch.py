@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ....spaces.errors import NoStudyYet
+from ....spaces.errors import NoStudyError
 from ....spaces.readable import seconds
 from ....spaces.storage import masked
 from ....spaces.study import StudySpec
@@ -41,13 +41,13 @@ def begun_study(open_study: Callable[[], StoredStudy], say: Callable[[str], None
     """A study, which a driver that is about to begin may yet have to create.
 
     Raises:
-        NoStudyYet: no driver has begun within a minute.
+        NoStudyError: no driver has begun within a minute.
     """
     until, said = time.monotonic() + _BEGINS_S, False
     while True:
         try:
             return open_study()
-        except NoStudyYet:
+        except NoStudyError:
             if time.monotonic() > until:
                 raise
             if not said:
