@@ -156,7 +156,7 @@ def _default(value: Schema, section: bool) -> str:
     if default is None or default in ([], {}):
         return ""
     if isinstance(default, dict):
-        if set(default) != {"value"}:
+        if "value" not in default:
             return "" if section else f"`{json.dumps(default)}`"
         default = default["value"]
     return f"`{default if isinstance(default, str) else json.dumps(default)}`"

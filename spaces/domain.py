@@ -7,7 +7,7 @@ In YAML a domain is a plain value (fixed), a list or `{choices: [...]}`, or `{lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -26,6 +26,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 _CHANGES_COST = "The parameter changes the time or the memory of a step, so each of its values is profiled separately."
+_WHEN = (
+    "Values of other parameters with which this one applies, such as `{optimizer: sgd}` or `{optimizer: [sgd, nesterov]}`; in "
+    "other trials it has no value."
+)
 _MOST_LISTED = 20  # values of a long list that a message shows
 
 
@@ -60,6 +64,13 @@ def _finite(value: Any) -> Any:
 Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_finite)]
 
 
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+When = dict[StrictStr, Annotated[tuple[Scalar, ...], BeforeValidator(_listed, json_schema_input_type=Scalar | list[Scalar])]]
+
+
 class Range(Section):
     """Every number from `low` to `high`, inclusive."""
 
@@ -74,6 +85,7 @@ class Range(Section):
         None, description="Distance between the values that may be tried, from `low` on; not on a logarithmic scale."
     )
     changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
+    when: When = Field({}, description=_WHEN)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -112,6 +124,7 @@ class Choices(Section):
         description="The values that may be tried; a plain list is shorthand for this."
     )
     changes_cost: StrictBool = Field(False, description=_CHANGES_COST)
+    when: When = Field({}, description=_WHEN)
 
     def contains(self, value: Any) -> bool:
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
@@ -124,6 +137,7 @@ class Fixed(Section):
     """One value, the same in every trial."""
 
     value: Scalar = Field(description="The value that every trial uses; a plain value is shorthand for this.")
+    when: When = Field({}, description=_WHEN)
 
     def contains(self, value: Any) -> bool:
         return bool(value == self.value)
@@ -191,6 +205,20 @@ def every_value_of(domain: Domain) -> list[Any]:
 
 def _integers(domain: Range) -> range:
     return range(int(domain.low), int(domain.high) + 1, int(domain.step or 1))
+
+
+def applies(when: Mapping[str, Sequence[Any]], values: Mapping[str, Any]) -> bool:
+    """Whether a parameter with this condition has a value beside these.
+
+    >>> applies({"optimizer": ("sgd",)}, {"optimizer": "adamw"}), applies({}, {})
+    (False, True)
+    """
+    return all(values.get(name) in allowed for name, allowed in when.items())
+
+
+def applying(domains: Mapping[str, Domain], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without those of parameters that do not apply beside the others."""
+    return {name: value for name, value in values.items() if name not in domains or applies(domains[name].when, values)}
 
 
 def searched_of(domains: Mapping[str, Domain]) -> dict[str, Domain]:

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from typing import Any, Literal
 
-from .domain import bounds, count_of, every_value_of, values_of
+from .domain import applying, bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile, ProfileRequest
 from .laws.step_time import fastest_plan
@@ -330,7 +330,8 @@ def _first_values(spec: StudySpec) -> dict[str, Any]:
 def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey = ()) -> TrialSetup:
     """A setup from the first value of every domain, for profiling the training code."""
     first = _first_values(spec) | dict(key)
-    parameters = {name: first[name] for name in spec.space.task_parameters()}
+    own = spec.space.task_parameters()
+    parameters = {name: value for name, value in applying(own, first).items() if name in own}
     training = training_of(spec, first)
     reference = OptimizerSettings(float(first["reference_rate"]), training.betas, training.eps, first["weight_decay"])
     return TrialSetup(
@@ -356,13 +357,17 @@ def profile_request(
     """What to measure about a study's task on a device."""
     setup = profiling_setup(spec, device, key)
     # Values without changes_cost: the laws of one of them have to hold for all.
+    own = spec.space.task_parameters()
+    first = {name: next(values_of(domain)) for name, domain in own.items()} | dict(setup.parameters)
     others = [
-        (name, value)
-        for name, domain in spec.space.task_parameters().items()
+        (name, value, applying(own, {**first, name: value}))
+        for name, domain in own.items()
         if not getattr(domain, "changes_cost", False)
         for value in dict.fromkeys(values_of(domain))
-        if value != setup.parameters[name]
+        if value != setup.parameters.get(name)
     ]
+    # One that does not apply there is among the parameters of a value with which it does.
+    others = [(name, value, parameters) for name, value, parameters in others if name in parameters]
     return ProfileRequest(
         setup=setup,
         memory=spec.memory,

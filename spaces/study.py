@@ -142,6 +142,21 @@ def _positive_rate(domain: ReferenceRate) -> ReferenceRate:
     return real(log_by_default(domain))  # type: ignore[return-value]  # the copy keeps its class
 
 
+def _check_condition(name: str, domain: Domain, domains: Mapping[str, Domain]) -> None:
+    for other, values in domain.when.items():
+        where = f"{name}: when: {other}"
+        if other not in domains or other == name:
+            raise fault(f"{where}: expected the name of another parameter, got {other!r}.{near_miss(other, domains)}")
+        if domains[other].when:
+            raise fault(f"{where}: expected a parameter that always applies, got one with a `when` of its own")
+        if outside := [value for value in values if not domains[other].contains(value)]:
+            raise fault(
+                f"{where}: expected values that {other} may take, {domains[other]}; got {', '.join(map(repr, outside))}"
+            )
+    if domain.when and getattr(domain, "changes_cost", False):
+        raise fault(f"{name}: expected `when` or changes_cost, got both")
+
+
 class Space(Section):
     """The search space. Any other key is a parameter of the task, which reads it as `setup.parameters["name"]`."""
 
@@ -222,6 +237,11 @@ class Space(Section):
         for name in type(self).model_fields:
             if name != "precision" and getattr(getattr(self, name), "changes_cost", False):
                 raise fault(f"{name}: expected changes_cost on a parameter of the task or on precision alone. Remove it.")
+            if getattr(getattr(self, name), "when", {}):
+                raise fault(f"{name}: expected `when` on a parameter of the task alone. Remove it.")
+        domains = self.domains()
+        for name, domain in self.task_parameters().items():
+            _check_condition(name, domain, domains)
         rules = set(values_of(self.rule))
         if "power" in rules and self.exponent is None:
             raise fault("rule power: expected space.exponent, got none. Write exponent: 0.5, or {low: 0, high: 1}.")

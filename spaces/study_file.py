@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .domain import DOMAIN_KINDS, Domain, Section, values_of
+from .domain import DOMAIN_KINDS, Domain, Section, applies, values_of
 from .errors import MOST_FAULTS, Fault, StudyFileError, cut
 from .files import text_of
 from .learning_rate import RULE_EXPONENTS
@@ -475,7 +475,8 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
                 hint = f" Write rule: power, exponent: {RULE_EXPONENTS[value]:g}." if _power_for(name, value, domains) else ""
                 yield key, f"expected {domains[name]} as in space.{name}, got {value!r}.{hint}".removesuffix("." * (not hint))
         if isinstance(settings, dict):
-            missing = [name for name in searched if name not in settings]
+            chosen = {name: next(values_of(domain)) for name, domain in domains.items()} | settings
+            missing = [name for name in searched if name not in settings and applies(domains[name].when, chosen)]
             if missing:
                 yield ("baseline", index), f"expected a value for every searched parameter, got none for {', '.join(missing)}"
 

@@ -159,8 +159,8 @@ def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest
 
     base = cost(request.setup.parameters)
     changes = []
-    for name, value in request.others:
-        other = cost({**request.setup.parameters, name: value})
+    for name, value, parameters in request.others:
+        other = cost(parameters)
         factor = max(
             (b / a for a, b in zip(base, other, strict=True) if a and b), key=lambda ratio: abs(math.log(ratio)), default=1
         )

@@ -141,7 +141,7 @@ class TrialHistory:
         pending = []
         for number in np.flatnonzero(self._kinds[:count] == _OPEN).tolist():
             trial = trials[number]
-            complete = set(self.transform.space) <= set(trial.params)
+            complete = self.transform.is_whole(trial.params)
             if trial.state.is_finished():
                 self._kinds[number] = self._read(number, trial) if complete else _IGNORED
             elif complete and trial.state == TrialState.RUNNING and number != asked:

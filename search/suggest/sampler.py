@@ -34,6 +34,7 @@ class FrontSampler(BaseSampler):
 
     Args:
         space: what is searched; not given, the parameters that finished trials have in common.
+        conditions: by parameter of the space, the values of others with which it applies; it has no value in other trials.
         known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned, which is
             never proposed.
         prior_trials: trials of earlier studies: the models learn from them, the front does not contain them.
@@ -44,12 +45,14 @@ class FrontSampler(BaseSampler):
         self,
         *,
         space: Mapping[str, BaseDistribution] | None = None,
+        conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         seed: int = 0,
     ) -> None:
         self._prior_trials = tuple(prior_trials)
         self._space = dict(space) if space is not None else None
+        self._conditions = dict(conditions or {})
         self._known_seconds = known_seconds
         self._seed = seed
         self._independent = RandomSampler(seed=seed)
@@ -76,7 +79,7 @@ class FrontSampler(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         if not search_space:
             return {}
-        transform = SpaceTransform(search_space)
+        transform = SpaceTransform(search_space, self._conditions)
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         if len(signs) != 2 or signs[0] > 0:
             return self._by_tpe(study, trial)

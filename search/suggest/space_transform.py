@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from ...spaces.domain import applies
 from ..analysis.gaussian_process import Array
 
 
 class SpaceTransform:
     """Encodes parameters as points of the unit cube: numbers on their own (log) scale, categories one-hot.
 
+    A parameter that does not apply beside the others is at the middle of its coordinates, so that points that differ in nothing
+    else are the same.
+
     Args:
         space: Optuna's distribution of each parameter.
+        conditions: by parameter, the values of others with which it applies.
 
     Attributes:
         width: coordinates of a point; a category takes one for each of its choices.
     """
 
-    def __init__(self, space: Mapping[str, BaseDistribution]) -> None:
+    def __init__(
+        self, space: Mapping[str, BaseDistribution], conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None
+    ) -> None:
         self.space = dict(space)
+        self.conditions = {name: when for name, when in (conditions or {}).items() if name in self.space}
         self.parameters = len(space)
         # Name, distribution, first coordinate, lower end and width of the scale.
         self._parts: list[tuple[str, BaseDistribution, int, float, float]] = []
@@ -40,6 +48,9 @@ class SpaceTransform:
         """A point (width,) of the cube."""
         point = np.zeros(self.width)
         for name, distribution, place, low, scale in self._parts:
+            if name not in parameters:
+                point[_coordinates(distribution, place)] = _middle(distribution)
+                continue
             value = parameters[name]
             if isinstance(distribution, CategoricalDistribution):
                 point[place : place + len(distribution.choices)] = [choice == value for choice in distribution.choices]
@@ -63,6 +74,16 @@ class SpaceTransform:
                 number = distribution.low + distribution.step * round((number - distribution.low) / distribution.step)
             number = min(max(number, distribution.low), distribution.high)
             values[name] = int(number) if isinstance(distribution, IntDistribution) else float(number)
+        return self._applying(values)
+
+    def is_whole(self, parameters: Mapping[str, Any]) -> bool:
+        """Whether every parameter that applies has a value."""
+        return all(name in parameters or not applies(self.conditions.get(name, {}), parameters) for name in self.space)
+
+    def _applying(self, values: dict[str, Any]) -> dict[str, Any]:
+        for name, when in self.conditions.items():
+            if not applies(when, values):
+                del values[name]
         return values
 
     def decode_many(self, points: Array) -> list[dict[str, Any]]:
@@ -80,7 +101,7 @@ class SpaceTransform:
                 numbers = distribution.low + distribution.step * np.round((numbers - distribution.low) / distribution.step)
             numbers = np.clip(numbers, distribution.low, distribution.high)
             columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
-        return [dict(zip(self.space, values, strict=True)) for values in zip(*columns, strict=True)]
+        return [self._applying(dict(zip(self.space, values, strict=True))) for values in zip(*columns, strict=True)]
 
     def round_to_feasible(self, points: Array) -> Array:
         """Points (n, width) moved to the parameters they decode to: whole numbers, single choices."""
@@ -95,7 +116,21 @@ class SpaceTransform:
                 steps = np.round((numbers - distribution.low) / distribution.step)
                 numbers = np.clip(distribution.low + distribution.step * steps, distribution.low, distribution.high)
                 rounded[:, place] = ((np.log(numbers) if distribution.log else numbers) - low) / scale
+        if self.conditions:
+            decoded = self.decode_many(rounded)
+            for name, distribution, place, _, _ in self._parts:
+                if name in self.conditions:
+                    without = [name not in values for values in decoded]
+                    rounded[without, _coordinates(distribution, place)] = _middle(distribution)
         return rounded
+
+
+def _coordinates(distribution: BaseDistribution, place: int) -> slice:
+    return slice(place, place + (len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1))
+
+
+def _middle(distribution: BaseDistribution) -> float:
+    return 1 / len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 0.5
 
 
 def _bounds(distribution: BaseDistribution) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ...spaces.domain import Choices, Domain, Range, searched_of, values_of
+from ...spaces.domain import Choices, Domain, Range, applies, applying, searched_of, values_of
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.study import Objectives
 from ...spaces.trial import Suggestion, TrialFacts, TrialResult
@@ -44,6 +44,7 @@ def _sampler(
     prior_trials: Sequence[PriorTrial],
     seed: int,
     trials: int,
+    conditions: Mapping[str, Mapping[str, Sequence[Any]]],
 ) -> BaseSampler:
     """The named sampler, for a study that already has `trials` trials.
 
@@ -52,7 +53,9 @@ def _sampler(
     """
     if named == "front":
         # It seeds each proposal with the trial's number, so its seed stays the same.
-        return FrontSampler(space=searched, known_seconds=known_seconds, prior_trials=prior_trials, seed=seed)
+        return FrontSampler(
+            space=searched, conditions=conditions, known_seconds=known_seconds, prior_trials=prior_trials, seed=seed
+        )
     seed += trials  # a new sampler with the same seed would replay its first points
     match named:
         case "tpe":
@@ -121,8 +124,11 @@ class Suggester:
         self.retry_policy = retry_policy or RetryPolicy(self.url)
         self.storage = open_storage(url)
         several = searched_of(domains)
+        self._domains = dict(domains)
+        conditions = {name: domain.when for name, domain in several.items() if domain.when}
         self.fixed = {key: next(values_of(domain)) for key, domain in domains.items() if key not in several}
-        self.searched = {key: distribution(domain) for key, domain in several.items()}
+        # Those that others depend on come first, as their values are known when the others are asked for.
+        self.searched = {key: distribution(several[key]) for key in sorted(several, key=conditions.__contains__)}
         batches = self.searched.get("effective_batch")
         if feasible is not None and isinstance(batches, IntDistribution):
             # Nothing is suggested that memory, data or the accumulation range forbid.
@@ -136,7 +142,7 @@ class Suggester:
         # Trials that are RUNNING and not among these were started by an `ask` of ours whose reply was lost.
         self._known = {trial.number for trial in trials if trial.state == TrialState.RUNNING}
         with translate_optuna_errors(self.url):
-            self.study.sampler = _sampler(sampler, self.searched, known_seconds, prior_trials, seed, len(trials))
+            self.study.sampler = _sampler(sampler, self.searched, known_seconds, prior_trials, seed, len(trials), conditions)
 
     @retrying
     def _open_study(self, name: str, objectives: Objectives, single_writer: bool) -> optuna.Study:
@@ -166,7 +172,7 @@ class Suggester:
         tries = itertools.count()
         trial = self.retry_policy(lambda: self._ask(again=next(tries) > 0))
         self._known.add(trial.number)
-        return Suggestion(trial.number, {**self.fixed, **trial.params}, dict(trial.user_attrs))
+        return Suggestion(trial.number, applying(self._domains, {**self.fixed, **trial.params}), dict(trial.user_attrs))
 
     def _ask(self, *, again: bool) -> Trial:
         with translate_optuna_errors(self.url):
@@ -174,11 +180,15 @@ class Suggester:
                 self._reread()
                 for running in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                     if running.number not in self._known:
-                        trial = Trial(self.study, running._trial_id)
-                        for name, domain in self.searched.items():
-                            trial._suggest(name, domain)  # keeps values set before the connection was lost
-                        return trial
-            return self.study.ask(self.searched)
+                        return self._suggested(Trial(self.study, running._trial_id))  # keeps values set before
+            return self._suggested(self.study.ask())
+
+    def _suggested(self, trial: Trial) -> Trial:
+        """The trial with a value for every parameter that applies."""
+        for name, distribution in self.searched.items():
+            if applies(self._domains[name].when, {**self.fixed, **trial.params}):
+                trial._suggest(name, distribution)
+        return trial
 
     def enqueue(self, parameters: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         """Queue parameters, to be suggested before the sampler's own."""

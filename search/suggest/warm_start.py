@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...spaces.domain import applies
 from ...spaces.errors import BsearchError, Fault, StudyFileError
 from ...spaces.study import StudySpec
 from ...spaces.study_file import read_study
@@ -87,10 +88,11 @@ def _trials(
     searched, fixed = spec.searched(), spec.fixed()
     for record in averaged(stored_trials(url, study.name), spec.objectives):
         values = {**old.fixed(), **record.parameters}
-        inside = all(name in values and domain.contains(values[name]) for name, domain in searched.items())
+        needed = {name: domain for name, domain in searched.items() if applies(domain.when, values)}
+        inside = all(name in values and domain.contains(values[name]) for name, domain in needed.items())
         if not inside or any(values.get(name) != value for name, value in fixed.items()):
             continue
-        parameters = {name: values[name] for name in searched}
+        parameters = {name: values[name] for name in needed}
         seconds = known_seconds(parameters)
         if record.accuracy is not None and math.isfinite(seconds):
             yield parameters, seconds, record.accuracy

@@ -151,7 +151,7 @@ class ProfileRequest:
         devices: the numbers of devices that a trial may have.
         share: of a GPU's memory that a trial gets, beside others on the same GPU.
         timing_s: time limit of step timing for each number of devices; 0: no timing.
-        others: (parameter, value) pairs that trials may use instead, expected to cost the same.
+        others: parameters and values that trials may use instead, each with all parameters then; expected to cost the same.
     """
 
     setup: TrialSetup
@@ -161,7 +161,7 @@ class ProfileRequest:
     devices: tuple[int, ...] = (1,)
     share: float = 1.0
     timing_s: float = 0.0
-    others: tuple[tuple[str, Parameter], ...] = ()
+    others: tuple[tuple[str, Parameter, Mapping[str, Parameter]], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -185,5 +185,5 @@ class ProfileRequest:
             devices=tuple(values["devices"]),
             share=values["share"],
             timing_s=values["timing_s"],
-            others=tuple((name, value) for name, value in values["others"]),
+            others=tuple((name, value, parameters) for name, value, parameters in values["others"]),
         )

@@ -114,6 +114,21 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "choices: [32, [64]]",
             "space.width.choices[1]: expected a number, a string, true or false, got [64]",
         ),
+        (
+            "choices: [32, 64]",
+            "choices: [32, 64], when: {rul: sqrt}",
+            "width: when: rul: expected the name of another parameter, got 'rul'. Did you mean 'rule'?",
+        ),
+        (
+            "choices: [32, 64]",
+            "choices: [32, 64], when: {effective_batch: 8}",
+            "width: when: effective_batch: expected values that effective_batch may take, 16 to 4096 (log); got 8",
+        ),
+        (
+            "low: 1e-3, high: 1.0",
+            "low: 1e-3, high: 1.0, when: {rule: sqrt}",
+            "reference_rate: expected `when` on a parameter of the task alone",
+        ),
         ("choices: [32, 64]", "choices: []", "space.width.choices: expected at least one value, got []"),
         ("seed: 0", "seed: -1", "training.seed: expected a number >= 0, got -1"),
         ("largest_micro_batch: 256", "largest_micro_batch: 0", "expected a number >= 1, got 0"),

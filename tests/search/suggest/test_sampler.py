@@ -17,8 +17,12 @@ from bsearch.search.run.serial import SerialRunner
 from bsearch.search.suggest.front_model import FrontModel, Observations
 from bsearch.search.suggest.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SpaceTransform
+from bsearch.search.suggest.suggester import Suggester
+from bsearch.spaces.domain import Choices, Fixed, Range
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study
+from bsearch.spaces.trial import TrialFacts, TrialResult
 from conftest import TASKS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,13 +62,49 @@ def test_every_point_of_the_cube_is_a_legal_setting(point: list[float]) -> None:
         assert distribution._contains(distribution.to_internal_repr(values[name]))
 
 
-def test_rounded_points_decode_to_themselves() -> None:
+CONDITIONS = {"dropout": {"rule": ("sqrt", "power")}}
+
+
+@pytest.mark.parametrize("conditions", [{}, CONDITIONS])
+def test_rounded_points_decode_to_themselves(conditions: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
     """The slow twin: decoded and encoded again, one by one."""
-    transform = SpaceTransform(SPACE)
+    transform = SpaceTransform(SPACE, conditions)
     points = np.random.default_rng(0).random((200, transform.width))
     assert transform.round_to_feasible(points) == pytest.approx(
         np.array([transform.encode(transform.decode(point)) for point in points]), abs=1e-12
     )
+
+
+@given(st.lists(st.floats(0, 1), min_size=7, max_size=7), st.floats(0, 0.5))
+def test_a_parameter_that_does_not_apply_has_no_value_and_makes_no_difference(point: list[float], dropout: float) -> None:
+    transform = SpaceTransform(SPACE, CONDITIONS)
+    values = transform.decode(np.array(point))
+    assert ("dropout" in values) == (values["rule"] != "linear")
+    assert transform.is_whole(values)
+    linear = {**values, "rule": "linear"}
+    linear.pop("dropout", None)
+    assert not transform.is_whole({**linear, "rule": "sqrt"})
+    moved = transform.encode({**values, "rule": "linear", "dropout": dropout})
+    assert transform.round_to_feasible(moved[None])[0] == pytest.approx(transform.encode(linear), abs=1e-12)
+
+
+@pytest.mark.parametrize("sampler", ["front", "tpe", "gp", "nsga2", "qmc", "random"])
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_every_sampler_asks_for_what_applies(sampler: str) -> None:
+    domains = {
+        "effective_batch": Range(low=8, high=512, log=True),
+        "momentum": Range(low=0.5, high=0.99, when={"optimizer": "sgd"}),
+        "kind": Fixed(value="plain", when={"optimizer": ["adam"]}),
+        "optimizer": Choices(choices=("adam", "sgd")),
+    }
+    suggester = Suggester(None, "small", domains, Objectives(), sampler=sampler)
+    for number in range(14):
+        parameters = suggester.ask().parameters
+        sgd = parameters["optimizer"] == "sgd"
+        assert set(parameters) == {"effective_batch", "optimizer", "momentum" if sgd else "kind"}
+        facts = TrialFacts(train_s=1.0 + number)
+        suggester.tell(number, TrialResult("COMPLETE", "complete", facts, (1.0 + number, 0.5 + 0.1 * sgd), constraint=0.0))
+    assert {"momentum" in trial.params for trial in suggester.trials()} == {True, False}
 
 
 def test_the_process_is_the_textbooks() -> None:
