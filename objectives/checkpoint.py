@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 from fsspec.implementations.local import LocalFileSystem
-from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from ..spaces.files import write_file
@@ -133,16 +132,15 @@ class Checkpoint:
             self.write_error = f"the checkpoint could not be written: {type(error).__name__}: {error}"
 
 
-def save_model(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write model.pt and optimizer.pt, state dicts on the CPU, which torch loads anywhere.
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state dict with its tensors on the CPU, which torch loads anywhere.
 
     Raises:
-        OutputError: they cannot be written.
+        OutputError: it cannot be written.
     """
-    for name, state in (("model.pt", model.state_dict()), ("optimizer.pt", optimizer.state_dict())):
-        buffer = io.BytesIO()
-        torch.save(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), state), buffer)
-        write_file(Path(folder) / name, buffer.getvalue())
+    buffer = io.BytesIO()
+    torch.save(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), state), buffer)
+    write_file(path, buffer.getvalue())
 
 
 def experiment_of(setup: TrialSetup) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..spaces.trial import Measurement, TrialSetup
+from .checkpoint import save_state
 
 # The alternative to a Task: a training loop of your own that yields measurements.
 TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]
@@ -54,10 +56,15 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A metric as sum and denominator, such as correct predictions and samples."""
+    """A metric as sum and denominator, such as correct predictions and samples.
+
+    Args:
+        of: a function of their quotient over all samples, such as `math.exp` for a perplexity.
+    """
 
     total: Tensor | float
     denominator: Tensor | float
+    of: Callable[[float], float] | None = None
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, setup: TrialSetup) -> Tensor:
@@ -95,6 +102,14 @@ class Task(ABC):
             weight_decay=setup.weight_decay,
             fused=setup.device == "gpu" or None,
         )
+
+    def save(self, model: nn.Module, folder: Path, setup: TrialSetup) -> None:
+        """Write the trained model of `bsearch train` into the folder; default: its weights as model.pt.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        save_state(folder / "model.pt", model.state_dict())
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score | Mapping[str, Score]:
         """One metric, or several by name; default: accuracy and the mean cross-entropy `val_loss`."""

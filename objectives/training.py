@@ -10,9 +10,10 @@ import copy
 import ctypes
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..spaces.plan import BatchPlan, step_plans
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
-from .checkpoint import Checkpoint, random_state, save_model, set_random_state
+from .checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .data_parallel import Ranks
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .noise_scale import NoiseScale
@@ -235,6 +236,7 @@ class TrainingRun:
         size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
         keys = keys or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
         batch_scores: dict[str, list[tuple[Any, Any]]] = {}
+        functions: dict[str, Callable[[float], float] | None] = {}
         try:
             with torch.no_grad():
                 for batch in self._evaluation_batches(fetcher, keys[self.ranks.rank :: self.ranks.count]):
@@ -242,6 +244,7 @@ class TrainingRun:
                         scores = self.task.score(self.model, self.on_device(batch), self.setup)
                     for name, score in named_scores(self.task, scores).items():
                         batch_scores.setdefault(name, []).append((score.total, score.denominator))
+                        functions[name] = score.of
         except Exception as error:
             if is_out_of_memory(error):
                 raise EvaluationMemoryError(str(error)) from error
@@ -255,6 +258,7 @@ class TrainingRun:
             name: _fsum(total for total, _ in pairs) / _fsum(denominator for _, denominator in pairs)
             for name, pairs in self.ranks.all_gathered(sums).items()
         }
+        ratios = {name: ratio if (of := functions[name]) is None else of(ratio) for name, ratio in ratios.items()}
         if ratios.get("accuracy", 0.0) > 1 + 1e-6:
             raise TaskError(
                 f"{_name(self.task)}.score: expected an accuracy, correct answers over all answers, of at most 1, got "
@@ -329,7 +333,8 @@ class TrainingRun:
     def _finished(self, folder: str) -> dict[str, Parameter]:
         """Save the trained model; returns its scores on the test set, if there is one."""
         if not self.ranks.rank:
-            save_model(folder, self.model, self.optimizer)
+            self.task.save(self.model, Path(folder), self.setup)
+            save_state(Path(folder) / "optimizer.pt", self.optimizer.state_dict())
         if self.data.test is None:
             return {}
         return {f"test_{name}": score for name, score in self.evaluate(fetcher=self._fetcher(self.data.test)).items()}

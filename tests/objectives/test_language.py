@@ -1,0 +1,267 @@
+"""Language models: packed documents are the documents, and a batch of rows is the mean over all their tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bsearch.cli import main
+from bsearch.objectives.language.packing import IGNORED, Document, best_fit, document_mask, pack, positions
+from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.training import TrainingRun
+from bsearch.spaces.errors import TaskError
+from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.trial import TrialSetup
+from click.testing import CliRunner
+from helpers import setup
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+pytest.importorskip("peft", reason="bsearch[language] is not installed")
+from bsearch.objectives.language import CausalLM
+
+TASK = "bsearch.objectives.language:CausalLM"
+SENTENCES = [f"{'word ' * (3 * number % 17)}ends {number}." for number in range(60)]
+
+documents = st.lists(
+    st.lists(st.integers(1, 90), min_size=1, max_size=40).flatmap(
+        lambda tokens: st.integers(0, len(tokens)).map(lambda prompt: Document(tokens, prompt))
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(documents, st.integers(2, 24))
+def test_every_token_is_once_in_a_row_and_predicted_from_its_own_document(docs: list[Document], length: int) -> None:
+    rows = pack(docs, length)
+    assert rows.tokens.shape == rows.labels.shape == rows.segments.shape
+    assert rows.tokens.shape[1] == length
+    predicted: Counter[tuple[int, int]] = Counter()
+    for tokens, labels, segments, used in zip(rows.tokens, rows.labels, rows.segments, rows.lengths, strict=True):
+        assert (labels[used:] == IGNORED).all()
+        for place in (labels != IGNORED).nonzero().flatten().tolist():
+            assert segments[place] == segments[place + 1]
+            assert labels[place] == tokens[place + 1]
+            predicted[int(tokens[place]), int(tokens[place + 1])] += 1
+    # The slow twin: every token after a document's first, unless it belongs to the prompt.
+    wanted = Counter(
+        (one, other)
+        for document in docs
+        for place, (one, other) in enumerate(zip(document.tokens, document.tokens[1:], strict=False), start=1)
+        if place >= document.prompt
+    )
+    assert predicted == wanted
+
+
+@given(documents, st.integers(40, 64))
+def test_a_document_that_fits_is_in_one_piece(docs: list[Document], length: int) -> None:
+    rows = pack(docs, length)
+    found = Counter(
+        tuple(tokens[segments == segment].tolist())
+        for tokens, segments, used in zip(rows.tokens, rows.segments, rows.lengths, strict=True)
+        for segment in segments[:used].unique()
+    )
+    assert found == Counter(tuple(document.tokens) for document in docs)
+
+
+@given(st.lists(st.integers(1, 20), max_size=60), st.integers(20, 30))
+def test_bins_hold_what_they_have_room_for(sizes: list[int], room: int) -> None:
+    bins = best_fit(sizes, room)
+    assert sorted(item for members in bins for item in members) == list(range(len(sizes)))
+    filled = [sum(sizes[item] for item in members) for members in bins]
+    assert all(size <= room for size in filled)
+    # Two bins that fit into one would be one.
+    assert sum(2 * size <= room for size in filled) <= 1
+
+
+def test_the_mask_is_causal_within_documents_and_positions_begin_anew() -> None:
+    segments = torch.tensor([[0, 0, 1, 1, 1, 2]])
+    assert positions(segments).tolist() == [[0, 1, 0, 1, 2, 0]]
+    mask = document_mask(segments)[0, 0]
+    for at in range(6):
+        for seen in range(6):
+            assert bool(mask[at, seen]) == (seen <= at and segments[0, at] == segments[0, seen])
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def language(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A small model with weights, without dropout, and some text; parameters of the task."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    if request.param == "gpt2":
+        none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = GPT2Config(vocab_size=257, n_positions=128, n_embd=32, n_layer=2, n_head=2, **none)
+        GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    else:
+        config = LlamaConfig(
+            vocab_size=257,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=128,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder / "model")
+    lines = (json.dumps({"question": f"What is {number}?", "text": text}) for number, text in enumerate(SENTENCES))
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    return {"model": str(folder / "model"), "tokenizer": "bytes", "text": str(folder / "text.jsonl"), "length": 96}
+
+
+def language_setup(language: dict[str, Any], batch: int = 8, accumulation: int = 1, **parameters: Any) -> TrialSetup:
+    return setup(batch, accumulation, 200, 1e-3, parameters={**language, **parameters})
+
+
+def rows_of(run: TrainingRun, count: int) -> tuple[Tensor, ...]:
+    return tuple(part[:count] for part in run.data.train.tensors)  # type: ignore[attr-defined]
+
+
+def test_packed_rows_cost_what_each_document_costs_alone(language: dict[str, Any]) -> None:
+    one = language_setup(language, prompt="{question} ")
+    task, run = CausalLM(), TrainingRun(CausalLM(), one)
+    tokens, labels, segments = rows_of(run, 6)
+    assert int(segments.max()) >= 2
+    run.model.eval()
+    with torch.no_grad():
+        packed = task.loss(run.model, (tokens, labels, segments), one)
+        alone, count = 0.0, 0
+        for row in range(len(tokens)):
+            for segment in segments[row].unique():
+                chosen = segments[row] == segment
+                ids, wanted = tokens[row][chosen], labels[row][chosen]
+                logits = run.model(input_ids=ids[None].long()).logits[0]
+                alone += float(nn.functional.cross_entropy(logits, wanted.long(), ignore_index=IGNORED, reduction="sum"))
+                count += int((wanted != IGNORED).sum())
+    assert int(packed.denominator) == count
+    assert float(packed.total) == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"lora_rank": 4, "prompt": "{question} "}, {"attention": "rows"}])
+def test_uneven_micro_batches_add_up_to_the_batch(language: dict[str, Any], changes: dict[str, Any]) -> None:
+    gradients = []
+    for accumulation in (1, 3):
+        run = TrainingRun(CausalLM(), language_setup(language, 7, accumulation, **changes))
+        run.model.double()
+        for parameter in run.parameters:  # LoRA begins with zeros, behind which every gradient is zero
+            with torch.no_grad():
+                parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        sizes, at = BatchPlan(7, accumulation).micro_batches(), 0
+        batches = []
+        whole = rows_of(run, 7)
+        for size in sizes:
+            batches.append((size, tuple(part[at : at + size] for part in whole)))
+            at += size
+        counted = sum(int((labels != IGNORED).sum()) for _, (_, labels, _) in batches)
+        for _, batch in batches:
+            loss = CausalLM().loss(run.model, batch, run.setup)
+            (loss.total / counted).backward()
+        gradients.append([parameter.grad.clone() for parameter in run.parameters])  # type: ignore[union-attr]
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_adapters_train_and_the_model_stays(language: dict[str, Any]) -> None:
+    run = TrainingRun(CausalLM(), language_setup(language, lora_rank=3))
+    frozen = {name: one.clone() for name, one in run.model.named_parameters() if not one.requires_grad}
+    for _ in run.measurements():
+        pass
+    assert all("lora_" in name for name, one in run.model.named_parameters() if one.requires_grad)
+    assert all(torch.equal(one, frozen[name]) for name, one in run.model.named_parameters() if name in frozen)
+    assert all(one.grad is None for one in run.model.parameters() if not one.requires_grad)
+    assert {id(one) for group in run.optimizer.param_groups for one in group["params"]} == set(map(id, run.parameters))
+    assert len(run.optimizer.state) == len(run.parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"attention": "rows"}])
+def test_memory_is_known_beforehand(language: dict[str, Any], changes: dict[str, Any]) -> None:
+    one = language_setup(language, 8, **changes)
+    predicted = MemoryProbe(CausalLM(), one).train_peak(8).total
+    *_, last = TrainingRun(CausalLM(), one).measurements()
+    assert predicted == pytest.approx(last.facts["peak_bytes"], rel=0.04)
+
+
+def test_perplexity_is_of_the_mean_over_all_tokens(language: dict[str, Any]) -> None:
+    scores = TrainingRun(CausalLM(), language_setup(language)).evaluate()
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["val_loss"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "no/such"}, "space.model: expected a folder of `transformers`, or a name on a hub that can be reached"),
+        ({"text": "missing"}, "space.text: expected a file or folder of text, got "),
+        ({"completion": "{txet}"}, "text.jsonl:1: expected the field 'txet' of the template '{txet}', got question, text"),
+        ({"length": 4096}, "space.length: expected 2 to 128 tokens, which is what the model takes, got 4096"),
+        ({"lora_rank": 0}, "space.lora_rank: expected an integer >= 1, got 0. Leave it out to train all weights."),
+        ({"lora_rank": 2, "lora_targets": "q_porj"}, "space.lora_targets: expected modules of the model, got 'q_porj'."),
+        ({"quantize": "4bit"}, "space.quantize: expected lora_rank with it"),
+        ({"quantize": "4bit", "lora_rank": 2}, "space.quantize: expected a GPU, which bitsandbytes needs for 4bit"),
+        ({"attention": "row"}, "space.attention: expected documents or rows, got 'row'. Did you mean 'rows'?"),
+        ({"optimizer": "adamW"}, "space.optimizer: expected one of sgd, adam, adamw; got 'adamW'. Did you mean 'adam'?"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    language: dict[str, Any], changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for twenty seconds
+    with pytest.raises(TaskError) as told:
+        TrainingRun(CausalLM(), language_setup(language, **changes))
+    assert message in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "expected text in "),
+        ("{}", "expected the field 'text'"),
+        ("[1]", "expected a JSON object, got list"),
+        ("{", ":1: "),
+    ],
+)
+def test_text_with_nothing_in_it_is_told(language: dict[str, Any], content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text(content)
+    with pytest.raises(TaskError) as told:
+        TrainingRun(CausalLM(), language_setup(language, text=str(tmp_path / "text.jsonl")))
+    assert message in str(told.value)
+
+
+@pytest.mark.frameworks
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about what peft reads there
+def test_a_study_ends_with_adapters_that_load_elsewhere(language: dict[str, Any], tmp_path: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    study = {
+        "study": "small",
+        "task": TASK,
+        "space": {
+            **language,
+            "lora_rank": {"choices": [1, 4], "changes_cost": True},
+            "effective_batch": {"low": 3, "high": 15},
+            "reference_rate": {"low": 1e-3, "high": 1e-2, "at_batch": 8},
+            "epochs": {"low": 1, "high": 4},
+        },
+        "objectives": {"metric": {"name": "val_loss", "direction": "minimize"}},
+        "training": {"evaluations": 2},
+        "budget": {"trials": 4, "profile_s": 1},
+    }
+    path = tmp_path / "study.yaml"
+    path.write_text(json.dumps(study))
+    ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
+    assert ran.exit_code == 0, ran.output
+    trained = CliRunner().invoke(main, ["train", str(path), "--best", "--serial", "--out", str(tmp_path / "model")])
+    assert trained.exit_code == 0, trained.output
+    told = json.loads((tmp_path / "model" / "training.json").read_text())
+    elsewhere = AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "model"))
+    one = language_setup(language)
+    run = TrainingRun(CausalLM(), one)
+    run.model = elsewhere
+    assert run.evaluate()["val_loss"] == pytest.approx(told["val_loss"], rel=1e-4)
