@@ -53,15 +53,18 @@ from .schedule import SCHEDULES
 from .submit import Submit
 
 
-def near_miss(word: Any, known: Any) -> str:
+def near_miss(word: Any, known: Any, cutoff: float = 0.6) -> str:
     """ " Did you mean 'x'?" if one of the known words is similar, otherwise an empty string.
+
+    Args:
+        cutoff: similarity from 0 to 1, as `difflib.SequenceMatcher.ratio` tells it.
 
     >>> near_miss("sqr", ["linear", "sqrt"])
     " Did you mean 'sqrt'?"
     """
     if len(str(word)) > 100:
         return ""
-    matches = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=cutoff)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 

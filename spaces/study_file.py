@@ -434,6 +434,10 @@ def _known_keys(key: Key) -> list[str]:
     return list(fields)
 
 
+# A parameter of a task may be called much like a key of ours (completion, accumulation), but not as a typo of it would.
+_TYPO = 0.75
+
+
 def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
     """Faults of keys that are valid on their own but not in combination."""
     raw = data.get("space")
@@ -450,7 +454,7 @@ def _cross_faults(data: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
             )
         elif name in RESERVED:
             yield ("space", name), f"{name!r} is reserved for bsearch's own results. Rename the parameter."
-        elif name not in Space.model_fields and (miss := near_miss(name, [key for key in known if key not in raw])):
+        elif name not in Space.model_fields and (miss := near_miss(name, [key for key in known if key not in raw], _TYPO)):
             yield (
                 ("space", name),
                 f"{name!r} would be a parameter of the task, but it looks like a typo.{miss} "
