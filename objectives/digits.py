@@ -45,8 +45,10 @@ def named_optimizer(parameters: Iterable[nn.Parameter], setup: TrialSetup, defau
     if name == "sgd":
         return torch.optim.SGD(parameters, momentum=0.9, nesterov=True, **common)
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    if name == "adafactor":  # it has neither betas nor a fused kernel
+        return torch.optim.Adafactor(parameters, lr=setup.learning_rate, weight_decay=setup.weight_decay)
     if name not in kinds:
-        known = ["sgd", *kinds]
+        known = ["sgd", *kinds, "adafactor"]
         raise TaskError(f"space.optimizer: expected one of {', '.join(known)}; got {name!r}.{near_miss(name, known)}")
     return kinds[name](parameters, betas=setup.betas, eps=setup.eps, **common)
 

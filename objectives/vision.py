@@ -7,7 +7,7 @@ Parameters (fixed or searched, all optional but `root`):
 - `model`: small_cnn, or any classification model of torchvision by name; `width` of small_cnn.
 - `image_size`: pixels; images are resized (shorter side) and cropped. `augment`: none, flip or crop_flip.
 - `train_samples`, `evaluation_samples`: limits on training and validation samples, drawn evenly from the classes.
-- `optimizer`: sgd, adam or adamw.
+- `optimizer`: sgd, adam, adamw or adafactor.
 
 Images are cached as bytes in a memory-mapped file that all workers of a machine share; augmentation runs on the device.
 """

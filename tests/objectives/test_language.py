@@ -189,6 +189,14 @@ def test_memory_is_known_beforehand(language: dict[str, Any], changes: dict[str,
     assert predicted == pytest.approx(last.facts["peak_bytes"], rel=0.04)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "adafactor", "sgd"])
+def test_every_optimizer_learns(language: dict[str, Any], optimizer: str) -> None:
+    run = TrainingRun(CausalLM(), language_setup(language, optimizer=optimizer))
+    before = run.evaluate()["val_loss"]
+    *_, last = run.measurements()
+    assert last.scores["val_loss"] < before
+
+
 def test_perplexity_is_of_the_mean_over_all_tokens(language: dict[str, Any]) -> None:
     scores = TrainingRun(CausalLM(), language_setup(language)).evaluate()
     assert scores["perplexity"] == pytest.approx(math.exp(scores["val_loss"]))
@@ -206,7 +214,7 @@ def test_perplexity_is_of_the_mean_over_all_tokens(language: dict[str, Any]) -> 
         ({"quantize": "4bit"}, "space.quantize: expected lora_rank with it"),
         ({"quantize": "4bit", "lora_rank": 2}, "space.quantize: expected a GPU, which bitsandbytes needs for 4bit"),
         ({"attention": "row"}, "space.attention: expected documents or rows, got 'row'. Did you mean 'rows'?"),
-        ({"optimizer": "adamW"}, "space.optimizer: expected one of sgd, adam, adamw; got 'adamW'. Did you mean 'adam'?"),
+        ({"optimizer": "adamW"}, "expected one of sgd, adam, adamw, adafactor; got 'adamW'. Did you mean 'adam'?"),
     ],
 )
 def test_what_is_wrong_is_told(

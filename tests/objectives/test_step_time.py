@@ -6,13 +6,18 @@ import itertools
 import json
 import os
 import re
+import resource
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from bsearch.cli import main
+from bsearch.objectives.machine.processor import OtherPrograms
 from bsearch.objectives.profiling.fit import fit_step_time, with_uncertainty
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.profiling.step_time import Round, measured_step_time, refined_step_time, timed_rounds
@@ -453,3 +458,36 @@ def test_a_step_takes_the_sum_of_its_micro_batches(batch: int) -> None:
         plan = BatchPlan(batch, accumulation)
         slow_twin = sum(law.micro_batch_s(size) for size in plan.micro_batches() if size) + law.update_s
         assert law.step_s(plan) == pytest.approx(slow_twin)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux counts")
+def test_our_own_processes_are_not_other_programs() -> None:
+    def share_beside(start: str) -> float:
+        """What others used while a busy process ran for a second."""
+        pid = int(subprocess.run(["bash", "-c", start], stdout=subprocess.PIPE, text=True, check=True).stdout)
+        others = OtherPrograms()
+        time.sleep(1.5)
+        try:
+            return others.share()
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+    # Its parent has ended, so that it is nobody's child any more.
+    orphaned = share_beside("yes > /dev/null 2>&1 & echo $!")
+    with subprocess.Popen(["yes"], stdout=subprocess.DEVNULL) as ours:
+        others = OtherPrograms()
+        time.sleep(1.5)
+        beside_ours = others.share()
+        ours.kill()
+    assert beside_ours < orphaned
+    assert orphaned > 0.5 / (os.cpu_count() or 1)
+
+
+def test_a_child_that_ended_is_counted_once() -> None:
+    others = OtherPrograms()
+    before = others._used_s()
+    subprocess.run([sys.executable, "-c", "sum(range(3 * 10**7))"], check=True)
+    used = others._used_s() - before
+    cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert 0.1 < used <= cpu.ru_utime + cpu.ru_stime + 1
