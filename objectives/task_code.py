@@ -32,8 +32,7 @@ def task_kind(reference: str) -> Literal["task", "huggingface", "lightning", "lo
     place, _, name = reference.rpartition(":")
     try:
         source = Path(place) if place.endswith(".py") else Path(importlib.util.find_spec(place).origin)  # type: ignore[union-attr, arg-type]
-        text = source.read_text(encoding="utf-8")
-        defined = next(one for one in ast.parse(text).body if getattr(one, "name", None) == name)
+        defined, text = _definition(source, name)
     except Exception:  # finding a module imports its package, whose code may raise anything
         return None
     if isinstance(defined, ast.ClassDef):
@@ -42,6 +41,23 @@ def task_kind(reference: str) -> Literal["task", "huggingface", "lightning", "lo
         adapters: tuple[Literal["huggingface", "lightning"], ...] = ("huggingface", "lightning")
         return next((one for one in adapters if f"bsearch.objectives.adapters.{one}" in text), "loop")
     return None
+
+
+def _definition(source: Path, name: str) -> tuple[ast.stmt, str]:
+    """A name's definition and its file's text, also where a package imports it from a module of its own.
+
+    Raises:
+        OSError, SyntaxError, LookupError: it cannot be read or found.
+    """
+    text = source.read_text(encoding="utf-8")
+    for one in ast.parse(text).body:
+        if getattr(one, "name", None) == name:
+            return one, text
+        if isinstance(one, ast.ImportFrom) and one.level == 1 and one.module:
+            original = next((alias.name for alias in one.names if (alias.asname or alias.name) == name), None)
+            if original is not None:
+                return _definition(source.parent / f"{one.module.replace('.', '/')}.py", original)
+    raise LookupError(name)
 
 
 def task_code_hash(reference: str) -> str:

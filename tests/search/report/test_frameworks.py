@@ -403,6 +403,7 @@ def test_what_training_code_is_shows_in_its_source(source: str, kind: str | None
     assert task_kind(f"{tmp_path}/tasks.py:Mine") == kind
     assert task_kind(f"{tmp_path}/none.py:Mine") is None
     assert task_kind("bsearch.objectives.digits:Digits") == "task"
+    assert task_kind("bsearch.objectives.language:CausalLM") == "task"  # which its package imports
 
 
 def test_notes_are_those_of_what_trained() -> None:
