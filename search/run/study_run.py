@@ -401,9 +401,10 @@ class StudyRun:
             self._suggester.annotate(setup.number, _setup_facts(setup, attempt.known_s).to_dict())
         self.notify(Event("started", setup=setup))
         if not self._preloaded:
-            # Not while a trial is asked for: killed then, it would be RUNNING without its parameters.
+            # Not while a trial is asked for: killed then, it would be RUNNING without its parameters. In the thread that asks,
+            # because two threads that import the same modules of SciPy at once may find them half imported.
             self._preloaded = True
-            threading.Thread(target=preload, name="bsearch-preload", daemon=True).start()
+            self._asker.submit(preload)
         return setup
 
     def _learn_memory(self, attempt: _Attempt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import optuna
 import pytest
 from bsearch.search.analysis.confirm import averaged
+from bsearch.search.run import study_run
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import Objectives, StudySpec
@@ -31,6 +33,13 @@ class TestStudyRun(Studies):
         result = go(budget={"trials": 8})
         optunas = {trial.number for trial in kept().best_trials}
         assert optunas == {trial.number for trial in result.study.front.trials}
+
+    def test_one_thread_imports_what_suggestions_need(self, go: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two that import the same modules at once may find them half imported."""
+        threads = []
+        monkeypatch.setattr(study_run, "preload", lambda: threads.append(threading.current_thread().name))
+        go("Points", budget={"trials": 2})
+        assert [name.partition("_")[0] for name in threads] == ["bsearch-ask"]
 
     def test_a_diverged_trial_counts_and_is_not_on_the_front(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": 40, "reference_rate": {"low": 1e5, "high": 1e6}, "epochs": 5}
