@@ -119,7 +119,10 @@ def _annotation(annotation: Any) -> str:
 
 def _default(value: Any) -> str:
     made = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", None)  # a dataclass's own sign for a default that is made each time
-    return "..." if value is made else repr(value)
+    if value is made:
+        return "..."
+    whole = dataclasses.is_dataclass(value) and not isinstance(value, type) and value == type(value)()
+    return f"{type(value).__name__}()" if whole else repr(value)
 
 
 def _docstring(thing: Any) -> Iterator[str]:
