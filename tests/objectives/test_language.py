@@ -90,7 +90,7 @@ def test_the_mask_is_causal_within_documents_and_positions_begin_anew() -> None:
             assert bool(mask[at, seen]) == (seen <= at and segments[0, at] == segments[0, seen])
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
+@pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def language(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A small model with weights, without dropout, and some text; parameters of the task."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -181,7 +181,25 @@ def test_adapters_train_and_the_model_stays(language: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"attention": "rows"}])
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}])
+def test_activation_checkpointing_changes_memory_and_no_gradient(language: dict[str, Any], changes: dict[str, Any]) -> None:
+    gradients, peaks = [], []
+    for checkpointing in (False, True):
+        one = language_setup(language, 8, activation_checkpointing=checkpointing, **changes)
+        run = TrainingRun(CausalLM(), one)
+        run.model.train()
+        CausalLM().loss(run.model, rows_of(run, 8), one).total.backward()
+        gradients.append([parameter.grad.clone() for parameter in run.parameters])  # type: ignore[union-attr]
+        peaks.append(MemoryProbe(CausalLM(), one).train_peak(8).total)
+    for one_gradient, other in zip(*gradients, strict=True):
+        assert torch.allclose(one_gradient, other, rtol=1e-5, atol=1e-7)
+    assert peaks[1] < peaks[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora_rank": 4}, {"attention": "rows"}, {"activation_checkpointing": True, "lora_rank": 4}]
+)
 def test_memory_is_known_beforehand(language: dict[str, Any], changes: dict[str, Any]) -> None:
     one = language_setup(language, 8, **changes)
     predicted = MemoryProbe(CausalLM(), one).train_peak(8).total
@@ -189,6 +207,7 @@ def test_memory_is_known_beforehand(language: dict[str, Any], changes: dict[str,
     assert predicted == pytest.approx(last.facts["peak_bytes"], rel=0.04)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "adafactor", "sgd"])
 def test_every_optimizer_learns(language: dict[str, Any], optimizer: str) -> None:
     run = TrainingRun(CausalLM(), language_setup(language, optimizer=optimizer))
