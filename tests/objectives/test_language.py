@@ -262,6 +262,28 @@ def test_text_with_nothing_in_it_is_told(language: dict[str, Any], content: str,
 
 
 @pytest.mark.frameworks
+def test_text_may_be_what_datasets_saved_or_a_folder_of_files(language: dict[str, Any], tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="bsearch[language] is not installed")
+    saved = datasets.Dataset.from_list([{"text": text} for text in SENTENCES])
+    saved.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": saved}).save_to_disk(str(tmp_path / "parts"))
+    (tmp_path / "files" / "inside").mkdir(parents=True)
+    for number, text in enumerate(SENTENCES):
+        (tmp_path / "files" / "inside" / f"{number:02}.py").write_text(text)
+    of_lines = TrainingRun(CausalLM(), language_setup(language)).data.train
+    for changes in ({"text": str(tmp_path / "saved")}, {"text": str(tmp_path / "files"), "files": "*.py"}):
+        found = TrainingRun(CausalLM(), language_setup(language, **changes)).data.train
+        assert all(torch.equal(one, other) for one, other in zip(found.tensors, of_lines.tensors, strict=True))
+    for changes, message in (
+        ({"text": str(tmp_path / "parts")}, "expected one of the parts of "),
+        ({"text": str(tmp_path / "files")}, "got none. Files that count: *.txt or *.jsonl."),
+    ):
+        with pytest.raises(TaskError) as told:
+            TrainingRun(CausalLM(), language_setup(language, **changes))
+        assert message in str(told.value)
+
+
+@pytest.mark.frameworks
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about what peft reads there
 def test_a_study_ends_with_adapters_that_load_elsewhere(language: dict[str, Any], tmp_path: Path) -> None:
     from peft import AutoPeftModelForCausalLM
