@@ -43,6 +43,7 @@ def test_what_a_stage_found_before_it_failed_is_kept(name: str, problem: str) ->
     assert [claim.text for claim in report.claims] == ["share"]
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_is_killed_with_everything_it_started(tmp_path: Path) -> None:
     child = tmp_path / "child"
     report = run_stage(planned("hangs", CHILD_ID=str(child)), {**TOLD, "seconds": 5}, grace_s=10.0)

@@ -102,6 +102,7 @@ def test_a_test_set_is_scored_once_at_the_end(study_file: Callable[..., Path]) -
     assert all("test_accuracy" not in one.facts for one in trained[0].measurements[:-1])
 
 
+@pytest.mark.slow
 def test_a_training_that_was_killed_resumes_and_ends_with_the_same_weights(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
