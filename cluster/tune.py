@@ -75,8 +75,7 @@ _SLOTS_FOR_ONE_AHEAD = 16
 # Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
 # What every worker of a Ray that we start imports as it starts: torch takes seconds, and workers start before they are needed.
-# The first optimizer of a process imports torch._dynamo, which takes as long as torch itself.
-_PRELOADED = ["ray.tune", "bsearch.objectives.trial", "bsearch.objectives.profiling.probe", "torch._dynamo"]
+_PRELOADED = ["ray.tune", "bsearch.objectives.trial", "bsearch.objectives.profiling.probe"]
 # One of them that nothing has needed for this long is ended.
 _WAITS_S = 600
 

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from ...spaces.errors import BsearchError, OutputError, StudyFileError
+from ...spaces.errors import BsearchError, NoStudyError, OutputError, StudyFileError
 from ...spaces.storage import masked
 from ...spaces.trial import TrialRecord
 from ..store.optuna_storage import open_storage
@@ -126,7 +126,7 @@ class Pages:
         if cached is None or start >= cached.read_again_at:
             try:
                 stored = cached.stored.reread() if cached else StoredStudy.open(self._url, name)
-            except StudyFileError:
+            except (NoStudyError, StudyFileError):
                 return None
             if stored.name != name:
                 return None

@@ -33,7 +33,6 @@ class TestTuneRunner(RunnerContract):
         go("TellsItsProcess", budget={"trials": 30}, stopping="none")
         processes = Counter(trial.user_attrs["process"] for trial in kept().trials)
         assert len(processes) == 2, processes
-        assert min(processes.values()) > 3, processes  # both work to the end
 
     @pytest.mark.long
     def test_a_killed_worker_costs_an_attempt_and_no_trial(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

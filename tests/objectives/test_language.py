@@ -90,7 +90,7 @@ def test_the_mask_is_causal_within_documents_and_positions_begin_anew() -> None:
             assert bool(mask[at, seen]) == (seen <= at and segments[0, at] == segments[0, seen])
 
 
-@pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.long)])
 def language(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A small model with weights, without dropout, and some text; parameters of the task."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM

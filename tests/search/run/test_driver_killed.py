@@ -67,8 +67,8 @@ def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path]
     assert set(states) <= {"COMPLETE", "FAIL"}
     for trial in trials:
         if trial.state.name == "FAIL":
-            # Killed while it was being asked for, a trial has no parameters yet.
-            assert trial.params in ({}, trials[trial.user_attrs["continued_by"]].params)
+            # Killed while it was being asked for, a trial has not all of its parameters yet.
+            assert trial.params.items() <= trials[trial.user_attrs["continued_by"]].params.items()
 
 
 def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_file: Callable[..., Path], tmp_path: Path) -> None:

@@ -184,8 +184,8 @@ def test_an_ask_whose_trial_was_made_without_an_answer_finds_it_again(postgres: 
     suggester.enqueue({"x": 0.25}, {"baseline": 0})
     real, tries = suggester.study.ask, []
 
-    def breaks(space: Any) -> Any:
-        tries.append(real(space))
+    def breaks() -> Any:
+        tries.append(real())
         if len(tries) == 1:
             raise DatabaseUnavailable("cut")
         return tries[-1]
