@@ -14,6 +14,7 @@ MOST_LINES = 12
 
 
 @pytest.mark.docs
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_notebook_runs_a_study_plots_its_front_and_exports_the_knee(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")

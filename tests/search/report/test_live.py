@@ -303,7 +303,7 @@ def test_the_least_needed_is_left_out_first() -> None:
     assert "30/400" in drawn(80, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_watcher_waits_for_a_study_that_is_about_to_begin_and_for_a_raised_budget(study_file: Callable[..., Path]) -> None:
     for trials in (2, 4):
         path = study_file(task=f"{TASKS}:Points", space=SPACE, budget={"trials": trials})
