@@ -773,8 +773,8 @@ def show(
 ) -> None:
     """Print what a study has found so far: its front, its trials, or one trial.
 
-    With --watch, exits with 0 when the study has met its budget, and with 1 if no driver runs it; one that is about to begin is
-    waited for.
+    With --watch, waits up to a minute for the study to begin; exits with 0 when it has met its budget, and with 1 if no driver
+    runs it.
     """
     if watch:
         if as_json or every or outcome or trial is not None:

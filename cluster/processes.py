@@ -7,10 +7,8 @@ These are Tune's internals, which its releases may rename: where one is missing,
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Iterator
 from typing import Any
-
-from ray.tune.utils.object_cache import _ObjectCache
 
 
 def keep_processes(controller: Any) -> None:
@@ -29,27 +27,36 @@ def keep_processes(controller: Any) -> None:
         "_pending_trials",
         "_search_alg",
     )
-    if all(hasattr(controller, name) for name in needed) and not isinstance(controller._actor_cache, _Idle):
-        controller._actor_cache = _Idle()
+    of_cache = ("_cached_objects", "_num_cached_objects", "_max_num_objects")
+    if not all(hasattr(controller, name) for name in needed) or isinstance(controller._actor_cache, _Idle):
+        return
+    if all(hasattr(controller._actor_cache, name) for name in of_cache):
+        controller._actor_cache = _Idle(controller._actor_cache)
         controller._maybe_reuse_cached_actor = _Reuse(controller)
 
 
-class _Idle(_ObjectCache):
+class _Idle:
     """Idle processes by the resources they hold. One is given up only if a trial that needs other resources is waiting."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache  # Tune's, which does all the rest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
 
     def cache_object(self, key: Any, obj: Any) -> bool:
         if self._is_wanted_elsewhere(key):
-            return bool(super().cache_object(key, obj))
-        self._cached_objects[key].append(obj)
-        self._num_cached_objects += 1
+            return bool(self._cache.cache_object(key, obj))
+        self._cache._cached_objects[key].append(obj)
+        self._cache._num_cached_objects += 1
         return True
 
-    def flush_cached_objects(self, force_all: bool = False) -> Generator[Any, None, None]:
-        if force_all or any(self._is_wanted_elsewhere(key) for key, objs in self._cached_objects.items() if objs):
-            yield from super().flush_cached_objects(force_all=force_all)
+    def flush_cached_objects(self, force_all: bool = False) -> Iterator[Any]:
+        if force_all or any(self._is_wanted_elsewhere(key) for key, objs in self._cache._cached_objects.items() if objs):
+            yield from self._cache.flush_cached_objects(force_all=force_all)
 
     def _is_wanted_elsewhere(self, key: Any) -> bool:
-        return any(waiting > 0 for other, waiting in self._max_num_objects.items() if other != key)
+        return any(waiting > 0 for other, waiting in self._cache._max_num_objects.items() if other != key)
 
 
 class _Reuse:

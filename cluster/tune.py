@@ -76,7 +76,7 @@ _SLOTS_FOR_ONE_AHEAD = 16
 _MOST_PENDING = 100_000
 # What every worker of a Ray that we start imports as it starts: torch takes seconds, and workers start before they are needed.
 _PRELOADED = ["ray.tune", "bsearch.objectives.trial", "bsearch.objectives.profiling.probe"]
-# One of them that nothing has needed for this long is ended.
+# Ray ends a worker that has been idle for this long.
 _WAITS_S = 600
 
 
@@ -366,7 +366,7 @@ class TuneRunner:
             # Alone: neighbours on the same GPU would be in its times.
             num_gpus=max(request.devices) if self.device == "gpu" else 0,
             max_retries=0,
-            # Its process ends with it: Ray gives no attempt a process that ran a function, and what it holds others need.
+            # Its process ends with it: Ray would give it to no attempt, and its memory is wanted by those.
             max_calls=1,
             scheduling_strategy=strategy,
         )(profile_here)
@@ -481,7 +481,7 @@ def start_local_ray(threads: int, **options: Any) -> None:
     # inherited instead, and Tune's with them.
     with environment(_threads(threads) | _TUNE_VARIABLES):
         # By default workers yield to every other process of the machine, which then makes their steps many times slower.
-        # One that waits for the profile to end is not idle in vain.
+        # By default a second: then a worker that waits for the profile to end would be gone when trials start.
         config = {
             "preload_python_modules": _PRELOADED,
             "worker_niceness": 0,

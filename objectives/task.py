@@ -67,6 +67,11 @@ class Score:
     of: Callable[[float], float] | None = None
 
 
+def beside_study(setup: TrialSetup, path: str) -> Path:
+    """A path of the study file, relative to its folder."""
+    return (Path(setup.folder) / Path(path).expanduser()).resolve()
+
+
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, setup: TrialSetup) -> Tensor:
     """Summed cross-entropy of classes, with the label smoothing of the parameter `label_smoothing`, 0 by default."""
     smoothing = float(setup.parameters.get("label_smoothing", 0.0))

@@ -258,6 +258,7 @@ class TrainingRun:
             name: _fsum(total for total, _ in pairs) / _fsum(denominator for _, denominator in pairs)
             for name, pairs in self.ranks.all_gathered(sums).items()
         }
+        # Rank 0, whose scores are reported, has the first batch; a rank without batches knows no function.
         ratios = {name: ratio if (of := functions.get(name)) is None else of(ratio) for name, ratio in ratios.items()}
         if ratios.get("accuracy", 0.0) > 1 + 1e-6:
             raise TaskError(

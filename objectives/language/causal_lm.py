@@ -18,7 +18,7 @@ from ...spaces.errors import OutputError, TaskError
 from ...spaces.study import near_miss
 from ...spaces.trial import TrialSetup
 from ..digits import named_optimizer
-from ..task import Data, Loss, Score, Task
+from ..task import Data, Loss, Score, Task, beside_study
 from .packing import IGNORED, Rows, document_mask, pack, positions
 from .text import Bytes, Templates, Tokens, held_out, read_documents, tokenized
 
@@ -42,7 +42,7 @@ class CausalLM(Task):
             str(options.get("files", "")),
             Templates(str(options.get("prompt", "")), str(options.get("completion", "{text}"))),
             bool(options.get("train_on_prompt", False)),
-            _source(setup, "tokenizer" if "tokenizer" in options else "model"),
+            _tokenizer(setup),
             _length(setup),
         )
         train, validation = (TensorDataset(part.tokens, part.labels, part.segments) for part in rows)
@@ -51,7 +51,7 @@ class CausalLM(Task):
     def model(self, setup: TrialSetup) -> nn.Module:
         model = _frozen_or_whole(setup)
         model.config.use_cache = False
-        tokens = _tokens(_source(setup, "tokenizer" if "tokenizer" in setup.parameters else "model"))
+        tokens = _tokens(_tokenizer(setup))
         if (most := len(tokens)) > model.config.vocab_size:  # type: ignore[arg-type]
             raise TaskError(f"space.tokenizer: expected at most the model's {model.config.vocab_size} tokens, got {most}")
         if setup.parameters.get("activation_checkpointing", False):
@@ -86,7 +86,7 @@ class CausalLM(Task):
 
     def save(self, model: nn.Module, folder: Path, setup: TrialSetup) -> None:
         """The model or its adapters, and the tokenizer, as `from_pretrained` reads them."""
-        tokens = _tokens(_source(setup, "tokenizer" if "tokenizer" in setup.parameters else "model"))
+        tokens = _tokens(_tokenizer(setup))
         try:
             model.save_pretrained(str(folder))  # type: ignore[operator]
             if not isinstance(tokens, Bytes):
@@ -135,7 +135,7 @@ def _attention(setup: TrialSetup) -> str:
 
 
 def _path(setup: TrialSetup, key: str) -> Path:
-    return (Path(setup.folder) / Path(str(setup.parameters[key])).expanduser()).resolve()
+    return beside_study(setup, str(setup.parameters[key]))
 
 
 def _source(setup: TrialSetup, key: str) -> str:
@@ -144,6 +144,10 @@ def _source(setup: TrialSetup, key: str) -> str:
         raise TaskError(f"space.{key}: expected a folder or a name on the hub. Write {key}: NAME under space:.")
     path = _path(setup, key)
     return str(path) if path.exists() else str(setup.parameters[key])
+
+
+def _tokenizer(setup: TrialSetup) -> str:
+    return _source(setup, "tokenizer" if "tokenizer" in setup.parameters else "model")
 
 
 def _transformers() -> Any:

@@ -12,7 +12,7 @@ from ...objectives.loading import load_task
 from ...objectives.profiling.probe import MemoryRow, memory_rows, profile_like
 from ...objectives.task import Task
 from ...objectives.task_code import task_code_hash
-from ...spaces.errors import StorageError, StudyFileError
+from ...spaces.errors import NoStudyError, StudyFileError
 from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
@@ -93,8 +93,8 @@ def _earlier_factors(spec: StudySpec) -> ClockFactors | None:
     assert spec.storage is not None
     try:
         records = Records(spec.storage, create=False)
-    except StorageError:
-        return None  # there is no database yet
+    except NoStudyError:
+        return None
     try:
         for study in reversed(records.studies(spec.study)):
             ended = [_span(row) for row in records.attempts(study.name) if row["outcome"] == "complete" and row["result"]]

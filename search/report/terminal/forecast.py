@@ -90,12 +90,13 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
     trials, took = f"{spec.budget.trials} trials", seconds(forecast.study_s)
     if forecast.overhead_s is None or forecast.slowdown is None:
         return (
-            f"{trials} train and evaluate for about {took}, {slots} at once. Starting Ray and the trials comes "
-            "on top, more than that where they are short; it is included here once this study has run"
+            f"{trials} train and evaluate for about {took}, {slots} at once. Starting Ray and the trials takes extra "
+            "time, most of the total if trials are short; once this study has run, the forecast includes it"
         )
     return (
-        f"{trials} take about {took}, {slots} at once: as in the last study, with {seconds(forecast.overhead_s)} around the "
-        f"training of each, which took {forecast.slowdown:.2g} times its known time"
+        f"{trials} take about {took}, {slots} at once, judging by this study's last run: "
+        f"{seconds(forecast.overhead_s)} per trial besides training, and training at {forecast.slowdown:.2g} times its "
+        "predicted time"
     )
 
 

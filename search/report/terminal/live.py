@@ -304,13 +304,13 @@ def _in_time(record: TrialRecord) -> str:
 
     >>> from bsearch.spaces.trial import TrialFacts
     >>> _in_time(TrialRecord(3, "stopped", {}, TrialFacts(stopped_fraction=0.4), train_s=12.0))
-    'after 40 % of its budget, which takes about 12 s'
+    'after 40 % of its budget (about 12 s for all of it)'
     """
     share, whole = record.facts.stopped_fraction, seconds(record.train_s)
     if record.outcome != "stopped" or share is None:
         return f"in {whole}"
     known = record.facts.train_s_source == "known"
-    return f"after {100 * share:.0f} % of its budget, which takes {'' if known else 'about '}{whole}"
+    return f"after {100 * share:.0f} % of its budget ({'' if known else 'about '}{whole} for all of it)"
 
 
 def trial_end_line(record: TrialRecord, counted: int, trials: int, metric: str) -> str:

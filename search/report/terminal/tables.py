@@ -105,7 +105,7 @@ def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -
         document: of `trial_document`, with its `curve`.
     """
     if record.outcome == "stopped":
-        yield "Stopped early: train_s and device_s are of its full training."
+        yield "Stopped early: train_s and device_s are for the full budget."
     values = Table(box=None, show_header=False, pad_edge=False)
     for name, value in document.items():
         if name not in ("curve", "attempts"):
@@ -334,8 +334,9 @@ than predicted. The front uses the predicted times, so it is not affected.
     if used and middle > 0:
         if median(used) < _EXPLAINS:
             return (
-                f"{who} took {middle:.0f} % more time than predicted (median), although no other program ran: their training "
-                f"waits for something that was not there while steps were timed, such as input. {unaffected}"
+                f"{who} took {middle:.0f} % more time than predicted (median), although other programs used little of this "
+                "machine: training probably waits for something, such as input, that did not delay the steps that were timed. "
+                f"{unaffected}"
             )
         return (
             f"{who} shared this machine: meanwhile other programs used {100 * median(used):.0f} % of it (median), and the "

@@ -26,7 +26,7 @@ from .live import LiveView
 # Attempts from which the time left is estimated; older ones say little about the present pace.
 _LATEST_ATTEMPTS = 100
 # A study that somebody is starting in another window has a driver within this time.
-_BEGINS_S = 60.0
+_BEGINS_S, _LOOKS_S = 60.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def begun_study(open_study: Callable[[], StoredStudy], say: Callable[[str], None
             if not said:
                 say(f"waiting up to {_BEGINS_S:.0f} s for the study to begin ...")
             said = True
-        time.sleep(_BEGINS_S / 60)
+        time.sleep(_LOOKS_S)
 
 
 def watch_study(
