@@ -598,7 +598,7 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
     "--profile",
     "profile_file",
     type=click.Path(path_type=Path),
-    help="A profile from `bsearch profile STUDY --out FILE`: its limits apply, and the training time is known.",
+    help="A profile from `bsearch profile STUDY --out FILE`: its limits apply, and training time and memory are known.",
 )
 @click.option(
     "--epochs",
@@ -640,7 +640,7 @@ def plan(
         from .search.analysis.retime import planned_on, read_profile
 
         batch_plan, known = planned_on(
-            read_profile(profile_file),
+            read_profile(profile_file, timed=False),
             effective_batch,
             epochs,
             devices=devices,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..spaces.trial import Measurement, TrialSetup
+from .activation_checkpointing import transformer_layers
 from .checkpoint import save_state
 
 # The alternative to a Task: a training loop of your own that yields measurements.
@@ -88,6 +89,12 @@ class Task(ABC):
     @abstractmethod
     def model(self, setup: TrialSetup) -> nn.Module:
         """A new model on the CPU; it is moved to the device afterwards."""
+
+    def checkpoint_blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Blocks whose activations may be computed again to save memory, such as a transformer's layers; default: the layers of
+        models of `transformers`. No block may contain another, or layers that change when they run, such as BatchNorm.
+        """
+        return transformer_layers(model)
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         """The batch's summed loss and what its mean divides by; default: cross-entropy over samples.

@@ -25,6 +25,7 @@ from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.plan import BatchPlan, step_plans
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
+from .activation_checkpointing import checkpoint_activations
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .data_parallel import Ranks
@@ -80,6 +81,7 @@ class TrainingRun:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if setup.training.channels_last:
             model = model.to(memory_format=torch.channels_last)
+        checkpoint_activations(task.checkpoint_blocks(model), setup.plan.activation_checkpointing)
         self._set_model(model.to(self.device))
         if setup.training.compile:
             self.model.compile()

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from .errors import InfeasiblePlanError
+
+# Which activations a block keeps for the backward pass: all; only those of matrix products, convolutions and attention; none,
+# so that the whole block runs again. It changes memory and time, not the result.
+ActivationCheckpointing = Literal["none", "selective", "full"]
 
 
 @lru_cache(maxsize=1024)
@@ -41,6 +45,9 @@ def even_parts(total: int, parts: int) -> tuple[int, ...]:
 class BatchPlan:
     """One optimizer step: `effective_batch` samples as `accumulation` micro-batches on each of `devices` devices.
 
+    Args:
+        activation_checkpointing: which activations are kept for the backward pass; others are computed again.
+
     >>> plan = BatchPlan(effective_batch=500, accumulation=3)
     >>> plan.micro_batches(), plan.largest_micro_batch
     ((167, 167, 166), 167)
@@ -51,6 +58,7 @@ class BatchPlan:
     effective_batch: int
     accumulation: int = 1
     devices: int = 1
+    activation_checkpointing: ActivationCheckpointing = "none"
 
     def __post_init__(self) -> None:
         for name in ("effective_batch", "accumulation", "devices"):
@@ -96,6 +104,7 @@ def plan_batch(
     largest_micro_batch: int | None = None,
     smallest_micro_batch: int = 1,
     every_micro_batch: bool = False,
+    activation_checkpointing: ActivationCheckpointing = "none",
     accumulation_high: int | None = None,
 ) -> BatchPlan:
     """Plan one step under a cap: the lowest accumulation that fits, or the requested one if that is higher.
@@ -105,6 +114,7 @@ def plan_batch(
         largest_micro_batch: the cap, the most samples that fit on one device; None for no cap.
         smallest_micro_batch: the fewest samples that the model works with (2 with batch statistics).
         every_micro_batch: no device may skip a micro-batch, because devices synchronise in each (SyncBatchNorm).
+        activation_checkpointing: what the cap holds for.
         accumulation_high: the most micro-batches per step that the study allows.
 
     Raises:
@@ -112,14 +122,14 @@ def plan_batch(
             than the study allows.
 
     >>> plan_batch(500, largest_micro_batch=200)
-    BatchPlan(effective_batch=500, accumulation=3, devices=1)
+    BatchPlan(effective_batch=500, accumulation=3, devices=1, activation_checkpointing='none')
     """
     if largest_micro_batch is not None and largest_micro_batch < 1:
         raise InfeasiblePlanError(f"largest micro-batch: expected an integer >= 1, got {largest_micro_batch}")
     largest_share = BatchPlan(effective_batch, devices=devices).shares[0]
     fewest = 1 if largest_micro_batch is None else -(-largest_share // largest_micro_batch)
     # With more micro-batches than samples in the largest share, some would be empty on every device.
-    plan = BatchPlan(effective_batch, max(fewest, min(accumulation or 1, largest_share)), devices)
+    plan = BatchPlan(effective_batch, max(fewest, min(accumulation or 1, largest_share)), devices, activation_checkpointing)
     if accumulation_high is not None and plan.accumulation > accumulation_high:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch}: expected at most {accumulation_high} micro-batches per step, "
@@ -148,13 +158,14 @@ def step_plans(plan: BatchPlan, samples_budget: int, **limits: Any) -> tuple[int
     Workers run exactly these steps, and the step-time law predicts their time.
 
     Args:
-        limits: `largest_micro_batch`, `smallest_micro_batch` and `every_micro_batch` as for `plan_batch`.
+        limits: `largest_micro_batch`, `smallest_micro_batch`, `every_micro_batch` and `activation_checkpointing` as for
+            `plan_batch`.
 
     Raises:
         InfeasiblePlanError: the remainder has no plan, neither on its own nor joined to the step before.
 
     >>> step_plans(BatchPlan(4, accumulation=2), 10, largest_micro_batch=4)
-    (2, (BatchPlan(effective_batch=2, accumulation=1, devices=1),))
+    (2, (BatchPlan(effective_batch=2, accumulation=1, devices=1, activation_checkpointing='none'),))
     """
     batch, devices = plan.effective_batch, plan.devices
     # All steps but the last two are the same, and there may be millions of them.

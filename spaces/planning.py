@@ -11,7 +11,7 @@ from typing import Any, Literal
 from .domain import applying, bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile, ProfileRequest
-from .laws.step_time import fastest_plan
+from .laws.step_time import doubt, fastest_plan
 from .learning_rate import RULES_FOR_ADAM, RULES_FOR_DECAY, OptimizerSettings, RuleConstants, scaled_settings
 from .plan import BatchPlan, plan_batch, step_plans
 from .readable import readable_bytes
@@ -33,8 +33,8 @@ def trial_setup(
     values: dict[str, Any] = dict(suggestion.parameters)
     epochs, devices = values.pop("epochs"), int(values.pop("devices"))
     effective_batch, accumulation = int(values.pop("effective_batch")), values.pop("accumulation", None)
-    limits = plan_limits(spec, profile, devices)
     plan = planned(spec, profile, effective_batch, devices, accumulation)
+    limits = plan_limits(spec, profile.under(plan), devices)
     samples_budget = _samples_budget(profile, epochs, effective_batch)
     step_plans(plan, samples_budget, **limits)
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
@@ -126,7 +126,8 @@ def checkpoint_url(spec: StudySpec, name: str, task_hash: str, suggestion: Sugge
 def planned(
     spec: StudySpec, profile: DeviceProfile, effective_batch: int, devices: int, accumulation: int | None = None
 ) -> BatchPlan:
-    """The plan of a batch: the lowest accumulation that fits, or a higher one that is known to be faster.
+    """The plan of a batch: the least activation checkpointing and the lowest accumulation that fit, or more of either where
+    that is known to be faster.
 
     With batch statistics a higher accumulation would change the training, so the lowest is used.
 
@@ -136,6 +137,46 @@ def planned(
     Raises:
         InfeasiblePlanError: no feasible plan.
     """
+    return best_plan(profile, lambda one: _planned(spec, one, effective_batch, devices, accumulation))
+
+
+def best_plan(profile: DeviceProfile, plan_of: Callable[[DeviceProfile], BatchPlan]) -> BatchPlan:
+    """The plan with the least activation checkpointing, or with more where that is known to be faster.
+
+    Args:
+        plan_of: the plan of the profile with its own activation checkpointing.
+
+    Raises:
+        InfeasiblePlanError: no feasible plan.
+    """
+    best: BatchPlan | None = None
+    error: InfeasiblePlanError | None = None
+    for one in profile.each:
+        try:
+            plan = plan_of(one)
+        except InfeasiblePlanError as infeasible:
+            error = error or infeasible
+            continue
+        if best is None or _faster(profile, plan, best):
+            best = plan
+    if best is None:
+        assert error is not None
+        raise error
+    return best
+
+
+def _faster(profile: DeviceProfile, plan: BatchPlan, than: BatchPlan) -> bool:
+    """Whether a plan is known to be faster than another, beyond doubt."""
+    laws = [profile.under(one).step_time(one.devices) for one in (plan, than)]
+    if laws[0] is None or laws[1] is None or any(law.interval is None for law in laws if law):
+        return False
+    return laws[0].step_s(plan) < laws[1].step_s(than) * (1 - max(map(doubt, laws)))  # type: ignore[arg-type]
+
+
+def _planned(
+    spec: StudySpec, profile: DeviceProfile, effective_batch: int, devices: int, accumulation: int | None
+) -> BatchPlan:
+    """The plan with the profile's own activation checkpointing."""
     domain = spec.space.accumulation
     plan = plan_batch(
         effective_batch,
@@ -169,17 +210,20 @@ def largest_timed_micro_batch(spec: StudySpec, profile: DeviceProfile, devices: 
 
 
 def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int) -> dict[str, Any]:
-    """Limits of every plan on this number of devices, as keyword arguments of `plan_batch`."""
+    """Limits of every plan on this number of devices with the profile's own activation checkpointing, as keyword arguments of
+    `plan_batch`.
+    """
     return {
         "largest_micro_batch": largest_timed_micro_batch(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
         "every_micro_batch": spec.training.sync_batch_norm,
+        "activation_checkpointing": profile.activation_checkpointing,
     }
 
 
 def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     """Predicted seconds of training, without evaluation; None if steps were not timed."""
-    law = profile.step_time(setup.plan.devices)
+    law = profile.under(setup.plan).step_time(setup.plan.devices)
     return None if law is None else law.train_s(setup.plan, setup.samples_budget, **setup.limits)
 
 
@@ -201,14 +245,15 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
     def train_s(key: CostKey, values: Mapping[str, Any]) -> float:
         """The same value as from the trial's setup, without building one."""
         effective_batch, devices, epochs = int(values["effective_batch"]), int(values["devices"]), values["epochs"]
-        law = profiles[key].step_time(devices)
-        if law is None:
-            return math.nan
         try:
             batch_plan = plan(key, effective_batch, devices, values.get("accumulation"))
             optimizer_settings(spec, effective_batch, epochs, values)
             samples_budget = _samples_budget(profiles[key], epochs, effective_batch)
-            return law.train_s(batch_plan, samples_budget, **plan_limits(spec, profiles[key], devices))
+            profile = profiles[key].under(batch_plan)
+            law = profile.step_time(devices)
+            if law is None:
+                return math.nan
+            return law.train_s(batch_plan, samples_budget, **plan_limits(spec, profile, devices))
         except InfeasiblePlanError:
             return math.nan
 
@@ -282,7 +327,8 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
     for profile in profiles:
         lows.append(max(low, fewest * profile.smallest_micro_batch))
         limits = [high, profile.training_set or high]
-        cap = largest_timed_micro_batch(spec, profile, most)
+        caps = [largest_timed_micro_batch(spec, one, most) for one in profile.each]
+        cap = None if None in caps else max(cap for cap in caps if cap is not None)
         if cap is not None and most_micro_batches is not None:
             limits.append(cap * most_micro_batches * most)
         highs.append(min(limits))
@@ -458,20 +504,35 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
 
 def feasible_batches_sentence(spec: StudySpec, feasible: tuple[int, int], profiles: Iterable[DeviceProfile]) -> str:
     """The feasible batches and their limits, in one line."""
+    profiles = list(profiles)
     caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
+    modes = dict.fromkeys(one.activation_checkpointing for profile in profiles for one in profile.each)
     sentence = f"feasible batches: {feasible[0]} to {feasible[1]}"
     if caps:
         sentence += f", in micro-batches of at most {' or '.join(map(str, caps))} samples"
     if limits:
         sentence += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} headroom)"
+    if any(mode != "none" for mode in modes):
+        each = (f"{mode} {_range(_caps(spec, profiles, mode))}" for mode in modes)
+        sentence += f"; by activation checkpointing: {', '.join(each)}"
     return sentence
+
+
+def _caps(spec: StudySpec, profiles: Iterable[DeviceProfile], mode: str) -> list[int]:
+    """The largest micro-batches with one activation checkpointing, ascending."""
+    caps = (micro_batch_cap(spec, one) for profile in profiles for one in profile.each if one.activation_checkpointing == mode)
+    return sorted({cap for cap in caps if cap is not None})
+
+
+def _range(values: list[int]) -> str:
+    return " to ".join(str(value) for value in dict.fromkeys((values[0], values[-1]))) if values else "any"
 
 
 def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Iterator[str]:
     """The precision of predicted training times, one line per number of devices."""
     profiles = list(profiles)
-    laws = [law for profile in profiles for law in profile.step_times]
+    laws = [law for profile in profiles for law in profile.all_step_times]
     if not laws:
         yield "train_s is measured wall-clock time: steps were not timed in advance"
     for devices in sorted({law.devices for law in laws}):
@@ -489,8 +550,8 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Ite
         if misfits:
             precision += f" (plans between the timed ones: {max(misfits):.1%})"
         yield f"train_s is known in advance on {devices} device{'s' * (devices > 1)} {precision}"
-        caps = [micro_batch_cap(spec, profile, devices) for profile in profiles]
+        caps = [micro_batch_cap(spec, one, devices) for profile in profiles for one in profile.each if one.step_time(devices)]
         largest = -(-int(bounds(spec.space.effective_batch)[1]) // devices)
-        for law, cap in zip(these, caps, strict=False):
+        for law, cap in zip(these, caps, strict=True):
             if law.largest_micro_batch < min(largest, cap or largest):
                 yield f"micro-batches of more than {law.largest_micro_batch} samples were not timed, so none are planned"

@@ -46,9 +46,10 @@ from .domain import (
     values_of,
     whole_numbers,
 )
-from .errors import Fault, StudyFileError
+from .errors import Fault, StudyFileError, cut
 from .laws.memory import bytes_of
 from .learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
+from .plan import ActivationCheckpointing
 from .schedule import SCHEDULES
 from .submit import Submit
 
@@ -325,6 +326,15 @@ class Training(Section):
         return self
 
 
+def _checkpointing(value: Any) -> Any:
+    """One or several, from the least to the most."""
+    several = list(value) if isinstance(value, list | tuple) else [value]
+    order = get_args(ActivationCheckpointing)
+    if not several or any(one not in order for one in several):
+        raise fault(f"expected none, selective or full, or a list of them, got {cut(repr(value), 60)}.")
+    return tuple(one for one in order if one in several)
+
+
 def _memory_limit(value: Any) -> Any:
     """Bytes as an integer, a share as a float, or `device`; written 10GiB, 90% or device."""
     whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
@@ -348,6 +358,12 @@ class Memory(Section):
         "of it; default: all of a GPU, no limit on a CPU.",
     )
     headroom: Share = Field(0.05, description="Share of the limit that every plan keeps free.")
+    activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], BeforeValidator(_checkpointing)] = Field(
+        ("none", "selective", "full"),
+        min_length=1,
+        description="What the plans of a task that names its blocks, or of a model of transformers, may choose from to save "
+        "memory: none keeps all activations; selective computes again what is cheap; full the whole block.",
+    )
     largest_micro_batch: StrictInt | None = Field(
         None, ge=1, description="Maximum samples per micro-batch on one device; larger batches accumulate."
     )

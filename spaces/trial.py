@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from .errors import TaskError
 from .learning_rate import OptimizerSettings
-from .plan import BatchPlan
+from .plan import ActivationCheckpointing, BatchPlan
 from .study import Training
 
 Parameter = bool | int | float | str
@@ -87,6 +87,7 @@ class TrialSetup:
             "largest_micro_batch": self.largest_micro_batch,
             "smallest_micro_batch": self.smallest_micro_batch,
             "every_micro_batch": self.training.sync_batch_norm,
+            "activation_checkpointing": self.plan.activation_checkpointing,
         }
 
     @property
@@ -227,8 +228,8 @@ class TrialFacts:
     """Derived values of a trial; None if unknown. They are stored as user attributes of the Optuna trial.
 
     Args:
-        effective_batch, micro_batch, accumulation, devices, rule, learning_rate, weight_decay, betas, eps, epochs,
-            samples_budget, seed: settings of the training, after plan and rule.
+        effective_batch, micro_batch, accumulation, devices, activation_checkpointing, rule, learning_rate, weight_decay,
+            betas, eps, epochs, samples_budget, seed: settings of the training, after plan and rule.
         train_s, device_s: seconds of the full training, and those seconds times its devices.
         train_s_source: `known` from the step-time law, `measured` by the clock, or `retimed` for another device.
         measured_train_s: full training by the trial's own clock.
@@ -261,6 +262,7 @@ class TrialFacts:
     micro_batch: int | None = None
     accumulation: int | None = None
     devices: int | None = None
+    activation_checkpointing: ActivationCheckpointing | None = None
     rule: str | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None

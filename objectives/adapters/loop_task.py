@@ -11,7 +11,7 @@ import copy
 import dis
 import gc
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -152,6 +152,10 @@ class LoopTask(Task):
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return copy.deepcopy(self.parts(setup).model)
+
+    def checkpoint_blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """None: the loop decides what its model keeps."""
+        return ()
 
     def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
         """A copy of the loop's optimizer for the same parameters of another copy of its model."""

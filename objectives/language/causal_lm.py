@@ -54,10 +54,6 @@ class CausalLM(Task):
         tokens = _tokens(_tokenizer(setup))
         if (most := len(tokens)) > model.config.vocab_size:  # type: ignore[arg-type]
             raise TaskError(f"space.tokenizer: expected at most the model's {model.config.vocab_size} tokens, got {most}")
-        if setup.parameters.get("activation_checkpointing", False):
-            # Older versions of transformers call it gradient checkpointing.
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
         whole: nn.Module = _with_adapters(model, setup) if "lora_rank" in setup.parameters else model
         return whole
 

@@ -32,6 +32,9 @@ _FUSED = tuple(
 )
 
 
+# Numbers of backward passes, apart from those of autograd's engine.
+_TASKS = itertools.count(1 << 40)
+
 _SCALED_DOT_PRODUCT_ATTENTION = F.scaled_dot_product_attention
 
 
@@ -169,7 +172,9 @@ def backward(loss: Tensor, gradient: Tensor, *, retain_graph: bool = False) -> N
     del gradient
     if not retain_graph:
         loss.detach_()  # else the loss would hold the whole graph
-    with torch.no_grad():
+    task = next(_TASKS)
+    # Activation checkpointing computes a block again once a backward pass, which it knows by the engine's number for it.
+    with torch.no_grad(), patch.object(torch._C, "_current_graph_task_id", lambda: task):
         _walk(start)
 
 

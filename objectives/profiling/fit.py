@@ -47,7 +47,14 @@ def fit_step_time(timed: Sequence[TimedPlan]) -> StepTime:
         if _worst(free_terms @ free, seconds) < off / 2:
             update_s, *values = (float(value) for value in free)
     points = tuple(zip(sizes, values, strict=True))
-    return StepTime(points, update_s, devices=timed[0].plan.devices, timed=tuple(timed))
+    plan = timed[0].plan
+    return StepTime(
+        points,
+        update_s,
+        devices=plan.devices,
+        timed=tuple(timed),
+        activation_checkpointing=plan.activation_checkpointing,
+    )
 
 
 def _worst(predicted: np.ndarray, seconds: np.ndarray) -> float:

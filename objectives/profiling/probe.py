@@ -7,11 +7,12 @@ import gc
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...spaces.errors import Fault, ProfilingError, StudyFileError, TaskError
@@ -19,7 +20,7 @@ from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.memory import MemoryLaw
 from ...spaces.laws.step_time import StepTime, timing_plans
-from ...spaces.plan import BatchPlan
+from ...spaces.plan import ActivationCheckpointing, BatchPlan
 from ...spaces.study import Memory
 from ...spaces.trial import Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
@@ -62,6 +63,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
         smallest, run = smallest_workable(training, setup)
+        request = _with_possible_checkpointing(training, run.model, request)
         scores = run.evaluate(in_order(min(4, len(run.data.validation)), 4, setup.seed))  # type: ignore[arg-type]
         check_sums(run)
     if setup.metric not in scores:
@@ -116,6 +118,21 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
     return profile
 
 
+def _with_possible_checkpointing(task: Task, model: nn.Module, request: ProfileRequest) -> ProfileRequest:
+    """The request, without the activation checkpointing that the task does not allow.
+
+    Raises:
+        StudyFileError: none is left.
+    """
+    if task.checkpoint_blocks(model):
+        return request
+    allowed = request.memory.activation_checkpointing
+    if "none" not in allowed:
+        message = f"expected none, since {type(task).__name__} names no blocks in checkpoint_blocks; got {', '.join(allowed)}"
+        raise StudyFileError(Fault("memory.activation_checkpointing", message))
+    return replace(request, memory=request.memory.model_copy(update={"activation_checkpointing": ("none",)}))
+
+
 def _unknown_memory(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"Its memory is not known before the first trial: {type(error).__name__}: {lines[0] if lines else ''}"[:300]
@@ -150,8 +167,7 @@ def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest
     smallest = profile.smallest_micro_batch
 
     def cost(parameters: Mapping[str, Parameter]) -> tuple[int, int]:
-        setup = replace(request.setup, parameters=parameters, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
-        probe = MemoryProbe(task, setup)
+        probe = MemoryProbe(task, replace(_smallest_setup(request.setup, profile), parameters=parameters))
         with FlopCounterMode(display=False) as counter:
             peak = probe.train_peak(smallest).total
         # Loops are not timed, so that only their memory has to be alike.
@@ -183,7 +199,13 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
         smallest = profile.smallest_micro_batch
         share = _largest_share(profile, request, devices)
         cap = profile.cap_on(devices, request.memory.headroom) or share
-        plans = timing_plans(smallest, max(min(cap, share), smallest), devices=devices, dense=profile.kind == "gpu")
+        plans = timing_plans(
+            smallest,
+            max(min(cap, share), smallest),
+            devices=devices,
+            dense=profile.kind == "gpu",
+            activation_checkpointing=profile.activation_checkpointing,
+        )
         setup = replace(
             request.setup,
             plan=plans[0],
@@ -194,7 +216,9 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
         )
         release_memory(profile.kind)  # the ranks use this process's device too
         laws.append(_timed_within_memory(reference, setup, plans, request.timing_s))
-    return replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
+    profile = replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
+    others = tuple(with_step_times(reference, one, request) for one in profile.alternatives)
+    return replace(profile, alternatives=others)
 
 
 def _timed_within_memory(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> StepTime:
@@ -211,7 +235,13 @@ def _timed_within_memory(reference: str, setup: TrialSetup, plans: list[BatchPla
             if not is_out_of_memory(error) or largest < setup.smallest_micro_batch:
                 raise
         release_memory(setup.device)
-        plans = timing_plans(setup.smallest_micro_batch, largest, devices=plans[0].devices, dense=setup.device == "gpu")
+        plans = timing_plans(
+            setup.smallest_micro_batch,
+            largest,
+            devices=plans[0].devices,
+            dense=setup.device == "gpu",
+            activation_checkpointing=plans[0].activation_checkpointing,
+        )
 
 
 def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
@@ -224,11 +254,54 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
     if limit is None and not request.traces:
         return profile
     profile = replace(profile, limit_bytes=limit)
+    return _with_each_checkpointing(profile, request, lambda *each: _with_memory_law(task, request, limit, *each))
+
+
+def _with_each_checkpointing(
+    profile: DeviceProfile, request: ProfileRequest, with_law: Callable[[DeviceProfile, DeviceProfile | None], DeviceProfile]
+) -> DeviceProfile:
+    """The profile with the least activation checkpointing that fits; where it limits micro-batches, more as alternatives.
+
+    Args:
+        with_law: adds the memory law of the profile's activation checkpointing, given the first one that fits.
+
+    Raises:
+        StudyFileError: not even the smallest micro-batch fits.
+    """
+    found: list[DeviceProfile] = []
+    does_not_fit: StudyFileError | None = None
+    for mode in request.memory.activation_checkpointing:
+        try:
+            found.append(with_law(replace(profile, activation_checkpointing=mode), found[0] if found else None))
+        except StudyFileError as error:
+            does_not_fit = error
+            continue
+        caps = {devices: found[0].cap_on(devices, request.memory.headroom) for devices in request.devices}
+        if all(cap is None or cap >= _largest_share(profile, request, devices) for devices, cap in caps.items()):
+            break  # every micro-batch fits without more
+    if not found:
+        assert does_not_fit is not None
+        raise does_not_fit
+    first, *others = found
+    return replace(first, alternatives=tuple(others))
+
+
+def _with_memory_law(
+    task: Task, request: ProfileRequest, limit: int | None, profile: DeviceProfile, first: DeviceProfile | None
+) -> DeviceProfile:
+    """The profile with the memory law of its activation checkpointing.
+
+    Args:
+        first: the one whose evaluation, which keeps no activations, is known.
+
+    Raises:
+        StudyFileError: not even the smallest micro-batch fits.
+    """
     usable = profile.usable_bytes(1, request.memory.headroom)
     least = profile.usable_bytes(max(request.devices), request.memory.headroom)
     smallest = profile.smallest_micro_batch
     highest = max(_largest_share(profile, request, min(request.devices)), smallest)
-    setup = replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
+    setup = _smallest_setup(request.setup, profile)
     probe = MemoryProbe(task, setup, usable)
     law = memory_law(probe, usable, smallest, highest)
     if law is None:
@@ -246,7 +319,10 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
         raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), least, smallest)))
     profile = replace(profile, largest_micro_batch=largest)
     peaks: dict[int, int] = {}
-    if not isinstance(task, LoopTask):  # which evaluates in its own way
+    if first is not None and first.memory is not None:
+        peaks = dict(first.memory.evaluation_points)
+        profile = replace(profile, evaluation_batch=first.evaluation_batch)
+    elif not isinstance(task, LoopTask):  # which evaluates in its own way
         most, peaks = evaluation_batch(probe, least, law, largest)
         profile = replace(profile, evaluation_batch=fastest_evaluation_batch(probe, most, largest))
     points = tuple(sorted(peaks.items()))
@@ -312,19 +388,27 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
     profile = replace(profile, kind="gpu", device=card.name, device_bytes=device_bytes, limit_bytes=limit)
     usable = profile.usable_bytes(max(request.devices), request.memory.headroom)
     smallest = profile.smallest_micro_batch
-    setup = replace(here.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
-    probe = MemoryProbe(task, setup, usable, like_gpu=True)
-    with user_code_errors(reference, "tracing it as on a GPU"):
-        law = memory_law(probe, usable, smallest, max(_largest_share(profile, request, min(request.devices)), smallest))
+    highest = max(_largest_share(profile, request, min(request.devices)), smallest)
+    rows: list[MemoryRow] = []
+
+    def with_law(one: DeviceProfile, _: DeviceProfile | None) -> DeviceProfile:
+        probe = MemoryProbe(task, _smallest_setup(here.setup, one), usable, like_gpu=True)
+        law = memory_law(probe, usable, smallest, highest)
         assert law is not None
         largest = law.largest_micro_batch(usable)
         if largest is None:
             fault = does_not_fit(probe, probe.train_peak(smallest), usable, smallest)
             raise StudyFileError(Fault("memory.limit", fault))
         most, peaks = (None, {}) if isinstance(task, LoopTask) else evaluation_batch(probe, usable, law, largest)
-    law = replace(law, evaluation_points=tuple(sorted(peaks.items())), note=probe.note)
-    rows = [MemoryRow(size, probe.train_peak(size).total, None) for size in _spread(smallest, largest)]
-    return replace(profile, largest_micro_batch=largest, evaluation_batch=most, memory=law), rows
+        law = replace(law, evaluation_points=tuple(sorted(peaks.items())), note=probe.note)
+        sizes = _spread(smallest, largest)
+        rows.extend(MemoryRow(size, probe.train_peak(size).total, None, one.activation_checkpointing) for size in sizes)
+        return replace(one, largest_micro_batch=largest, evaluation_batch=most, memory=law)
+
+    with user_code_errors(reference, "tracing it as on a GPU"):
+        request = _with_possible_checkpointing(task, task.model(here.setup), request)
+        profile = _with_each_checkpointing(profile, request, with_law)
+    return profile, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +418,7 @@ class MemoryRow:
     micro_batch: int
     predicted: int
     measured: int | None
+    activation_checkpointing: ActivationCheckpointing = "none"
 
 
 def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile, limit_s: float) -> list[MemoryRow]:
@@ -345,10 +430,15 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
     task = _traceable(reference)
     if profile.memory is None:
         raise TaskError(f"task {reference}: {profile.note or 'its memory is not known'}")
+    return [row for one in profile.each for row in _memory_rows(task, request, one, limit_s / len(profile.each))]
+
+
+def _memory_rows(task: Task, request: ProfileRequest, profile: DeviceProfile, limit_s: float) -> Iterator[MemoryRow]:
+    """The rows of the profile's own activation checkpointing."""
+    assert profile.memory is not None
     smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
-    probe = MemoryProbe(task, replace(request.setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest))
+    probe = MemoryProbe(task, _smallest_setup(request.setup, profile))
     sizes = _spread(smallest, largest)
-    rows = []
     last_s, started = 0.0, time.perf_counter()
     for before, size in zip([smallest, *sizes], sizes, strict=False):
         predicted, measured = probe.train_peak(size).total, None
@@ -357,8 +447,14 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
             size_started = time.perf_counter()
             measured = probe.counted("train", size).total
             last_s = time.perf_counter() - size_started
-        rows.append(MemoryRow(size, predicted, measured))
-    return rows
+        yield MemoryRow(size, predicted, measured, profile.activation_checkpointing)
+
+
+def _smallest_setup(setup: TrialSetup, profile: DeviceProfile) -> TrialSetup:
+    """The setup with the smallest micro-batch that works, under the profile's activation checkpointing."""
+    smallest = profile.smallest_micro_batch
+    plan = BatchPlan(smallest, activation_checkpointing=profile.activation_checkpointing)
+    return replace(setup, plan=plan, smallest_micro_batch=smallest)
 
 
 def _traceable(reference: str) -> Task:

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -71,7 +71,7 @@ def timed_rounds(
     if devices == 1:
         yield from _rounds(reference, setup, plans, evaluates_each)
         return
-    values = [(plan.effective_batch, plan.accumulation, plan.devices) for plan in plans]
+    values = [astuple(plan) for plan in plans]
     try:
         ranks = rank_processes(devices, setup.device, setup.cpus)
         with closing(ranks.run(rounds_in_rank, reference, setup.to_dict(), values, evaluates_each)) as rounds:  # type: ignore[type-var]
@@ -81,7 +81,7 @@ def timed_rounds(
 
 
 def rounds_in_rank(
-    reference: str, setup: Mapping[str, Any], plans: Sequence[tuple[int, int, int]], evaluates_each: bool
+    reference: str, setup: Mapping[str, Any], plans: Sequence[tuple[Any, ...]], evaluates_each: bool
 ) -> Iterator[Round]:
     """One rank's part of `timed_rounds`."""
     yield from _rounds(reference, TrialSetup.from_dict(setup), [BatchPlan(*plan) for plan in plans], evaluates_each)

@@ -15,7 +15,7 @@ from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFile
 from ...spaces.files import text_of
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, plan_batch
-from ...spaces.planning import known_train_s, plan_limits, planned, training_cost, with_fastest_accumulation
+from ...spaces.planning import best_plan, known_train_s, plan_limits, planned, training_cost, with_fastest_accumulation
 from ...spaces.study import StudySpec
 from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup
 from .pareto import study_front
@@ -61,8 +61,11 @@ class _Document:
     profiles: tuple[_Profiled, ...]
 
 
-def read_profile(path: Path) -> KnownDevice:
+def read_profile(path: Path, *, timed: bool = True) -> KnownDevice:
     """Read a profile written by `bsearch profile --out`; the file is not trusted, so every number is checked.
+
+    Args:
+        timed: expect step times.
 
     Raises:
         StudyFileError: no such file, not a profile, or one without step times.
@@ -78,7 +81,7 @@ def read_profile(path: Path) -> KnownDevice:
     except BsearchError as error:
         raise StudyFileError(Fault("", f"expected what `bsearch profile` writes: {error}", str(path))) from None
     profiles = tuple((one.parameters, one.profile) for one in document.profiles)
-    if not profiles or not all(profile.step_times for _, profile in profiles):
+    if not profiles or (timed and not all(profile.step_times for _, profile in profiles)):
         raise StudyFileError(f"{path}: its steps were not timed. Profile again, with `seconds` above 0.")
     return KnownDevice(document.device, document.task, document.training, profiles)
 
@@ -141,11 +144,11 @@ def retimed(
             left_out.append(f"trial {record.number}: the profile does not cover {missing}")
             continue
         requested = record.parameters.get("accumulation")
-        limits = plan_limits(spec, profile, setup.plan.devices)
         try:
             plan = planned(
                 spec, profile, setup.effective_batch, setup.plan.devices, None if requested is None else int(requested)
             )
+            limits = plan_limits(spec, profile.under(plan), setup.plan.devices)
             there = replace(
                 setup,
                 plan=plan,
@@ -170,6 +173,7 @@ def retimed(
             train_s_source="retimed",
             micro_batch=plan.largest_micro_batch,
             accumulation=plan.accumulation,
+            activation_checkpointing=None if plan.activation_checkpointing == "none" else plan.activation_checkpointing,
         )
         timed.append(replace(record, train_s=train_s, facts=facts))
     return Retimed(study_front(timed, spec.objectives), tuple(timed), was, tuple(left_out), tuple(notes))
@@ -193,15 +197,17 @@ def retimed_summary(before: ParetoFront, after: Retimed) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownTime:
-    """A plan's time on a device: of one step, and of a training of `samples_budget` samples."""
+class KnownCost:
+    """A plan's time on a device, of one step and of a training of `samples_budget` samples, and its memory; None: not known."""
 
     device: str
     training_set: int
     samples_budget: int
-    step_s: float
-    train_s: float
+    step_s: float | None
+    train_s: float | None
     interval: float | None
+    peak_bytes: int | None
+    limit_bytes: int | None
 
 
 def planned_on(
@@ -214,8 +220,8 @@ def planned_on(
     largest_micro_batch: int | None,
     smallest_micro_batch: int,
     parameters: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[BatchPlan, KnownTime]:
-    """The plan of a batch on a known device, and its training time.
+) -> tuple[BatchPlan, KnownCost]:
+    """The plan of a batch on a known device, its training time and its memory.
 
     Args:
         parameters: choose one of several combinations of values that change cost.
@@ -233,18 +239,28 @@ def planned_on(
         there = "; ".join(" ".join(f"--set {name}={value}" for name, value in key.items()) for key, _ in device.profiles)
         raise StudyFileError(f"--set: expected one of the profile's combinations: {there or 'none'}")
     (profile,) = chosen
-    law = profile.step_time(devices)
-    if law is None:
+    if profile.step_times and profile.step_time(devices) is None:
         there = ", ".join(str(one.devices) for one in profile.step_times)
         raise StudyFileError(f"devices {devices}: expected a number that the profile was timed on: {there}")
-    caps = (largest_micro_batch, profile.cap_on(devices, 0.0), law.largest_micro_batch)
-    limits: dict[str, Any] = {
-        "largest_micro_batch": min(cap for cap in caps if cap is not None),
-        "smallest_micro_batch": max(smallest_micro_batch, profile.smallest_micro_batch),
-    }
-    plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits)
-    if accumulation is None:
-        plan = with_fastest_accumulation(plan, replace(profile, smallest_micro_batch=limits["smallest_micro_batch"]))
+
+    def limits(one: DeviceProfile) -> dict[str, Any]:
+        law = one.step_time(devices)
+        caps = (largest_micro_batch, one.cap_on(devices, 0.0), None if law is None else law.largest_micro_batch)
+        return {
+            "largest_micro_batch": min((cap for cap in caps if cap is not None), default=None),
+            "smallest_micro_batch": max(smallest_micro_batch, one.smallest_micro_batch),
+            "activation_checkpointing": one.activation_checkpointing,
+        }
+
+    def plan_of(one: DeviceProfile) -> BatchPlan:
+        plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits(one))
+        if accumulation is not None:
+            return plan
+        return with_fastest_accumulation(plan, replace(one, smallest_micro_batch=limits(one)["smallest_micro_batch"]))
+
+    plan = best_plan(profile, plan_of)
+    used = profile.under(plan)
+    law, memory = used.step_time(devices), used.memory
     assert profile.training_set is not None
     samples = max(1, round(epochs * profile.training_set))
     most = min(samples, profile.training_set)
@@ -252,11 +268,13 @@ def planned_on(
         raise StudyFileError(
             f"effective_batch: expected at most the {most} samples there are to train on, got {effective_batch}"
         )
-    return plan, KnownTime(
+    return plan, KnownCost(
         device=device.name,
         training_set=profile.training_set,
         samples_budget=samples,
-        step_s=law.step_s(plan),
-        train_s=law.train_s(plan, samples, **limits),
-        interval=law.interval,
+        step_s=None if law is None else law.step_s(plan),
+        train_s=None if law is None else law.train_s(plan, samples, **limits(used)),
+        interval=None if law is None else law.interval,
+        peak_bytes=None if memory is None else round(memory.peak_bytes(plan.largest_micro_batch)),
+        limit_bytes=used.limit_bytes,
     )

@@ -15,7 +15,9 @@ from ...spaces.files import write_file
 from ...spaces.readable import number
 from ...spaces.trial import ParetoFront, TrialRecord
 
-PLAN_COLUMNS = ("effective_batch", "micro_batch", "accumulation", "devices", "learning_rate", "rule")
+PLAN_COLUMNS = (
+    *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
+)
 FIRST_COLUMNS = (
     *("trial", "outcome", "on_front", "knee", "train_s", "device_s", "accuracy"),
     *PLAN_COLUMNS,

@@ -220,7 +220,9 @@ def _settings(record: TrialRecord, spec: StudySpec) -> Iterator[str]:
     values: Mapping[str, Any] = {**spec.fixed(), **record.settings}
     batch = values.get("effective_batch")
     if isinstance(batch, int):
-        yield _plan_words(batch, values.get("accumulation"), values.get("devices")) + "."
+        mode = values.get("activation_checkpointing")
+        with_mode = f", with {escaped(str(mode))} activation checkpointing" if mode else ""
+        yield _plan_words(batch, values.get("accumulation"), values.get("devices")) + with_mode + "."
     rate, rule = values.get("learning_rate"), values.get("rule", "constant")
     if isinstance(rate, float):
         reference = number(values.get("reference_rate"))

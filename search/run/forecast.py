@@ -10,7 +10,6 @@ from typing import Any
 from ...spaces.domain import Choices, Fixed, bounds, values_of
 from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
-from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
 from ...spaces.study import StudySpec
 from .eta import ClockFactors
@@ -24,6 +23,7 @@ class PlannedBatch:
     devices: int
     accumulation: int
     micro_batch: int
+    activation_checkpointing: str
     step_s: float
     epoch_s: float
 
@@ -62,25 +62,29 @@ def sample_batches(spec: StudySpec, count: int = 5) -> list[int]:
     return sorted({round(low * (high / low) ** (part / (count - 1))) for part in range(count)})
 
 
-def planned_batches(spec: StudySpec, profile: DeviceProfile, law: StepTime, count: int = 5) -> list[PlannedBatch]:
-    """A few effective batches with their plans and times on a law's devices; those without a plan are left out."""
+def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int, count: int = 5) -> list[PlannedBatch]:
+    """A few effective batches with their plans and times on so many devices; those without either are left out."""
     assert profile.training_set is not None
-    limits = plan_limits(spec, profile, law.devices)
     requested = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[0])
     batches = []
     for batch in sample_batches(spec, count):
         try:
-            plan = planned(spec, profile, batch, law.devices, requested)
+            plan = planned(spec, profile, batch, devices, requested)
         except InfeasiblePlanError:
+            continue
+        one = profile.under(plan)
+        law = one.step_time(devices)
+        if law is None:
             continue
         batches.append(
             PlannedBatch(
                 effective_batch=batch,
-                devices=law.devices,
+                devices=devices,
                 accumulation=plan.accumulation,
                 micro_batch=plan.largest_micro_batch,
+                activation_checkpointing=plan.activation_checkpointing,
                 step_s=law.step_s(plan),
-                epoch_s=law.train_s(plan, profile.training_set, **limits),
+                epoch_s=law.train_s(plan, profile.training_set, **plan_limits(spec, one, devices)),
             )
         )
     return batches
@@ -95,7 +99,8 @@ def forecast(
         factors: of an earlier study; None where there was none.
     """
     each = [
-        [plan for law in profile.step_times for plan in planned_batches(spec, profile, law)] for profile in profiles.values()
+        [plan for law in profile.step_times for plan in planned_batches(spec, profile, law.devices)]
+        for profile in profiles.values()
     ]
     plans, profile = each[0], next(iter(profiles.values()))
     epochs = bounds(spec.space.epochs)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +62,7 @@ def _profiles_of(
         about = _about(spec, task_hash, request, key, runner.device_id(kind))
         stored = records.profile(about)
         known = DeviceProfile.from_dict(stored) if stored else None
-        shared = known is not None and first_run and any(law.others for law in known.step_times)
+        shared = known is not None and first_run and any(law.others for law in known.all_step_times)
         if known is None or shared or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:
@@ -100,13 +99,13 @@ def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, key: CostKe
 
 def step_times_json(profiles: Mapping[CostKey, DeviceProfile]) -> StepTimes:
     """The laws that time a study's trials, by parameters that change cost, as they are stored."""
-    return {json.dumps(key): [law.to_dict() for law in profile.step_times] for key, profile in profiles.items()}
+    return {json.dumps(key): [law.to_dict() for law in profile.all_step_times] for key, profile in profiles.items()}
 
 
 def with_stored_step_times(profiles: Mapping[CostKey, DeviceProfile], step_times: StepTimes) -> dict[CostKey, DeviceProfile]:
     """The profiles with the laws that a study started with; without any where its trials are timed by the clock."""
     return {
-        key: replace(profile, step_times=tuple(map(StepTime.from_dict, step_times.get(json.dumps(key), ()))))
+        key: profile.with_step_times(map(StepTime.from_dict, step_times.get(json.dumps(key), ())))
         for key, profile in profiles.items()
     }
 
@@ -127,6 +126,6 @@ def stored_profiles(study: StoredStudy, records: Records) -> dict[CostKey, Devic
             continue
         known = DeviceProfile.from_dict(profile)
         laws = step_times.get(json.dumps(key))
-        if key not in found or [law.to_dict() for law in known.step_times] == laws or not laws:
+        if key not in found or [law.to_dict() for law in known.all_step_times] == laws or not laws:
             found[key] = known
     return with_stored_step_times(found, step_times)

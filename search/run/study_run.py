@@ -25,7 +25,7 @@ from ...objectives.machine.processor import OtherPrograms
 from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.learning_rate import RULES_FOR_ADAM
-from ...spaces.plan import plan_batch, step_plans
+from ...spaces.plan import ActivationCheckpointing, plan_batch, step_plans
 from ...spaces.planning import CostKey, checkpoint_url, cost_key, known_train_s, trial_setup
 from ...spaces.study import StudySpec
 from ...spaces.trial import (
@@ -416,8 +416,9 @@ class StudyRun:
             return
         plan, of_kind = attempt.setup.plan, self.profiles[attempt.kind]
         key = cost_key(self.spec, {**self.spec.fixed(), **attempt.setup.cost_parameters})
-        of_kind[key] = of_kind[key].after_measurement(
-            plan.largest_micro_batch, peak_bytes, self.spec.memory.headroom, plan.devices
+        profile = of_kind[key]
+        of_kind[key] = profile.updated(
+            profile.under(plan).after_measurement(plan.largest_micro_batch, peak_bytes, self.spec.memory.headroom, plan.devices)
         )
 
     def _kills_its_workers(self, number: int, measurements: list[Measurement], outcome: Outcome) -> bool:
@@ -438,24 +439,28 @@ class StudyRun:
             return None
         if outcome.micro_batch is None:
             return self._smaller_evaluation(setup)
-        if setup.plan.largest_micro_batch == 1:
-            return None
         # The same experiment: batch and rate stay, only micro-batches shrink. No later trial gets as large a micro-batch.
         of_kind = self.profiles[attempt.kind]
         key = cost_key(self.spec, {**self.spec.fixed(), **setup.cost_parameters})
+        failed, profile = setup.plan.largest_micro_batch, of_kind[key]
+        now = profile.under(setup.plan).after_out_of_memory(failed)
+        of_kind[key] = profile = profile.updated(now)
         headroom, devices = self.spec.memory.headroom, setup.plan.devices
-        of_kind[key] = of_kind[key].after_out_of_memory(setup.plan.largest_micro_batch)
-        cap = min(of_kind[key].cap_on(devices, headroom) or 1, setup.plan.largest_micro_batch - 1)
-        retry = replace(setup, attempt=setup.attempt + 1, largest_micro_batch=cap)
-        try:
-            plan = plan_batch(setup.effective_batch, devices=devices, **retry.limits)
-            step_plans(plan, setup.samples_budget, **retry.limits)
-        except InfeasiblePlanError:
-            return None
-        retry = replace(retry, plan=plan)
-        if attempt.kind == self.timed_on:
-            attempt.known_s = self._known_s(retry)
-        return retry
+        # With the same activation checkpointing, or else with more.
+        modes = [one.activation_checkpointing for one in profile.each]
+        for one in profile.each[modes.index(now.activation_checkpointing) :]:
+            cap = one.cap_on(devices, headroom) or 1
+            if one.activation_checkpointing == now.activation_checkpointing:
+                cap = min(cap, failed - 1)
+            plan = replace(setup.plan, activation_checkpointing=one.activation_checkpointing)
+            retry = replace(setup, attempt=setup.attempt + 1, plan=plan, largest_micro_batch=cap)
+            with contextlib.suppress(InfeasiblePlanError):
+                retry = replace(retry, plan=plan_batch(setup.effective_batch, devices=devices, **retry.limits))
+                step_plans(retry.plan, setup.samples_budget, **retry.limits)
+                if attempt.kind == self.timed_on:
+                    attempt.known_s = self._known_s(retry)
+                return retry
+        return None
 
     def _smaller_evaluation(self, setup: TrialSetup) -> TrialSetup | None:
         """The next attempt with half the evaluation batch; training's micro-batches were not what failed."""
@@ -504,6 +509,7 @@ def _setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
         micro_batch=setup.plan.largest_micro_batch,
         accumulation=setup.plan.accumulation,
         devices=setup.plan.devices,
+        activation_checkpointing=_used(setup),
         rule=setup.rule,
         learning_rate=setup.learning_rate,
         weight_decay=setup.weight_decay,
@@ -515,6 +521,12 @@ def _setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
         train_s=known_s,
         train_s_source=None if known_s is None else "known",
     )
+
+
+def _used(setup: TrialSetup) -> ActivationCheckpointing | None:
+    """The activation checkpointing of its plan; None where all activations are kept, as usual."""
+    mode = setup.plan.activation_checkpointing
+    return None if mode == "none" else mode
 
 
 def _contended(measured_s: float, waited_s: float, expected_s: float, others_share: float | None = None) -> bool:
@@ -547,7 +559,12 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
     others_share = attempt.others.share() if attempt.others else None
     facts = TrialFacts(attempts=setup.attempt + 1, message=outcome.message or None, host=attempt.host or None)
     if setup.attempt:
-        facts = replace(facts, micro_batch=setup.plan.largest_micro_batch, accumulation=setup.plan.accumulation)
+        facts = replace(
+            facts,
+            micro_batch=setup.plan.largest_micro_batch,
+            accumulation=setup.plan.accumulation,
+            activation_checkpointing=_used(setup),
+        )
     seconds = value = math.nan
     if last is not None:
         # A user's own loop may have seen a few samples more or less, and a diverged trial far fewer.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import ProfilingError, cut
+from ..plan import ActivationCheckpointing, BatchPlan
 from ..study import Memory
 from ..trial import Parameter, TrialSetup
 from .memory import MemoryLaw
@@ -47,6 +48,8 @@ class DeviceProfile:
         other_costs: (parameter, value, factor): a value that changes the bytes or operations of a step considerably, by this
             factor; the laws do not hold for it.
         note: why memory is not known, where it could have been.
+        activation_checkpointing: what the laws hold for: the least that fits.
+        alternatives: the profiles with more of it, where memory limits micro-batches; each may allow faster plans.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -75,6 +78,8 @@ class DeviceProfile:
     timing_s: float = 0.0
     note: str = ""
     validates_on_training: bool = False
+    activation_checkpointing: ActivationCheckpointing = "none"
+    alternatives: tuple[DeviceProfile, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,7 +101,35 @@ class DeviceProfile:
     @property
     def rough(self) -> bool:
         """Whether some law is less precise than timing aims for."""
-        return any(law.interval is None or law.interval > PRECISION for law in self.step_times)
+        return any(law.interval is None or law.interval > PRECISION for law in self.all_step_times)
+
+    @property
+    def each(self) -> tuple[DeviceProfile, ...]:
+        """This profile and its alternatives, from the least activation checkpointing to the most."""
+        return (self, *self.alternatives)
+
+    @property
+    def all_step_times(self) -> tuple[StepTime, ...]:
+        """The step-time laws of this profile and its alternatives."""
+        return tuple(law for one in self.each for law in one.step_times)
+
+    def under(self, plan: BatchPlan) -> DeviceProfile:
+        """The one whose laws hold for the plan's activation checkpointing; this one if none does."""
+        return next((one for one in self.each if one.activation_checkpointing == plan.activation_checkpointing), self)
+
+    def updated(self, new: DeviceProfile) -> DeviceProfile:
+        """With another in the place of that with the same activation checkpointing."""
+        first, *others = (new if one.activation_checkpointing == new.activation_checkpointing else one for one in self.each)
+        return replace(first, alternatives=tuple(others))
+
+    def with_step_times(self, laws: Iterable[StepTime]) -> DeviceProfile:
+        """With other step-time laws, of whatever activation checkpointing."""
+        laws = tuple(laws)
+        first, *others = (
+            replace(one, step_times=tuple(law for law in laws if law.activation_checkpointing == one.activation_checkpointing))
+            for one in self.each
+        )
+        return replace(first, alternatives=tuple(others))
 
     def step_time(self, devices: int = 1) -> StepTime | None:
         """The law for this number of devices, if it was measured."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import Any, Self
 
 from ..errors import ProfilingError
-from ..plan import BatchPlan, step_plans
+from ..plan import ActivationCheckpointing, BatchPlan, step_plans
 from .memory import check_points
 
 # The relative interval at which timing stops.
@@ -73,6 +73,7 @@ class StepTime:
         others: share of the machine's cores that other programs used while steps were timed on a CPU.
         misfit: relative error of the law on a timed plan left out of its fit, median and worst.
         timed: what it was fitted to.
+        activation_checkpointing: of the plans that it holds for.
 
     >>> round(StepTime(((1, 0.011), (101, 0.111)), update_s=0.005).step_s(BatchPlan(100, accumulation=2)), 6)
     0.125
@@ -86,6 +87,7 @@ class StepTime:
     misfit: tuple[float, float] | None = None
     others: float = 0.0
     timed: tuple[TimedPlan, ...] = ()
+    activation_checkpointing: ActivationCheckpointing = "none"
 
     def __post_init__(self) -> None:
         check_points("step time", self.points)
@@ -107,6 +109,11 @@ class StepTime:
         """
         if plan.devices != self.devices:
             raise ProfilingError(f"step time: expected a plan on {self.devices} devices, got {plan.devices}")
+        if plan.activation_checkpointing != self.activation_checkpointing:
+            raise ProfilingError(
+                f"step time: expected a plan with {self.activation_checkpointing} activation checkpointing, got "
+                f"{plan.activation_checkpointing}"
+            )
         if plan.largest_micro_batch > self.largest_micro_batch:
             raise ProfilingError(
                 f"micro-batch {plan.largest_micro_batch}: step time is known only up to {self.largest_micro_batch} samples"
@@ -151,11 +158,15 @@ class StepTime:
         return cls(**{**values, "timed": timed, "points": points, "misfit": misfit and (misfit[0], misfit[1])})
 
 
+def doubt(law: StepTime) -> float:
+    """The share of a step's time that another plan must save to be preferred; less may be noise or interpolation error."""
+    return max(0.03, 2 * (law.interval or 0.0), 2 * (law.misfit[0] if law.misfit else 0.0))
+
+
 def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 1) -> BatchPlan:
     """The accumulation, from the plan's own up, with the shortest known step time.
 
-    More micro-batches than needed must save 3 % of the time, and twice the law's interval and misfit; smaller savings may be
-    noise or interpolation error.
+    More micro-batches than needed must save 3 % of the time, and twice the law's interval and misfit.
 
     >>> law = StepTime(((1, 0.002), (64, 0.065), (256, 2.0)), update_s=0.0, interval=0.01)
     >>> fastest_plan(BatchPlan(256), law).accumulation
@@ -163,16 +174,22 @@ def fastest_plan(plan: BatchPlan, law: StepTime, *, smallest_micro_batch: int = 
     """
     if law.interval is None:
         return plan
-    misfit = law.misfit[0] if law.misfit else 0.0
-    best, best_s = plan, law.step_s(plan) * (1 - max(0.03, 2 * law.interval, 2 * misfit))
+    best, best_s = plan, law.step_s(plan) * (1 - doubt(law))
     for accumulation in range(plan.accumulation + 1, min(_MOST_MICRO_BATCHES, plan.shares[-1] // smallest_micro_batch) + 1):
-        other = BatchPlan(plan.effective_batch, accumulation, plan.devices)
+        other = replace(plan, accumulation=accumulation)
         if (other_s := law.step_s(other)) < best_s * (1 - 1e-9):
             best, best_s = other, other_s
     return best
 
 
-def timing_plans(smallest: int, highest: int, *, devices: int = 1, dense: bool = False) -> list[BatchPlan]:
+def timing_plans(
+    smallest: int,
+    highest: int,
+    *,
+    devices: int = 1,
+    dense: bool = False,
+    activation_checkpointing: ActivationCheckpointing = "none",
+) -> list[BatchPlan]:
     """Plans that determine the whole law: micro-batches spread over the range, some of them accumulated.
 
     Args:
@@ -183,11 +200,12 @@ def timing_plans(smallest: int, highest: int, *, devices: int = 1, dense: bool =
     """
     gaps = 8 if dense else 5
     sizes = sorted({round(smallest * (highest / smallest) ** (part / gaps)) for part in range(gaps + 1)})
-    plans = [BatchPlan(size * devices, 1, devices) for size in sizes]
+    plans = [BatchPlan(size * devices, 1, devices, activation_checkpointing) for size in sizes]
     inner = [size for size in sizes if size < highest] or [max(highest // 2, smallest)]
     several = [(inner[len(inner) // 4], 2), (inner[len(inner) // 2], 3), (inner[-1], 2)]
     return plans + [
-        BatchPlan(size * micro_batches * devices, micro_batches, devices) for size, micro_batches in dict.fromkeys(several)
+        BatchPlan(size * micro_batches * devices, micro_batches, devices, activation_checkpointing)
+        for size, micro_batches in dict.fromkeys(several)
     ]
 
 
@@ -198,10 +216,10 @@ def refined_plans(plans: list[BatchPlan], size: int) -> list[BatchPlan]:
     [8, 16, 32, 64, 128]
     """
     timed = sorted({plan.largest_micro_batch for plan in plans if plan.accumulation == 1})
-    place, devices = timed.index(size), plans[0].devices
+    place, first = timed.index(size), plans[0]
     around = {round(math.sqrt(size * other)) for other in timed[max(place - 1, 0) : place + 2]} - set(timed)
-    added = [BatchPlan(one * devices, 1, devices) for one in sorted(around)]
+    added = [replace(first, effective_batch=one * first.devices, accumulation=1) for one in sorted(around)]
     return sorted([*plans, *added], key=lambda plan: (plan.accumulation > 1, plan.effective_batch))
 
 
-__all__ = ["StepTime", "TimedPlan", "fastest_plan", "refined_plans", "timing_plans"]
+__all__ = ["StepTime", "TimedPlan", "doubt", "fastest_plan", "refined_plans", "timing_plans"]

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from bsearch.objectives.activation_checkpointing import checkpoint_activations
 from bsearch.objectives.profiling import memory
 from bsearch.objectives.profiling.as_cuda import attention, backward
 from bsearch.objectives.profiling.live_bytes import LiveBytes
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.task import Data, Loss, Score, Task
+from bsearch.spaces.plan import ActivationCheckpointing
 from bsearch.spaces.trial import TrialSetup
 from helpers import setup
 from torch import Tensor, nn
@@ -66,6 +68,12 @@ def images(size: int) -> Callable[[], Tensor]:
     return lambda: torch.randn(2, 3, size, size)
 
 
+def checkpointed(mode: ActivationCheckpointing) -> nn.Module:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), 2)
+    checkpoint_activations(model.layers, mode)
+    return model
+
+
 models = torchvision.models
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "mobilenet": (lambda: models.mobilenet_v3_small(num_classes=10), images(64)),
@@ -76,6 +84,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), 2),
         lambda: torch.randn(4, 32, 128),
     ),
+    "checkpointed": (lambda: checkpointed("full"), lambda: torch.randn(4, 32, 128)),
+    "partly checkpointed": (lambda: checkpointed("selective"), lambda: torch.randn(4, 32, 128)),
     "recurrent": (Recurrent, lambda: torch.randn(40, 16, 8)),
     "odd": (Odd, lambda: torch.randn(2048, 16)),
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from bsearch.objectives.language.packing import IGNORED, Document, best_fit, doc
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
-from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.plan import ActivationCheckpointing, BatchPlan
 from bsearch.spaces.trial import TrialSetup
 from click.testing import CliRunner
 from helpers import setup
@@ -184,24 +185,26 @@ def test_adapters_train_and_the_model_stays(language: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}])
 def test_activation_checkpointing_changes_memory_and_no_gradient(language: dict[str, Any], changes: dict[str, Any]) -> None:
     gradients, peaks = [], []
-    for checkpointing in (False, True):
-        one = language_setup(language, 8, activation_checkpointing=checkpointing, **changes)
+    for mode in get_args(ActivationCheckpointing):
+        one = replace(language_setup(language, 8, **changes), plan=BatchPlan(8, activation_checkpointing=mode))
         run = TrainingRun(CausalLM(), one)
         run.model.train()
         CausalLM().loss(run.model, rows_of(run, 8), one).total.backward()
         gradients.append([parameter.grad.clone() for parameter in run.parameters])  # type: ignore[union-attr]
         peaks.append(MemoryProbe(CausalLM(), one).train_peak(8).total)
-    for one_gradient, other in zip(*gradients, strict=True):
-        assert torch.allclose(one_gradient, other, rtol=1e-5, atol=1e-7)
-    assert peaks[1] < peaks[0]
+    for kept, selective, full in zip(*gradients, strict=True):
+        assert torch.allclose(kept, selective, rtol=1e-5, atol=1e-7)
+        assert torch.allclose(kept, full, rtol=1e-5, atol=1e-7)
+    assert peaks[2] < peaks[1] < peaks[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{}, {"lora_rank": 4}, {"attention": "rows"}, {"activation_checkpointing": True, "lora_rank": 4}]
+    ("changes", "mode"),
+    [({}, "none"), ({"lora_rank": 4}, "none"), ({"attention": "rows"}, "selective"), ({"lora_rank": 4}, "full")],
 )
-def test_memory_is_known_beforehand(language: dict[str, Any], changes: dict[str, Any]) -> None:
-    one = language_setup(language, 8, **changes)
+def test_memory_is_known_beforehand(language: dict[str, Any], changes: dict[str, Any], mode: ActivationCheckpointing) -> None:
+    one = replace(language_setup(language, 8, **changes), plan=BatchPlan(8, activation_checkpointing=mode))
     predicted = MemoryProbe(CausalLM(), one).train_peak(8).total
     *_, last = TrainingRun(CausalLM(), one).measurements()
     assert predicted == pytest.approx(last.facts["peak_bytes"], rel=0.04)

@@ -73,6 +73,8 @@ def huggingface(chosen: ChosenSettings) -> Exported:
         "dataloader_pin_memory": training.pin_memory and chosen.setup.device == "gpu",
         "seed": training.seed % _SEEDS,
     }
+    if chosen.plan.activation_checkpointing != "none":
+        arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     if supported:
         beta1, beta2 = settings.betas
         arguments |= {"optim": "adamw_torch", "adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": settings.eps}
@@ -221,6 +223,7 @@ def settings_yaml(chosen: ChosenSettings) -> Exported:
         "effective_batch": chosen.plan.effective_batch,
         "micro_batch": chosen.plan.largest_micro_batch,
         "accumulation": chosen.plan.accumulation,
+        "activation_checkpointing": chosen.plan.activation_checkpointing,
         "devices": chosen.plan.devices,
         "learning_rate": settings.learning_rate,
         "weight_decay": settings.weight_decay,
@@ -307,6 +310,12 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
         yield (
             f"BatchNorm's running statistics are updated {chosen.even.accumulation} times per step here; the trial's momentum "
             f"was corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
+        )
+    mode = chosen.plan.activation_checkpointing
+    if mode != "none":
+        yield (
+            f"the trial computed activations again in the backward pass ({mode} activation checkpointing), which changes "
+            "memory and time alone" + (": here blocks are checkpointed as a whole" if mode == "selective" else "")
         )
     if chosen.setup.training.channels_last:
         yield "the trial used channels-last images: model.to(memory_format=torch.channels_last), and the same for its inputs"

@@ -413,6 +413,14 @@ class StudyFigures:
         sizes = tuple(float(size) for size, _ in law.points)
         predicted = tuple(law.peak_bytes(size) / mebi for size, _ in law.points)
         layers = [Layer("predicted", "line", "law", sizes, predicted)]
+        for other in self._profile.alternatives if self._profile else ():
+            if other.memory is None:
+                continue
+            more = tuple(float(size) for size, _ in other.memory.points)
+            bytes_there = tuple(other.memory.peak_bytes(size) / mebi for size, _ in other.memory.points)
+            layers.append(
+                Layer(f"{other.activation_checkpointing} activation checkpointing", "line", "front", more, bytes_there)
+            )
         caption = (
             "Peak memory of a training step. "
             + ("Traced with fake tensors" if law.source == "traced" else "Measured with real tensors")
@@ -450,10 +458,12 @@ class StudyFigures:
 
     def step_time_figure(self) -> Figure | None:
         """Samples per second against the micro-batch: by the step-time law, as timed for it, and as measured in trials."""
-        laws = self._profile.step_times if self._profile else ()
+        laws = self._profile.all_step_times if self._profile else ()
         layers = []
         for law, tone in zip(laws, ("law", "alternative", "limit", "front"), strict=False):
-            prefix = f"{law.devices} device{'s' * (law.devices > 1)}, " if len(laws) > 1 else ""
+            prefix = f"{law.devices} device{'s' * (law.devices > 1)}, " if len({one.devices for one in laws}) > 1 else ""
+            if law.activation_checkpointing != "none":
+                prefix += f"{law.activation_checkpointing} activation checkpointing, "
             sizes = _between(law.points[0][0], law.points[-1][0])
             rate = tuple(size * law.devices / (law.micro_batch_s(size) + law.update_s) for size in sizes)
             layers.append(Layer(f"{prefix}step-time law", "line", tone, tuple(map(float, sizes)), rate))  # type: ignore[arg-type]
@@ -585,6 +595,8 @@ def _plan_label(values: Mapping[str, Any]) -> str:
     devices, accumulation = int(values.get("devices", 1)), int(values.get("accumulation", 1))
     parts = [f"micro-batch {values['micro_batch']}"]
     parts += [f"accumulation {accumulation}"] * (accumulation > 1) + [f"{devices} devices"] * (devices > 1)
+    if mode := values.get("activation_checkpointing"):
+        parts.append(f"{mode} activation checkpointing")
     return f" ({', '.join(parts)})"
 
 

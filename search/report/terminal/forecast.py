@@ -51,12 +51,14 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
             "rules hold"
         )
     table = Table(box=None, header_style="bold", pad_edge=False)
+    checkpoints = any(plan.activation_checkpointing != "none" for plan in forecast.plans)
     for column in (
         "effective\nbatch",
         "devices",
         "micro\nx acc.",
         "step",
         "epoch",
+        *(["activation\ncheckpointing"] if checkpoints else []),
         "samples/s",
         *([] if each is None else [f"{profile.unit}/s"]),
     ):
@@ -68,13 +70,14 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
             f"{plan.micro_batch} x {plan.accumulation}",
             seconds(plan.step_s),
             seconds(plan.epoch_s),
+            *([plan.activation_checkpointing] if checkpoints else []),
             number(plan.effective_batch / plan.step_s),
             *([] if each is None else [number(each * plan.effective_batch / plan.step_s)]),
         )
     yield table
     yield feasible_batches_sentence(spec, checked.feasible, profiles.values())
     over = f" over the {len(profiles)} choices of {', '.join(name for name, _ in key)}" if len(profiles) > 1 else ""
-    timing_s = len(profiles) * len(profile.step_times) * spec.budget.profile_s
+    timing_s = sum(len(one.all_step_times) for one in profiles.values()) * spec.budget.profile_s
     before = f". Before the first, timing steps takes up to about {seconds(float(timing_s))}" if timing_s else ""
     yield (
         f"A trial trains for {seconds(forecast.fastest_trial_s)} to {seconds(forecast.slowest_trial_s)}{over}; the front will "

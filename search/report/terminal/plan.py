@@ -11,19 +11,21 @@ from rich.text import Text
 
 from ....spaces.learning_rate import OptimizerSettings
 from ....spaces.plan import BatchPlan
-from ....spaces.readable import seconds
-from ...analysis.retime import KnownTime
+from ....spaces.readable import readable_bytes, seconds
+from ...analysis.retime import KnownCost
 
 
-def plan_document(plan: BatchPlan, rule: str, settings: OptimizerSettings | None, known: KnownTime | None) -> dict[str, Any]:
+def plan_document(plan: BatchPlan, rule: str, settings: OptimizerSettings | None, known: KnownCost | None) -> dict[str, Any]:
     """The JSON document of `bsearch plan --json`."""
     return {
         "effective_batch": plan.effective_batch,
         "accumulation": plan.accumulation,
         "micro_batch": plan.largest_micro_batch,
+        "activation_checkpointing": plan.activation_checkpointing,
         "devices": _shares(plan),
         "optimizer": None if settings is None else {"rule": rule, **asdict(settings)},
-        "time": None if known is None else asdict(known),
+        "time": None if known is None or known.step_s is None else asdict(known),
+        "peak_bytes": None if known is None else known.peak_bytes,
     }
 
 
@@ -44,7 +46,7 @@ def plan_parts(
     requested: int | None,
     scaled: tuple[str, float | None, int, OptimizerSettings] | None,
     epochs: float,
-    known: KnownTime | None,
+    known: KnownCost | None,
 ) -> Iterator[str | Text | Table]:
     """What `bsearch plan` prints for people.
 
@@ -58,6 +60,7 @@ def plan_parts(
         f"{plan.effective_batch} samples per step = {plan.devices} device{'s' * (plan.devices > 1)} x {plan.accumulation} "
         f"micro-batch{'es' * (plan.accumulation > 1)} of at most {plan.largest_micro_batch} samples"
         + (f" (raised from {requested}: fewer do not fit)" if raised else "")
+        + (f", with {plan.activation_checkpointing} activation checkpointing" * (plan.activation_checkpointing != "none"))
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("device", "samples", "micro-batches", "weights"):
@@ -73,7 +76,10 @@ def plan_parts(
             yield f"betas {settings.betas}, eps {settings.eps:g}"
         if settings.weight_decay:
             yield f"weight decay {settings.weight_decay:.6g}"
-    if known is not None:
+    if known is not None and known.peak_bytes is not None:
+        limit = "" if known.limit_bytes is None else f" of {readable_bytes(known.limit_bytes)}"
+        yield f"memory: {readable_bytes(known.peak_bytes)}{limit} at the peak of a step on {known.device}"
+    if known is not None and known.step_s is not None and known.train_s is not None:
         # The rough figure first, then the exact one, whose last step has only the samples that are left.
         steps = known.samples_budget / plan.effective_batch
         trust = "" if known.interval is None else f" (±{known.interval:.1%})"

@@ -33,7 +33,7 @@ def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]
         "training": training_cost(spec),
         "training_set": first.training_set,
         "memory": memory_document(spec, first, profiled.memory) if first.memory else None,
-        "speed": [speed_document(spec, first, law) for law in first.step_times],
+        "speed": [speed_document(spec, one, law, first) for one in first.each for law in one.step_times],
         "profiles": [{"parameters": dict(key), "profile": profile.to_dict()} for key, profile in profiles.items()],
     }
 
@@ -53,11 +53,16 @@ def profile_parts(document: Mapping[str, Any], width: int) -> Iterator[str | Tex
         yield speed_plot(law, width)
 
 
-def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> dict[str, Any]:
-    """What is known of a task's step time on so many devices."""
+def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime, whole: DeviceProfile) -> dict[str, Any]:
+    """What is known of a task's step time on so many devices.
+
+    Args:
+        profile: the one of `whole` with the law's activation checkpointing.
+    """
     alone = profile.step_time(1)
     return {
         "devices": law.devices,
+        "activation_checkpointing": law.activation_checkpointing,
         "interval": law.interval,
         "misfit": law.misfit,
         "update_s": law.update_s,
@@ -78,8 +83,11 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime) -> di
             for one in law.timed
         ],
         "fastest": [
-            {**asdict(one), "samples_per_s": one.effective_batch / one.step_s} for one in planned_batches(spec, profile, law, 8)
-        ],
+            {**asdict(one), "samples_per_s": one.effective_batch / one.step_s}
+            for one in planned_batches(spec, whole, law.devices, 8)
+        ]
+        if profile is whole
+        else [],
     }
 
 
@@ -89,7 +97,7 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     trust = "" if document["interval"] is None else f", ±{document['interval']:.1%}"
     if misfit is not None:
         trust += f"; plans it was not fitted to are predicted within {misfit[0]:.1%} (median), {misfit[1]:.1%} (worst)"
-    yield f"Step time on {devices} device{'s' * (devices > 1)}{trust}"
+    yield f"Step time on {devices} device{'s' * (devices > 1)}{_with_checkpointing(document)}{trust}"
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("effective_batch", "micro\nx acc.", "timed", "by law", "samples/s", "input"):
         column(table, name, "right")
@@ -107,19 +115,29 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     yield f"A step takes {seconds(document['update_s'])} besides its micro-batches" + (
         "." if communication_s is None else f", {seconds(communication_s)} of them communication between devices."
     )
+    if not document["fastest"]:
+        return
     yield "Fastest way to each effective batch:"
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("effective_batch", "micro\nx acc.", "step", "epoch", "samples/s"):
+    checkpoints = any(row["activation_checkpointing"] != "none" for row in document["fastest"])
+    names = ("effective_batch", "micro\nx acc.", *["activation\ncheckpointing"] * checkpoints, "step", "epoch", "samples/s")
+    for name in names:
         column(table, name, "right")
     for row in document["fastest"]:
         table.add_row(
             str(row["effective_batch"]),
             f"{row['micro_batch']} x {row['accumulation']}",
+            *[row["activation_checkpointing"]] * checkpoints,
             seconds(row["step_s"]),
             seconds(row["epoch_s"]),
             number(row["samples_per_s"]),
         )
     yield table
+
+
+def _with_checkpointing(document: Mapping[str, Any]) -> str:
+    mode = document["activation_checkpointing"]
+    return "" if mode == "none" else f" with {mode} activation checkpointing"
 
 
 def speed_plot(document: Mapping[str, Any], width: int) -> str:
@@ -153,12 +171,14 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
         "scale": law.scale,
         "fixed_bytes": law.fixed_bytes,
         "largest_micro_batch": largest,
+        "largest_micro_batches": {one.activation_checkpointing: one.largest_micro_batch for one in profile.each},
         "evaluation_batch": profile.evaluation_batch,
         "smallest_micro_batch": profile.smallest_micro_batch,
         "breakdown": dict(law.breakdown),
         "curve": [
             {
                 "micro_batch": row.micro_batch,
+                "activation_checkpointing": row.activation_checkpointing,
                 "predicted_bytes": row.predicted,
                 "measured_bytes": row.measured,
                 "difference": None if row.measured is None else row.predicted / row.measured - 1,
@@ -176,12 +196,15 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     how = "traced on fake tensors" if document["source"] == "traced" else f"counted on real tensors ({document['note']})"
     yield f"Memory{' reserved by the GPU allocator' * (document['bytes'] == 'reserved')}, {how}"
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("micro_batch", "predicted", "measured", "difference"):
+    modes = document["largest_micro_batches"]
+    first, checkpoints = next(iter(modes)), set(modes) != {"none"}
+    for name in ("micro_batch", *["activation\ncheckpointing"] * checkpoints, "predicted", "measured", "difference"):
         column(table, name, "right")
     for row in document["curve"]:
         measured, difference = row["measured_bytes"], row["difference"]
         table.add_row(
             str(row["micro_batch"]),
+            *[row["activation_checkpointing"]] * checkpoints,
             readable_bytes(row["predicted_bytes"]),
             "-" if measured is None else readable_bytes(measured),
             "-" if difference is None else f"{difference:+.1%}",
@@ -195,9 +218,12 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     if document["limit_bytes"] is None:
         yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
         return
+    each = f"{largest}" + "".join(
+        f" ({size} with {mode} activation checkpointing)" for mode, size in modes.items() if checkpoints and mode != first
+    )
     yield (
         f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
-        f"{largest}, the evaluation batch is {document['evaluation_batch']}"
+        f"{each}, the evaluation batch is {document['evaluation_batch']}"
     )
     reach = ", ".join(f"{batch} in {micro_batches}" for micro_batches, batch in document["largest_effective_batch"].items())
     yield f"Largest effective batch by micro-batches per step: {reach}"
@@ -205,9 +231,15 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         yield f"Note: {document['note']}"
 
 
+def _first_curve(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows with the least activation checkpointing."""
+    first = next(iter(document["largest_micro_batches"]))
+    return [row for row in document["curve"] if row["activation_checkpointing"] == first]
+
+
 def memory_plot(document: Mapping[str, Any], width: int) -> str:
     """Peak bytes against the micro-batch as text: o predicted, x measured."""
-    rows = document["curve"]
+    rows = _first_curve(document)
     if len(rows) < 2:
         return ""
     plotext = blank_plot(width, 14)
@@ -232,7 +264,7 @@ def profile_picture(document: Mapping[str, Any]) -> bytes:
     if document["memory"]:
         axes = next(places)
         memory, scale = document["memory"], 1 << 20
-        rows = memory["curve"]
+        rows = _first_curve(memory)
         sizes, predicted = [row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows]
         axes.plot(sizes, predicted, marker="o", label="predicted")
         known = [row for row in rows if row["measured_bytes"] is not None]
@@ -253,7 +285,7 @@ def profile_picture(document: Mapping[str, Any]) -> bytes:
         for law in document["speed"]:
             timed = [row for row in law["timed"] if row["accumulation"] == 1]
             sizes = [row["micro_batch"] for row in timed]
-            devices = f"{law['devices']} device{'s' * (law['devices'] > 1)}"
+            devices = f"{law['devices']} device{'s' * (law['devices'] > 1)}{_with_checkpointing(law)}"
             axes.plot(sizes, [row["effective_batch"] / row["known_step_s"] for row in timed], label=f"{devices}, predicted")
             axes.scatter(sizes, [row["samples_per_s"] for row in timed], marker="x", label=f"{devices}, timed")
         axes.set(xlabel="micro_batch (samples)", ylabel="samples/s", title="Speed of a training step", xscale="log")

@@ -1,0 +1,82 @@
+"""Activation checkpointing: blocks of a model that keep fewer activations, and compute the others again for the backward pass.
+
+Results stay as they were: random numbers (dropout) are drawn again from the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from ..spaces.errors import TaskError
+from ..spaces.plan import ActivationCheckpointing
+
+_aten = torch.ops.aten
+
+# Operations whose results `selective` keeps, since they take most of a block's time. What lies between them (normalisation,
+# activation functions, dropout) takes much memory and little time.
+KEPT = [
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten.convolution.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+]
+
+
+class _Checkpointed:
+    """A block's forward pass; in a copy of the block, the copy's."""
+
+    def __init__(self, block: nn.Module, mode: ActivationCheckpointing) -> None:
+        self.forward, self.mode = block.forward, mode
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        options: dict[str, Any] = {}
+        if self.mode == "selective":
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
+        return checkpoint(self.forward, *args, use_reentrant=False, **options, **kwargs)
+
+
+def checkpoint_activations(blocks: Iterable[nn.Module], mode: ActivationCheckpointing) -> None:
+    """Let each block keep fewer activations, in place; names of parameters stay.
+
+    Raises:
+        TaskError: there are no blocks, or they hold BatchNorm, whose statistics would count each batch twice.
+    """
+    if mode == "none":
+        return
+    blocks = list(blocks)
+    if not blocks:
+        raise TaskError(f"Task.checkpoint_blocks: expected blocks for {mode} activation checkpointing, got none")
+    if has_batch_norm(blocks):
+        raise TaskError("Task.checkpoint_blocks: expected blocks without BatchNorm, which would count each batch twice")
+    for block in blocks:
+        block.forward = _Checkpointed(block, mode)
+
+
+def has_batch_norm(blocks: Iterable[nn.Module]) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for block in blocks for module in block.modules())
+
+
+def transformer_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that `transformers` marks as worth checkpointing; none in other models."""
+    layers = [
+        module
+        for module in model.modules()
+        if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
+    ]
+    return [] if has_batch_norm(layers) else layers
+
+
+__all__ = ["KEPT", "checkpoint_activations", "transformer_layers"]

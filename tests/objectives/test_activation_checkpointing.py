@@ -1,0 +1,273 @@
+"""Activation checkpointing: less memory and more time at the same result, and a plan that chooses it where it pays."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from bsearch.objectives.activation_checkpointing import checkpoint_activations
+from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.task import Data, Loss, Score, Task
+from bsearch.objectives.training import TrainingRun
+from bsearch.spaces.errors import InfeasiblePlanError, StudyFileError, TaskError
+from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.laws.memory import MemoryLaw
+from bsearch.spaces.laws.step_time import StepTime
+from bsearch.spaces.plan import ActivationCheckpointing, BatchPlan
+from bsearch.spaces.planning import known_train_s, planned, trial_setup
+from bsearch.spaces.study import Memory, StudySpec
+from bsearch.spaces.study_file import parse_study
+from bsearch.spaces.trial import Suggestion, TrialSetup
+from helpers import setup
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
+
+MODES: tuple[ActivationCheckpointing, ...] = get_args(ActivationCheckpointing)
+
+
+class Block(nn.Module):
+    """Attention and a wide net, with dropout between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.drop = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Dropout(0.2)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.drop(attended)
+        wide: torch.Tensor = self.wide(x)
+        return x + wide
+
+
+class Words(Task):
+    """A small transformer that names its blocks."""
+
+    width, length, dtype = 32, 48, torch.float32
+
+    def data(self, setup: TrialSetup) -> Data:
+        words = torch.randint(0, 50, (200, self.length + 1), generator=torch.Generator().manual_seed(1))
+        data = TensorDataset(words[:, :-1], words[:, 1:])
+        return Data(data, data)
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = nn.Sequential(nn.Embedding(50, self.width), *(Block(self.width) for _ in range(4)), nn.Linear(self.width, 50))
+        return model.to(self.dtype)
+
+    def checkpoint_blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        return [module for module in model.modules() if isinstance(module, Block)]
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        tokens, following = batch
+        total = nn.functional.cross_entropy(model(tokens).flatten(0, 1), following.flatten(), reduction="sum")
+        return Loss(total, following.numel())
+
+    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
+        return Score((model(batch[0]).argmax(-1) == batch[1]).sum(), batch[1].numel())
+
+
+class ExactWords(Words):
+    dtype = torch.float64
+
+
+class WithBatchNorm(Words):
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return nn.Sequential(nn.Embedding(50, 8), nn.BatchNorm1d(self.length), nn.Linear(8, 50))
+
+    def checkpoint_blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        return [model]
+
+
+def with_mode(one: TrialSetup, mode: ActivationCheckpointing) -> TrialSetup:
+    return replace(one, plan=replace(one.plan, activation_checkpointing=mode))
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_training_is_the_same_with_dropout_and_uneven_micro_batches(mode: ActivationCheckpointing) -> None:
+    weights, scores = [], []
+    for one in ("none", mode):
+        run = TrainingRun(ExactWords(), with_mode(setup(9, 2, 45, 0.1), one))  # type: ignore[arg-type]
+        *_, last = run.measurements()
+        weights.append([parameter.detach().clone() for parameter in run.parameters])
+        scores.append(last.accuracy)
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_memory_is_traced_as_it_is_used(mode: ActivationCheckpointing, precision: str) -> None:
+    probe = MemoryProbe(Words(), with_mode(setup(8, training={"precision": precision}), mode))
+    assert probe.train_peak(8).total == pytest.approx(probe.counted("train", 8).total, rel=0.04)
+    assert not probe.note
+
+
+@pytest.mark.parametrize("like_gpu", [False, True])
+def test_more_checkpointing_takes_less_memory(like_gpu: bool) -> None:
+    peaks = [MemoryProbe(Words(), with_mode(setup(8), mode), like_gpu=like_gpu).train_peak(64).live for mode in MODES]
+    assert peaks[0] > 1.2 * peaks[1] > 1.2 * 1.2 * peaks[2]
+
+
+def test_a_copy_of_the_model_runs_its_own_blocks() -> None:
+    model = nn.Sequential(Block(8), Block(8))
+    checkpoint_activations(model, "full")
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    inputs = torch.randn(2, 3, 8, requires_grad=True)
+    assert torch.equal(copied(inputs), inputs)
+    assert not torch.equal(model(inputs), inputs)
+    assert list(model.state_dict()) == list(nn.Sequential(Block(8), Block(8)).state_dict())
+
+
+def test_batch_norm_would_count_twice_and_is_refused() -> None:
+    with pytest.raises(TaskError, match="expected blocks without BatchNorm"):
+        TrainingRun(WithBatchNorm(), with_mode(setup(4), "full"))
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def study(**memory: Any) -> StudySpec:
+    document = {
+        "study": "s",
+        "task": "bsearch.objectives.digits:Digits",
+        "space": {"effective_batch": {"low": 1, "high": 100}, "reference_rate": 0.1, "epochs": 1},
+        "budget": {"trials": 1},
+        "memory": {"limit": "1GB", "headroom": 0.0, **memory},
+    }
+    return parse_study(json.dumps(document))
+
+
+def law(mode: ActivationCheckpointing, per_sample_s: float, per_pass_s: float, largest: int, devices: int = 1) -> StepTime:
+    points = ((1, per_pass_s + per_sample_s), (largest, per_pass_s + largest * per_sample_s))
+    return StepTime(points[: 1 if largest == 1 else 2], 0.0, devices, interval=0.0, activation_checkpointing=mode)
+
+
+def profile(caps: Sequence[int], sample_s: Sequence[float], pass_s: float) -> DeviceProfile:
+    """Laws under which more checkpointing costs more per sample and allows larger micro-batches."""
+    each = [
+        DeviceProfile(
+            "gpu",
+            "a card",
+            1000,
+            limit_bytes=10**9,
+            largest_micro_batch=cap,
+            memory=MemoryLaw(((1, 10), (cap + 1, 10**9 + 1))),
+            step_times=(law(mode, per_sample, pass_s, cap),),
+            activation_checkpointing=mode,
+        )
+        for mode, cap, per_sample in zip(MODES, caps, sample_s, strict=False)
+    ]
+    return replace(each[0], alternatives=tuple(each[1:]))
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=3, max_size=3).map(sorted),
+    st.lists(st.floats(0.001, 0.01), min_size=3, max_size=3).map(sorted),
+    st.floats(0.0, 0.05),
+    st.integers(1, 100),
+)
+def test_the_plan_is_the_fastest_that_fits_as_a_slow_search_finds(
+    caps: list[int], sample_s: list[float], pass_s: float, batch: int
+) -> None:
+    spec, known = study(), profile(caps, sample_s, pass_s)
+    plan = planned(spec, known, batch, 1)
+
+    def seconds(one: BatchPlan) -> float:
+        step_time = known.under(one).step_time()
+        assert step_time is not None
+        return step_time.step_s(one)
+
+    every = [
+        BatchPlan(batch, passes, 1, mode)
+        for mode, cap in zip(MODES, caps, strict=True)
+        for passes in range(1, batch + 1)
+        if -(-batch // passes) <= cap
+    ]
+    assert plan.largest_micro_batch <= dict(zip(MODES, caps, strict=True))[plan.activation_checkpointing]
+    # Another plan must be faster by 3 % at each of the two choices to be preferred.
+    assert seconds(plan) <= min(map(seconds, every), default=seconds(plan)) / 0.97**2 * (1 + 1e-9)
+    if plan.activation_checkpointing != "none":
+        assert seconds(plan) < min(seconds(one) for one in every if one.activation_checkpointing == "none")
+
+
+def test_without_times_the_least_checkpointing_that_fits_is_taken() -> None:
+    known = profile((2, 8, 30), (1, 1, 1), 0)
+    known = known.with_step_times(())
+    assert planned(study(), known, 20, 1) == BatchPlan(20, 10)
+
+
+def test_a_trial_keeps_its_mode_to_its_last_step_and_is_timed_with_it() -> None:
+    known = profile((1, 1, 32), (0.001, 0.001, 0.0012), 0.05)
+    values = {"effective_batch": 32, "reference_rate": 0.1, "rule": "sqrt", "epochs": 1, "devices": 1, "weight_decay": 0.0}
+    one = trial_setup(study(), "s", Suggestion(0, values), known, "gpu")
+    assert (one.plan.activation_checkpointing, one.largest_micro_batch) == ("full", 32)
+    assert one.limits["activation_checkpointing"] == "full"
+    assert TrialSetup.from_dict(one.to_dict()) == one
+    full = 1000 // 32
+    assert known_train_s(known, one) == pytest.approx(full * (0.05 + 32 * 0.0012) + 0.05 + (1000 - 32 * full) * 0.0012)
+
+
+def test_a_profile_keeps_its_alternatives_and_tells_them_apart() -> None:
+    known = profile((2, 8, 30), (0.001, 0.002, 0.003), 0.01)
+    assert DeviceProfile.from_dict(known.to_dict()) == known
+    assert known.with_step_times(known.all_step_times) == known
+    plan = BatchPlan(20, 1, 1, "full")
+    smaller = known.updated(known.under(plan).after_out_of_memory(30))
+    assert [one.largest_micro_batch for one in smaller.each] == [2, 8, 15]
+    assert known.updated(replace(known, largest_micro_batch=1)).each[1:] == known.each[1:]
+    with pytest.raises(InfeasiblePlanError):
+        planned(study(), replace(known.updated(replace(known, smallest_micro_batch=200)), alternatives=()), 100, 1)
+
+
+def request(limit: int, *modes: str, **changes: Any) -> ProfileRequest:
+    memory = Memory.model_validate({"limit": limit, **({"activation_checkpointing": list(modes)} if modes else {})})
+    return ProfileRequest(setup(1, **changes), memory, highest=64)
+
+
+@pytest.mark.slow
+def test_a_profile_looks_at_more_checkpointing_only_where_memory_binds() -> None:
+    plenty = profile_task(f"{__file__}:Words", request(10**9))
+    assert [one.activation_checkpointing for one in plenty.each] == ["none"]
+    few = profile_task(f"{__file__}:Words", request(12 * 2**20))
+    assert [one.activation_checkpointing for one in few.each] == list(MODES)
+    caps = [one.largest_micro_batch or 0 for one in few.each]
+    assert caps == sorted(caps)
+    assert caps[2] > 2 * caps[0]
+    least = MemoryProbe(Words(), setup(1)).train_peak(1).total
+    full = profile_task(f"{__file__}:Words", request(int(least * 1.03)))
+    assert full.activation_checkpointing != "none"  # with less, not even one sample fits the limit minus headroom
+    one = profile_task(f"{__file__}:Words", request(12 * 2**20, "full"))
+    assert [each.activation_checkpointing for each in one.each] == ["full"]
+
+
+def test_a_task_without_blocks_keeps_all_its_activations(tmp_path: Path) -> None:
+    reference = "bsearch.objectives.digits:Digits"
+    limited = profile_task(reference, request(10**6))
+    assert [one.activation_checkpointing for one in limited.each] == ["none"]
+    with pytest.raises(StudyFileError, match=r"memory\.activation_checkpointing: expected none, since Digits names no blocks"):
+        profile_task(reference, request(10**6, "full"))
+
+
+@pytest.mark.parametrize("written", ["ful", ["none", 3], [], True])
+def test_what_is_no_checkpointing_is_told(written: Any) -> None:
+    with pytest.raises(StudyFileError, match="expected none, selective or full, or a list of them, got"):
+        study(activation_checkpointing=written)
+
+
+def test_one_or_several_may_be_written_in_any_order() -> None:
+    assert study(activation_checkpointing=["full", "none"]).memory.activation_checkpointing == ("none", "full")
+    assert study(activation_checkpointing="selective").memory.activation_checkpointing == ("selective",)
+    assert "memory" not in study().identity() or "activation_checkpointing" not in study().identity()["memory"]
