@@ -887,7 +887,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
 @click.option(
     "--to",
     "framework",
-    type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "yaml"]),
+    type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "torchtune", "yaml"]),
     help="Settings of one trial of the front, to paste into code for this framework.",
 )
 @choice_options("With --to: ")
@@ -943,8 +943,8 @@ def _check_export(ctx: click.Context, framework: str | None) -> None:
 def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], *, to_terminal: bool) -> str:
     """One trial's settings for a framework; which trial, its result, and notes that the text lacks go to stderr."""
     from .search.analysis.choice import Choice
+    from .search.report.frameworks import FRAMEWORKS
     from .search.report.frameworks.settings import settings_to_export
-    from .search.report.frameworks.texts import FRAMEWORKS
 
     chosen = settings_to_export(stored, Choice(**choice))
     exported = FRAMEWORKS[framework](chosen)

@@ -1,7 +1,7 @@
 """The plan of a GPT of 124 million weights at 512 tokens under small memory limits: activation checkpointing and micro-batch.
 
     .venv/bin/python benchmarks/plans.py                      # traced as CUDA for a card that is not here: one minute
-    .venv/bin/python benchmarks/plans.py --here --limits 4    # traced, measured and timed on this machine: half an hour on a CPU
+    .venv/bin/python benchmarks/plans.py --here --limits 4    # measured and timed on this machine: half an hour on a CPU
 
 Needs `pip install 'bsearch[language]'`. Without step times nothing is known to be faster, so the plan is the one with the least
 checkpointing that fits.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..search.run.study_run import StudyRun
     from ..search.run.train import Training
 
-Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "yaml"]
+Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "torchtune", "yaml"]
 
 
 class Trials(tuple[TrialRecord, ...]):
@@ -174,8 +174,8 @@ class Study:
         Raises:
             StudyFileError: no such framework, no such trial on the front, or several choices.
         """
+        from ..search.report.frameworks import FRAMEWORKS
         from ..search.report.frameworks.settings import settings_to_export
-        from ..search.report.frameworks.texts import FRAMEWORKS
 
         if to not in FRAMEWORKS:
             raise StudyFileError(f"to: expected one of {', '.join(FRAMEWORKS)}; got {to!r}")

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from bsearch import run as run_in_python
 from bsearch.cli import main
-from bsearch.search.report.frameworks.texts import FRAMEWORKS
+from bsearch.search.report.frameworks import FRAMEWORKS
 from bsearch.search.store.records import Records
 from bsearch.spaces.study_file import parse_study
 from click.testing import CliRunner, Result

@@ -13,7 +13,6 @@ Parameters (fixed or searched; only `model` and `text` are needed):
   if it fits. `attention`: `documents` keeps documents of a row apart, `rows` does not and is faster on some GPUs.
 - `lora_rank`: trains adapters of this rank, and freezes the model; `lora_alpha` (twice the rank), `lora_dropout` (0),
   `lora_targets`: modules by name, separated by commas (all linear ones).
-- `activation_checkpointing`: `true` computes each block's activations again in the backward pass: less memory, more time.
 - `quantize`: `8bit` or `4bit` loads the frozen model so, on a GPU with `bitsandbytes`.
 - `optimizer`: adamw (default), adam, adafactor or sgd.
 

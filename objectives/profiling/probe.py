@@ -391,7 +391,7 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
     highest = max(_largest_share(profile, request, min(request.devices)), smallest)
     rows: list[MemoryRow] = []
 
-    def with_law(one: DeviceProfile, _: DeviceProfile | None) -> DeviceProfile:
+    def with_law(one: DeviceProfile, first: DeviceProfile | None) -> DeviceProfile:
         probe = MemoryProbe(task, _smallest_setup(here.setup, one), usable, like_gpu=True)
         law = memory_law(probe, usable, smallest, highest)
         assert law is not None
@@ -399,9 +399,13 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
         if largest is None:
             fault = does_not_fit(probe, probe.train_peak(smallest), usable, smallest)
             raise StudyFileError(Fault("memory.limit", fault))
-        most, peaks = (None, {}) if isinstance(task, LoopTask) else evaluation_batch(probe, usable, law, largest)
-        law = replace(law, evaluation_points=tuple(sorted(peaks.items())), note=probe.note)
         sizes = _spread(smallest, largest)
+        if first is not None and first.memory is not None:
+            sizes = sorted({smallest, largest})
+            most, peaks = first.evaluation_batch, dict(first.memory.evaluation_points)
+        else:
+            most, peaks = (None, {}) if isinstance(task, LoopTask) else evaluation_batch(probe, usable, law, largest)
+        law = replace(law, evaluation_points=tuple(sorted(peaks.items())), note=probe.note)
         rows.extend(MemoryRow(size, probe.train_peak(size).total, None, one.activation_checkpointing) for size in sizes)
         return replace(one, largest_micro_batch=largest, evaluation_batch=most, memory=law)
 

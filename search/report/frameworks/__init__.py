@@ -1,7 +1,20 @@
 """A trial's settings as configuration or code for other frameworks. Entry points: `FRAMEWORKS` and `settings_to_export`."""
 
+from collections.abc import Callable
+
+from .language import LANGUAGE
 from .settings import ChosenSettings, EvenPlan, chosen_settings, nearest_even_plan, settings_of, settings_to_export
-from .texts import FRAMEWORKS, Exported
+from .texts import Exported, accelerate, deepspeed, huggingface, lightning, pytorch, settings_yaml
+
+FRAMEWORKS: dict[str, Callable[[ChosenSettings], Exported]] = {
+    "hf": huggingface,
+    "lightning": lightning,
+    "deepspeed": deepspeed,
+    "accelerate": accelerate,
+    "pytorch": pytorch,
+    **LANGUAGE,
+    "yaml": settings_yaml,
+}
 
 __all__ = [
     "FRAMEWORKS",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,8 +49,14 @@ class Exported:
 
 def huggingface(chosen: ChosenSettings) -> Exported:
     """`TrainingArguments`, and an optimizer for `Trainer` if they do not support the trial's."""
+    arguments, optimizer, notes = huggingface_arguments(chosen)
+    return program("huggingface", chosen, notes, arguments=arguments, optimizer=optimizer)
+
+
+def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple[str, dict[str, Any]] | None, list[str]]:
+    """Keyword arguments of `TrainingArguments`, an optimizer that they do not support, and notes."""
     training, settings = chosen.setup.training, chosen.even_settings
-    name, keywords = _optimizer(chosen, settings)
+    name, keywords = torch_optimizer(chosen, settings)
     supported = name == "AdamW" or (name == "Adam" and settings.weight_decay == 0)
     arguments: dict[str, Any] = {
         "output_dir": "output",
@@ -88,7 +94,7 @@ def huggingface(chosen: ChosenSettings) -> Exported:
         )
     if supported and settings.weight_decay and chosen.kind != "huggingface":
         notes.append("Trainer applies no weight decay to biases and norm layers; the trial decayed all parameters")
-    return _program("huggingface", chosen, notes, arguments=arguments, optimizer=None if supported else (name, keywords))
+    return arguments, None if supported else (name, keywords), notes
 
 
 def lightning(chosen: ChosenSettings) -> Exported:
@@ -111,7 +117,7 @@ def lightning(chosen: ChosenSettings) -> Exported:
     notes += [*_device_notes(chosen, "accelerator='cpu'"), *_tf32_notes(chosen)]
     if training.compile:
         notes.append("the trial's model was compiled: call module = torch.compile(module) before Trainer.fit")
-    return _program("lightning", chosen, notes, arguments=arguments, optimizer=_optimizer(chosen, chosen.even_settings))
+    return program("lightning", chosen, notes, arguments=arguments, optimizer=torch_optimizer(chosen, chosen.even_settings))
 
 
 def accelerate(chosen: ChosenSettings) -> Exported:
@@ -129,13 +135,13 @@ def accelerate(chosen: ChosenSettings) -> Exported:
         notes.append("the trial's model was compiled: call model = torch.compile(model) before train(...)")
     if training.sync_batch_norm:
         notes.append("the trial used synchronised BatchNorm: call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) first")
-    return _program("accelerate", chosen, notes, arguments=arguments, optimizer=_optimizer(chosen, chosen.even_settings))
+    return program("accelerate", chosen, notes, arguments=arguments, optimizer=torch_optimizer(chosen, chosen.even_settings))
 
 
 def deepspeed(chosen: ChosenSettings) -> Exported:
     """DeepSpeed's configuration as JSON, which has no comments."""
     training, settings, even = chosen.setup.training, chosen.even_settings, chosen.even
-    name, keywords = _optimizer(chosen, settings)
+    name, keywords = torch_optimizer(chosen, settings)
     if name == "Adam":
         keywords["adam_w_mode"] = False  # otherwise DeepSpeed's "Adam" applies weight decay as AdamW does
     scheduler, steps = None, chosen.running_steps
@@ -189,7 +195,7 @@ def pytorch(chosen: ChosenSettings) -> Exported:
         notes = [*_optimizer_notes(chosen), "the model and data are examples to replace with yours"]
     if chosen.batch_norm and chosen.plan.devices > 1:
         notes.append("BatchNorm's running statistics are those of the first device; the trial's were averaged over devices")
-    optimizer = _optimizer(chosen, chosen.setup.optimizer)
+    optimizer = torch_optimizer(chosen, chosen.setup.optimizer)
     place, _, name = chosen.task.rpartition(":")
     file = Path(place) if place.endswith(".py") else None
     source = {
@@ -198,7 +204,7 @@ def pytorch(chosen: ChosenSettings) -> Exported:
         "name": name,
         "setup": _portable(chosen.setup),
     }
-    return _program("pytorch", chosen, notes, optimizer=optimizer, even=False, own=source if own else None)
+    return program("pytorch", chosen, notes, optimizer=optimizer, even=False, own=source if own else None)
 
 
 def _portable(setup: TrialSetup) -> dict[str, Any]:
@@ -250,17 +256,7 @@ def settings_yaml(chosen: ChosenSettings) -> Exported:
     return Exported(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), ())
 
 
-FRAMEWORKS: dict[str, Callable[[ChosenSettings], Exported]] = {
-    "hf": huggingface,
-    "lightning": lightning,
-    "deepspeed": deepspeed,
-    "accelerate": accelerate,
-    "pytorch": pytorch,
-    "yaml": settings_yaml,
-}
-
-
-def _optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tuple[str, dict[str, Any]]:
+def torch_optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tuple[str, dict[str, Any]]:
     """A class of `torch.optim` and its keyword arguments; AdamW as a placeholder for other optimizers."""
     name = chosen.optimizer if chosen.optimizer in OPTIMIZERS else "AdamW"
     momentum = USUAL_MOMENTUM if chosen.momentum is None else chosen.momentum
@@ -346,7 +342,7 @@ def _seed_notes(chosen: ChosenSettings) -> Iterator[str]:
         yield f"seed {seed} becomes {seed % _SEEDS}: frameworks seed NumPy, whose seeds are at most {_SEEDS - 1}"
 
 
-def _program(template: str, chosen: ChosenSettings, notes: list[str], *, even: bool = True, **values: Any) -> Exported:
+def program(template: str, chosen: ChosenSettings, notes: list[str], *, even: bool = True, **values: Any) -> Exported:
     text = (
         _templates()
         .get_template(f"{template}.py.jinja")
@@ -365,7 +361,7 @@ def _templates() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  # programs, not pages: values go through `py`, comments through `comment`
     )
-    environment.filters |= {"py": repr, "keywords": _keywords, "comment": _comment}
+    environment.filters |= {"py": repr, "keywords": _keywords, "comment": commented}
     return environment
 
 
@@ -373,10 +369,10 @@ def _keywords(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
-def _comment(text: str, indent: str = "") -> str:
+def commented(text: str, indent: str = "") -> str:
     """Text as lines of a comment, whatever it contains.
 
-    >>> print(_comment("two\\nlines"))
+    >>> print(commented("two\\nlines"))
     # two\\nlines
     """
     line = plain(cut(str(text), 600)).replace("\n", "\\n").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -25,8 +25,8 @@ from ...analysis.choice import NEARLY_BEST, fastest_within
 from ...analysis.confirm import averaged
 from ...store.stored import StoredStudy
 from ..export import PLAN_COLUMNS, csv_text, study_document, trial_document
+from ..frameworks import FRAMEWORKS
 from ..frameworks.settings import chosen_settings
-from ..frameworks.texts import FRAMEWORKS
 from ..terminal.tables import front_summary
 from .draw import LOOKS, picture, plotly_document
 from .figure import Figure
