@@ -32,6 +32,7 @@ from .data_parallel import Ranks
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .noise_scale import NoiseScale
 from .profiling.live_bytes import LiveBytes
+from .sharding import ShardedOptimizer
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Data, Loss, Score, Task
 
@@ -94,6 +95,9 @@ class TrainingRun:
             # Weights are identical on all ranks by now; random numbers drawn in training (dropout) must differ.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
+        self.sharded: ShardedOptimizer | None = None
+        if setup.sharding == "zero1" and self.ranks.count > 1:
+            self.sharded = ShardedOptimizer(self.optimizer, self.ranks.rank, self.ranks.count, self.ranks.all_gathered)
 
     def _fetcher(self, dataset: Dataset[Any]) -> Fetcher:
         return Fetcher(dataset) if self.data.collate is None else Fetcher(dataset, self.data.collate)
@@ -131,7 +135,7 @@ class TrainingRun:
         other.device = device
         other._set_model(model)
         other.loss = _LossOf(self.task, model, self.setup)
-        other.noise, other._last_weight = NoiseScale(), None
+        other.noise, other._last_weight, other.sharded = NoiseScale(), None, None
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
 
@@ -191,7 +195,11 @@ class TrainingRun:
             self.scaler.update()
         else:
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.sharded is not None:
+            self.sharded.share_parameters()
+            self.model.zero_grad(set_to_none=True)
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
         # Where every label of a step is ignored, its loss is 0 rather than 0/0.
         return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
 
@@ -335,9 +343,10 @@ class TrainingRun:
 
     def _finished(self, folder: str) -> dict[str, Parameter]:
         """Save the trained model; returns its scores on the test set, if there is one."""
+        state = (self.sharded or self.optimizer).state_dict()
         if not self.ranks.rank:
             self.task.save(self.model, Path(folder), self.setup)
-            save_state(Path(folder) / "optimizer.pt", self.optimizer.state_dict())
+            save_state(Path(folder) / "optimizer.pt", state)
         if self.data.test is None:
             return {}
         return {f"test_{name}": score for name, score in self.evaluate(fetcher=self._fetcher(self.data.test)).items()}
@@ -348,13 +357,14 @@ class TrainingRun:
         if checkpoint.url is None or not checkpoint.due(self.ranks.max_over_ranks(waited_s)):
             return
         rng_states = self.ranks.all_gathered({"states": [random_state(self.device)]})["states"]
+        optimizer_state = (self.sharded or self.optimizer).state_dict()
         if self.ranks.rank:
             return
         checkpoint.save(
             {
                 "steps": steps,
                 "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": optimizer_state,
                 "scaler": self.scaler.state_dict(),
                 "noise": self.noise.state(),
                 "clock": clock.state(),
@@ -373,7 +383,7 @@ class TrainingRun:
             checkpoint.measurements.clear()
             return 0, 0
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        (self.sharded or self.optimizer).load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.noise.set_state(state["noise"])
         clock.set_state(state["clock"])

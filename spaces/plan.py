@@ -18,6 +18,9 @@ from .errors import InfeasiblePlanError
 # so that the whole block runs again. It changes memory and time, not the result.
 ActivationCheckpointing = Literal["none", "selective", "full"]
 
+# What each of a trial's devices keeps a whole copy of: everything, or everything but the optimizer's state (ZeRO stage 1).
+Sharding = Literal["ddp", "zero1"]
+
 
 @lru_cache(maxsize=1024)
 def even_parts(total: int, parts: int) -> tuple[int, ...]:

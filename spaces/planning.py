@@ -57,6 +57,7 @@ def trial_setup(
         metric=spec.objectives.metric.name,
         device=device,
         cpus=spec.devices.cores(device),
+        sharding=spec.devices.sharding,
         folder=str(spec.folder),
         parameters=values,
         evaluation_batch=profile.evaluation_batch,
@@ -392,6 +393,7 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
         metric=spec.objectives.metric.name,
         device=device,
         cpus=spec.devices.cores(device),
+        sharding=spec.devices.sharding,
         folder=str(spec.folder),
         parameters=parameters,
     )

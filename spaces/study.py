@@ -49,7 +49,7 @@ from .domain import (
 from .errors import Fault, StudyFileError, cut
 from .laws.memory import bytes_of
 from .learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
-from .plan import ActivationCheckpointing
+from .plan import ActivationCheckpointing, Sharding
 from .schedule import SCHEDULES
 from .submit import Submit
 
@@ -406,6 +406,11 @@ class Devices(Section):
         description="Data-parallel devices per trial: a number, or a list of numbers to search; or the share of a GPU that a "
         "trial gets, such as 0.5 for two trials on each.",
     )
+    sharding: Sharding = Field(
+        "ddp",
+        description="What the devices of a trial share out: ddp nothing; zero1 the optimizer's state, so that more memory is "
+        "left, at the price of sending updated parameters. Results stay the same.",
+    )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
     cpus: Annotated[StrictInt, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
@@ -659,6 +664,13 @@ class StudySpec(Section):
             default = type(self.training).model_fields[written].default
             if getattr(self.space, name) is not None and getattr(self.training, written) != default:
                 raise fault(f"space.{name}: expected it or training.{written}, got both. Remove one.")
+        if self.devices.sharding != "ddp":
+            if max(self.devices.counts) == 1:
+                raise fault(f"devices.sharding: expected ddp on one device, got {self.devices.sharding}. Write per_trial: 2.")
+            if "fp16" in (self.training.precision, *values_of(self.space.precision or Fixed(value="fp32"))):
+                raise fault(
+                    f"devices.sharding: expected ddp with fp16, whose scaler sees all gradients; got {self.devices.sharding}"
+                )
         if self.confirm.repeats >= self.budget.trials:
             trials = self.budget.trials
             raise fault(f"confirm.repeats: expected fewer than budget.trials, {trials}; got {self.confirm.repeats}")

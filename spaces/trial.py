@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from .errors import TaskError
 from .learning_rate import OptimizerSettings
-from .plan import ActivationCheckpointing, BatchPlan
+from .plan import ActivationCheckpointing, BatchPlan, Sharding
 from .study import Training
 
 Parameter = bool | int | float | str
@@ -46,6 +46,7 @@ class TrialSetup:
         training: the study's `training` section: schedule, warm-up, precision, seed, ...
         largest_micro_batch: the most samples per micro-batch on one device; None: no limit.
         metric: name of the metric that trials are compared on.
+        sharding: what its devices share out.
         folder: the study file's; relative paths in the task are resolved against it.
         model_folder: where `bsearch train` wants the trained model; None in a study's trials.
         parameters: the task's parameters by name.
@@ -69,6 +70,7 @@ class TrialSetup:
     metric: str = "accuracy"
     device: Literal["cpu", "gpu"] = "cpu"
     cpus: int = 1
+    sharding: Sharding = "ddp"
     folder: str = "."
     checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0

@@ -1,5 +1,6 @@
 """What tests have ranks do; a module of its own, for the ranks' processes import it."""
 
+import copy
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -100,3 +101,23 @@ def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterato
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     measured = [(one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)]
     yield measured, [value.clone() for value in run.model.state_dict().values()]
+
+
+def optimizer_states(
+    reference: str, setup: dict[str, Any], steps: int, before: Any = None
+) -> Iterator[tuple[list[torch.Tensor], dict[str, Any], dict[str, Any], list[int]]]:
+    """Parameters, the model's and the whole optimizer's state, and every rank's bytes of it, after so many more steps."""
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    optimizer = run.sharded or run.optimizer
+    if before is not None:
+        model, state, _ = copy.deepcopy(before)  # tensors sent to several processes share their memory
+        run.model.load_state_dict(model)
+        optimizer.load_state_dict(state)
+    run.model.train()
+    plan = run.setup.plan
+    loader = run.loader([plan] * steps, 0 if before is None else before[2])
+    for _ in range(steps):
+        run.step(run.micro_batches(plan, loader), plan.effective_batch)
+    tensors = [value for state in run.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    held = run.ranks.all_gathered({"bytes": [sum(one.numel() * one.element_size() for one in tensors)]})["bytes"]
+    yield [one.detach().clone() for one in run.parameters], run.model.state_dict(), optimizer.state_dict(), held

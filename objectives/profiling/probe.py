@@ -28,6 +28,7 @@ from ..batches import in_order
 from ..data_parallel import close_ranks
 from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
+from ..sharding import state_bytes
 from ..task import Task, TrainFunction
 from ..training import TrainingRun, batch_norms
 from .first_step import ReadParameters, check_sums, smallest_workable, user_code_errors
@@ -74,6 +75,9 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     profile = replace(
         _with_facts_of(profile, run, smallest),
         validation_set=len(run.data.validation),  # type: ignore[arg-type]
+        state_bytes=()
+        if setup.sharding == "ddp"
+        else tuple((devices, state_bytes(run.optimizer, devices)) for devices in sorted({1, *request.devices})),
         validates_on_training=run.train_fetcher.same_data(run.validation_fetcher),
         unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
     )
@@ -91,6 +95,9 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
 
 def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
     """The profile of a training loop: with its memory where an adapter drives it. Its steps are timed in trials."""
+    if request.setup.sharding != "ddp":
+        message = f"expected ddp for a training loop of its own, which has its own optimizer; got {request.setup.sharding}"
+        raise StudyFileError(Fault("devices.sharding", message))
     # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
     unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
     if not uses_adapter(function):

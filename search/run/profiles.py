@@ -85,6 +85,7 @@ def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, key: CostKe
         "folder": setup.folder,
         "cpus": setup.cpus,
         "training": training_cost(spec),
+        **({} if setup.sharding == "ddp" else {"sharding": setup.sharding}),
     }
     return json.dumps(
         {

@@ -44,6 +44,8 @@ class DeviceProfile:
         timing_s: seconds available for timing; a rough law is measured again when more are available.
         memory: the memory law behind these; None without a limit.
         gradient_bytes: size of a second copy of the gradients, which several devices need for communication.
+        state_bytes: bytes of the optimizer's state on one device and on the fullest of several, by their number, where it is
+            sharded.
         step_times: the step-time law for each number of devices that a trial may have; empty if steps were not timed.
         other_costs: (parameter, value, factor): a value that changes the bytes or operations of a step considerably, by this
             factor; the laws do not hold for it.
@@ -73,6 +75,7 @@ class DeviceProfile:
     evaluation_batch: int | None = None
     memory: MemoryLaw | None = None
     gradient_bytes: int = 0
+    state_bytes: tuple[tuple[int, int], ...] = ()
     step_times: tuple[StepTime, ...] = ()
     other_costs: tuple[tuple[str, Parameter, float], ...] = ()
     timing_s: float = 0.0
@@ -135,11 +138,19 @@ class DeviceProfile:
         """The law for this number of devices, if it was measured."""
         return next((law for law in self.step_times if law.devices == devices), None)
 
+    def extra_bytes(self, devices: int) -> int:
+        """What each of several devices takes beside what one alone does: a second copy of the gradients, less the optimizer's
+        state that others keep.
+        """
+        states = dict(self.state_bytes)
+        saved = states[1] - states[devices] if devices in states else 0
+        return self.gradient_bytes - saved if devices > 1 else 0
+
     def usable_bytes(self, devices: int, headroom: float) -> float:
-        """Memory that a trial may use on each device, less a second copy of the gradients if there are several."""
+        """What the law's peak, which is that of one device alone, may reach on each of so many."""
         if self.limit_bytes is None:
             return math.inf
-        return self.limit_bytes * (1 - headroom) - (self.gradient_bytes if devices > 1 else 0)
+        return self.limit_bytes * (1 - headroom) - self.extra_bytes(devices)
 
     def cap_on(self, devices: int, headroom: float) -> int | None:
         """The largest micro-batch that fits on each of a trial's devices; None: no limit."""
@@ -163,7 +174,7 @@ class DeviceProfile:
         law = self.memory
         if law is None or self.limit_bytes is None or micro_batch > law.points[-1][0]:
             return self
-        peak_bytes -= self.gradient_bytes if devices > 1 else 0
+        peak_bytes -= self.extra_bytes(devices)
         near = 2 * micro_batch >= (self.largest_micro_batch or micro_batch)
         if not near or -_LESS <= peak_bytes / law.peak_bytes(micro_batch) - 1 <= _MORE:
             return self

@@ -166,6 +166,7 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
         "gradient_clipping": training.clip_norm,
         "bf16": {"enabled": True} if training.precision == "bf16" else None,
         "fp16": {"enabled": True} if training.precision == "fp16" else None,
+        "zero_optimization": {"stage": 1} if _is_sharded(chosen) else None,
     }
     notes = [
         f"launch: deepspeed --num_gpus {even.devices} train.py; for another number of GPUs, change train_batch_size",
@@ -307,6 +308,8 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
             f"BatchNorm's running statistics are updated {chosen.even.accumulation} times per step here; the trial's momentum "
             f"was corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
         )
+    if _is_sharded(chosen):
+        yield "the trial's devices shared out the optimizer's state (zero1), which changes memory and time alone"
     mode = chosen.plan.activation_checkpointing
     if mode != "none":
         yield (
@@ -315,6 +318,10 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
         )
     if chosen.setup.training.channels_last:
         yield "the trial used channels-last images: model.to(memory_format=torch.channels_last), and the same for its inputs"
+
+
+def _is_sharded(chosen: ChosenSettings) -> bool:
+    return chosen.setup.sharding != "ddp" and chosen.plan.devices > 1
 
 
 def _mean_notes(chosen: ChosenSettings, framework: str) -> Iterator[str]:

@@ -218,9 +218,8 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     if document["limit_bytes"] is None:
         yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
         return
-    each = f"{largest}" + "".join(
-        f" ({size} with {mode} activation checkpointing)" for mode, size in modes.items() if checkpoints and mode != first
-    )
+    others = ", ".join(f"{size} with {mode}" for mode, size in modes.items() if mode != first)
+    each = f"{largest}" + (f" ({others} activation checkpointing)" if others else "")
     yield (
         f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
         f"{each}, the evaluation batch is {document['evaluation_batch']}"
