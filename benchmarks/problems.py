@@ -181,6 +181,21 @@ class Laws(Problem):
         return [0.1 + (final - 0.1) * one * other + more for one, other, more in zip(part, held, noise, strict=True)]
 
 
+class OddLaws(Laws):
+    """Laws that a prior on batch and rate does not expect: ridges that stand still, rise steeply, fall, or lie at an edge."""
+
+    kinds = ("still", "steep", "falling", "low", "high")
+
+    def __init__(self, seed: int, kind: str) -> None:
+        super().__init__(seed)
+        self.exponent = {"still": 0.0, "steep": 1.5, "falling": -0.5}.get(kind, self.exponent)
+        self.rate = {"low": 1.5e-3, "high": 0.9}.get(kind, self.rate)
+
+    def _away(self, parameters: Mapping[str, Any]) -> float:
+        batch = parameters["effective_batch"]
+        return math.log(parameters["reference_rate"] * math.sqrt(batch / 256) / (self.rate * (batch / 256) ** self.exponent))
+
+
 class Zeus(Problem):
     """One workload of Zeus on one GPU: which batch size.
 
@@ -253,6 +268,8 @@ def problems(family: str) -> list[Problem]:
             return [Table("cifar", 0.15)]
         case "laws":
             return [Laws(seed) for seed in range(4)]
+        case "odd":
+            return [OddLaws(seed, kind) for kind in OddLaws.kinds for seed in (10, 11)]
         case "zeus":
             folder = Path(os.environ.get("BSEARCH_DATA", "")) / "zeus"
             return zeus_problems(folder) if folder.is_dir() else []

@@ -55,7 +55,8 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
     batch, rate = space.get("effective_batch"), space.get("reference_rate")
     if change == "rate":
         ends = [rate[end] * math.sqrt(batch[end]) for end in ("low", "high")]
-        space["reference_rate"] = {"low": ends[0], "high": ends[1], "log": True}
+        del space["reference_rate"]
+        space["learning_rate"] = {"low": ends[0], "high": ends[1], "log": True}
     if change == "2":
         low, high = (math.log2(space["effective_batch"][end]) for end in ("low", "high"))
         space["effective_batch"] = {"low": math.ceil(low), "high": math.floor(high)}
@@ -73,7 +74,7 @@ def problem_parameters(way: str, parameters: Mapping[str, Any]) -> dict[str, Any
     if "/2" in way:  # searched by their exponents
         return {**parameters, "effective_batch": 2 ** parameters["effective_batch"]}
     if "/rate" in way:  # the rate itself, without a rule
-        return {**parameters, "reference_rate": parameters["reference_rate"] / math.sqrt(parameters["effective_batch"])}
+        return {**parameters, "reference_rate": parameters["learning_rate"] / math.sqrt(parameters["effective_batch"])}
     return dict(parameters)
 
 

@@ -28,38 +28,98 @@ _SQRT5 = math.sqrt(5.0)
 _JITTER = 1e-8
 
 
+class Structure:
+    """What is known of a process beforehand: its coordinates, and what is added to its mean and its kernel.
+
+        y ~ GP(mean(z), k(z, z') + φ(z)ᵀφ(z')),  z the coordinates of a point; standardised values throughout
+
+    Attributes:
+        means, stds: (s,), prior of the free parameters: a log length scale for each coordinate, then a slope if `sheared`.
+        noise: prior mean and standard deviation of the log noise variance.
+        sheared: two coordinates of which the first is lessened by slope times the second; None: none is.
+    """
+
+    means: Array
+    stds: Array
+    noise: tuple[float, float]
+    sheared: tuple[int, int] | None = None
+
+    def coordinates(self, points: Array, free: Array) -> Array:
+        """z of points (n, d), as (n, d)."""
+        return points
+
+    def features(self, z: Array) -> Array:
+        """φ of coordinates (n, d), as (n, f)."""
+        return np.zeros((len(z), 0))
+
+    def mean(self, z: Array) -> Array:
+        """The mean at coordinates (n, d), as (n,)."""
+        return np.zeros(len(z))
+
+    def features_by_slope(self, z: Array) -> Array:
+        """Derivative of the features with respect to the slope, (n, f)."""
+        return np.zeros_like(self.features(z))
+
+    def mean_by_slope(self, z: Array) -> Array:
+        """Derivative of the mean with respect to the slope, (n,)."""
+        return np.zeros(len(z))
+
+
+class Plain(Structure):
+    """Nothing but length scales: points as they are, mean 0.
+
+    Args:
+        log_scale: prior mean of the log length scales; not given, as in the source above.
+    """
+
+    def __init__(self, dimensions: int, log_scale: float | None = None) -> None:
+        middle = math.sqrt(2.0) + 0.5 * math.log(dimensions) if log_scale is None else log_scale
+        self.means, self.stds = np.full(dimensions, middle), np.full(dimensions, _LENGTH_STD)
+        self.noise = _NOISE_MEAN, _NOISE_STD
+
+
 @dataclass(frozen=True)
 class GaussianProcess:
     """A process conditioned on values at points.
 
     Args:
         points: (n, d), each dimension about 1 wide.
-        log_scales: log length scales, (d,).
+        free: log length scales, (d,), and a slope where the structure has one.
         log_noise: log noise variance of the standardised values.
         mean, std: of the values, which are standardised by them.
         factor: lower Cholesky factor of the kernel matrix plus noise, (n, n).
-        weights: that matrix's inverse times the standardised values, (n,).
+        weights: that matrix's inverse times the standardised values less the structure's mean, (n,).
     """
 
     points: Array
-    log_scales: Array
+    free: Array
     log_noise: float
     mean: float
     std: float
     factor: Array
     weights: Array
+    structure: Structure
 
     def mean_at(self, points: Array) -> Array:
         """Posterior mean at points (m, d), as (m,): a fraction of the work of `predict`."""
-        return self.mean + self.std * (matern52(distances(points, self.points, self.log_scales)) @ self.weights)
+        z, _, cross = self._cross(points)
+        return self.mean + self.std * (self.structure.mean(z) + cross @ self.weights)
 
     def predict(self, points: Array) -> tuple[Array, Array]:
         """Posterior mean and standard deviation of the noise-free function at points (m, d): two of (m,)."""
-        cross = matern52(distances(points, self.points, self.log_scales))
-        middle = cross @ self.weights
+        z, features, cross = self._cross(points)
+        middle = self.structure.mean(z) + cross @ self.weights
         solved = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
-        variance = np.maximum(1.0 - np.einsum("ij,ij->j", solved, solved), 1e-12)
+        prior = 1.0 + np.einsum("ij,ij->i", features, features)
+        variance = np.maximum(prior - np.einsum("ij,ij->j", solved, solved), 1e-12)
         return self.mean + self.std * middle, self.std * np.sqrt(variance)
+
+    def _cross(self, points: Array) -> tuple[Array, Array, Array]:
+        """Coordinates and features of points (m, d), and their covariance with those that are known, (m, n)."""
+        z, ours = (self.structure.coordinates(some, self.free) for some in (points, self.points))
+        features = self.structure.features(z)
+        scales = self.free[: points.shape[1]]
+        return z, features, matern52(distances(z, ours, scales)) + features @ self.structure.features(ours).T
 
 
 def fitted(
@@ -69,86 +129,108 @@ def fitted(
     most_steps: int = 40,
     noise_variance: Array | None = None,
     prior: tuple[float, float] | None = None,
-    log_scale: float | None = None,
+    structure: Structure | None = None,
 ) -> GaussianProcess:
-    """The process with the maximum a posteriori length scales and noise, by L-BFGS.
+    """The process with the maximum a posteriori length scales, slope and noise, by L-BFGS.
 
     Minimizes −log p(y | θ) − log p(θ) = ½ yᵀK⁻¹y + ½ log|K| + ½ Σ ((θ − prior mean) / prior std)² + constant.
 
     Args:
         points: (n, d).
         values: (n,).
-        start: log length scales and log noise variance to start from; not given, length scales of 0.5 and the prior noise.
+        start: free parameters and log noise variance to start from; not given, length scales of 0.5 and the prior noise, or
+            the means of a given structure's prior.
         most_steps: iterations of L-BFGS.
         noise_variance: (n,), of each value beyond the common noise.
         prior: mean and standard deviation of the process far from all points; not given, those of the values.
-        log_scale: prior mean of the log length scales; not given, as in the source above.
+        structure: what is known beforehand; not given, `Plain`.
     """
     mean, std = prior or (float(values.mean()), float(values.std()) or 1.0)
     targets = (values - mean) / std
     own_noise = np.zeros(len(values)) if noise_variance is None else noise_variance / std**2
     dimensions = points.shape[1]
-    length_mean = math.sqrt(2.0) + 0.5 * math.log(dimensions) if log_scale is None else log_scale
-    squares = (points[:, None, :] - points[None, :, :]) ** 2  # (n, n, d)
+    known = Plain(dimensions) if structure is None else structure
+    unsheared = known.coordinates(points, np.zeros(len(known.means)))
+    squares = (unsheared[:, None, :] - unsheared[None, :, :]) ** 2  # (n, n, d)
 
-    def loss(free: Array) -> tuple[float, Array]:
-        log_scales, log_noise = free[:-1], free[-1]
-        scaled = squares * np.exp(-2 * log_scales)
+    def loss(all_free: Array) -> tuple[float, Array]:
+        free, log_noise = all_free[:-1], all_free[-1]
+        log_scales = free[:dimensions]
+        z = known.coordinates(points, free)
+        apart = squares
+        if known.sheared is not None:
+            apart = squares.copy()
+            first, second = (z[:, None, place] - z[None, :, place] for place in known.sheared)
+            apart[:, :, known.sheared[0]] = first**2
+        scaled = apart * np.exp(-2 * log_scales)
         distance = np.sqrt(scaled.sum(-1))
-        covariance = matern52(distance)
+        features = known.features(z)
+        covariance = matern52(distance) + features @ features.T
+        residual = targets - known.mean(z)
         noise = math.exp(log_noise)
         covariance[np.diag_indices_from(covariance)] += noise + own_noise + _JITTER
         try:
             factor = np.linalg.cholesky(covariance)
         except np.linalg.LinAlgError:
-            return 1e10, np.zeros_like(free)
-        weights = cho_solve((factor, True), targets, check_finite=False)
-        value = 0.5 * targets @ weights + np.log(np.diag(factor)).sum()
+            return 1e10, np.zeros_like(all_free)
+        weights = cho_solve((factor, True), residual, check_finite=False)
+        value = 0.5 * residual @ weights + np.log(np.diag(factor)).sum()
         inverse = cho_solve((factor, True), np.eye(len(targets)), check_finite=False)
         gradient = inverse - np.outer(weights, weights)  # twice that of `value` with respect to the covariance
         # dk / d log_scale_j = −k'(r)/r · (x_j − x'_j)² / exp(2 log_scale_j)
         shared = gradient * matern52_derivative(distance)
-        derivative = np.empty_like(free)
-        derivative[:-1] = 0.5 * np.einsum("ij,ijk->k", shared, scaled)
+        derivative = np.empty_like(all_free)
+        derivative[:dimensions] = 0.5 * np.einsum("ij,ijk->k", shared, scaled)
+        if known.sheared is not None:
+            # The slope moves the first coordinate's differences by the second's, and with them features and mean.
+            moved = shared * first * second * math.exp(-2 * log_scales[known.sheared[0]])
+            by_features = np.einsum("ij,ik,jk->", gradient, known.features_by_slope(z), features)
+            derivative[-2] = 0.5 * moved.sum() + by_features - weights @ known.mean_by_slope(z)
         derivative[-1] = 0.5 * noise * np.trace(gradient)
-        away, noise_away = (log_scales - length_mean) / _LENGTH_STD, (log_noise - _NOISE_MEAN) / _NOISE_STD
+        away, noise_away = (free - known.means) / known.stds, (log_noise - known.noise[0]) / known.noise[1]
         value += 0.5 * float(away @ away) + 0.5 * noise_away**2
-        derivative[:-1] += away / _LENGTH_STD
-        derivative[-1] += noise_away / _NOISE_STD
+        derivative[:-1] += away / known.stds
+        derivative[-1] += noise_away / known.noise[1]
         return float(value), derivative
 
-    first = np.full(dimensions + 1, length_mean)
-    first[:-1], first[-1] = (math.log(0.5), _NOISE_MEAN) if start is None else start
-    bounds = [(-4.0, 6.0)] * dimensions + [(-12.0, 1.0)]
-    found = minimize(loss, first, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": most_steps})
-    return conditioned(points, values, found.x[:-1], float(found.x[-1]), mean, std, noise_variance)
+    if start is None:
+        start = (np.full(dimensions, math.log(0.5)) if structure is None else known.means), known.noise[0]
+    bounds = [(-4.0, 6.0)] * len(known.means) + [(-12.0, 1.0)]
+    begin = np.append(*start)
+    found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": most_steps})
+    return conditioned(points, values, found.x[:-1], float(found.x[-1]), mean, std, noise_variance, structure=known)
 
 
 def conditioned(
     points: Array,
     values: Array,
-    log_scales: Array,
+    free: Array,
     log_noise: float,
     mean: float,
     std: float,
     noise_variance: Array | None = None,
     noiseless: int = 0,
+    structure: Structure | None = None,
 ) -> GaussianProcess:
-    """The process with given length scales and noise, conditioned on values at points.
+    """The process with given length scales, slope and noise, conditioned on values at points.
 
     Args:
         noise_variance: (n,), of each value beyond the common noise.
         noiseless: how many of the last values have no noise at all.
+        structure: what is known beforehand; not given, `Plain`.
     """
-    covariance = matern52(distances(points, points, log_scales))
+    known = Plain(points.shape[1]) if structure is None else structure
+    z = known.coordinates(points, free)
+    features = known.features(z)
+    covariance = matern52(distances(z, z, free[: points.shape[1]])) + features @ features.T
     noise = np.full(len(points), math.exp(log_noise))
     if noise_variance is not None:
         noise += noise_variance / std**2
     noise[len(points) - noiseless :] = 0.0
     covariance[np.diag_indices_from(covariance)] += noise + _JITTER
     factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    weights = cho_solve((factor, True), (values - mean) / std, check_finite=False)
-    return GaussianProcess(points, log_scales, log_noise, mean, std, factor, weights)
+    weights = cho_solve((factor, True), (values - mean) / std - known.mean(z), check_finite=False)
+    return GaussianProcess(points, free, log_noise, mean, std, factor, weights, known)
 
 
 def distances(some: Array, others: Array, log_scales: Array) -> Array:

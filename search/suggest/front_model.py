@@ -18,7 +18,8 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 
 from ..analysis.accuracy_scale import AccuracyScale
-from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted
+from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure, conditioned, fitted
+from .batch_rate_prior import AccuracyPrior, BatchRate, SecondsPrior
 from .space_transform import SpaceTransform
 
 # Candidates evaluated: spread over the space, then around the best, in several rounds of shrinking radius.
@@ -87,7 +88,7 @@ class Observations:
         prior = 1.0, 0.5
         if known is not None:
             return conditioned(tried, ended, *known, *prior)
-        return fitted(tried, ended, None, _FIRST_STEPS, prior=prior, log_scale=math.log(0.4))
+        return fitted(tried, ended, None, _FIRST_STEPS, prior=prior, structure=Plain(tried.shape[1], math.log(0.4)))
 
     def subset_near_front(self, most: int) -> Observations:
         """At most `most` of them: those closest to the front at their time, and an even selection of the others."""
@@ -190,9 +191,10 @@ class FrontModel:
         observations: the trials to condition on.
         last: fits to start from; updated in place.
         ended: trials that have ended in all, of which `observations` may be a selection.
+        place: of batch and rate in the space, where they are searched; then what is known of them is the models' prior.
     """
 
-    def __init__(self, observations: Observations, last: Fits, ended: int = 0) -> None:
+    def __init__(self, observations: Observations, last: Fits, ended: int = 0, place: BatchRate | None = None) -> None:
         self.log_seconds = np.log(observations.seconds)
         self.scale = AccuracyScale(observations.accuracy)
         self.accuracy = self.scale.of(observations.accuracy)
@@ -201,6 +203,9 @@ class FrontModel:
         self.points, self.own = observations.points, observations.own
         self.slowest = -math.inf  # log seconds of the slowest candidate, where the last strip ends
         self._last, self._ended = last, ended
+        self._structures: dict[str, Structure] = {}
+        if place is not None:
+            self._structures = {"seconds": SecondsPrior(place), "accuracy": AccuracyPrior(place)}
         self.models = {
             "seconds": self._fit("seconds", self.log_seconds),
             "accuracy": self._fit("accuracy", self.accuracy, self.noise_variance),
@@ -209,23 +214,30 @@ class FrontModel:
         if self.success is not None:
             self._store_fit("success", self.success)
 
+    def _size(self, name: str) -> int:
+        """The number of free parameters of a process, beside its noise."""
+        return len(self._structures[name].means) if name in self._structures else self.points.shape[1]
+
     def _current_fit(self, name: str) -> tuple[Array, float] | None:
         """The last fit of a process, where there are so many trials that it is still good."""
         scales, noise, ended = self._last.get(name, (np.empty(0), 0.0, 0))
-        current = len(scales) == self.points.shape[1] and MOST_POINTS < self._ended < _REFIT_GROWTH * ended
+        current = len(scales) == self._size(name) and MOST_POINTS < self._ended < _REFIT_GROWTH * ended
         return (scales, noise) if current else None
 
     def _store_fit(self, name: str, process: GaussianProcess) -> None:
         if self._current_fit(name) is None:
-            self._last[name] = process.log_scales, process.log_noise, self._ended
+            self._last[name] = process.free, process.log_noise, self._ended
 
     def _fit(self, name: str, values: Array, noise_variance: Array | None = None) -> GaussianProcess:
+        structure = self._structures.get(name)
         if (known := self._current_fit(name)) is not None:
-            return conditioned(self.points, values, *known, float(values.mean()), float(values.std()) or 1.0, noise_variance)
+            mean, std = float(values.mean()), float(values.std()) or 1.0
+            return conditioned(self.points, values, *known, mean, std, noise_variance, structure=structure)
         start = self._last.get(name)
-        near = start is not None and len(start[0]) == self.points.shape[1] and len(self.points) >= _WARM_START_FROM
+        near = start is not None and len(start[0]) == self._size(name) and len(self.points) >= _WARM_START_FROM
         start_from = start[:2] if start is not None and near else None
-        process = fitted(self.points, values, start_from, _MORE_STEPS if near else _FIRST_STEPS, noise_variance)
+        steps = _MORE_STEPS if near else _FIRST_STEPS
+        process = fitted(self.points, values, start_from, steps, noise_variance, structure=structure)
         self._store_fit(name, process)
         return process
 
@@ -255,7 +267,15 @@ class FrontModel:
             old = self.models[name]
             # Without noise, so that a running trial's point counts as known however noisy trials are.
             self.models[name] = conditioned(
-                self.points, values, old.log_scales, old.log_noise, old.mean, old.std, noise_variance, noiseless=len(pending)
+                self.points,
+                values,
+                old.free,
+                old.log_noise,
+                old.mean,
+                old.std,
+                noise_variance,
+                noiseless=len(pending),
+                structure=old.structure,
             )
 
     def expected_hypervolume_improvement(self, points: Array, log_seconds: Array | None) -> Array:

@@ -18,6 +18,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
+from .batch_rate_prior import BatchRate, first_point, first_points
 from .front_model import LEAST_PROBABILITY, MOST_POINTS, Fits, FrontModel, KnownLogSeconds, PriorTrial, TrialHistory
 from .space_transform import SpaceTransform
 
@@ -38,6 +39,7 @@ class FrontSampler(BaseSampler):
         known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned, which is
             never proposed.
         prior_trials: trials of earlier studies: the models learn from them, the front does not contain them.
+        scaled: a rule scales `reference_rate` with `effective_batch`, so that the best one hardly moves with it.
         seed: of the random points and of the candidates.
     """
 
@@ -48,8 +50,10 @@ class FrontSampler(BaseSampler):
         conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
+        scaled: bool = True,
         seed: int = 0,
     ) -> None:
+        self._scaled = scaled
         self._prior_trials = tuple(prior_trials)
         self._space = dict(space) if space is not None else None
         self._conditions = dict(conditions or {})
@@ -90,11 +94,18 @@ class FrontSampler(BaseSampler):
         if (observations.seconds <= 0).any():
             return self._by_tpe(study, trial)
         known, rng = self._known(transform), np.random.default_rng((self._seed, trial.number))
-        if len(observations.points) < transform.parameters + _FIRST:
-            return transform.decode(_random_point(transform, known, rng, observations.success_model()))
+        place = BatchRate.of(transform, self._scaled)
+        first = transform.parameters + _FIRST if place is None else first_points(self._known_seconds is not None)
+        if len(observations.points) < first:
+            success = observations.success_model()
+            if place is None or len(observations.failed):
+                return transform.decode(_random_point(transform, known, rng, success))
+            return transform.decode(
+                _first_point(place, transform, known, rng, len(observations.points) + len(observations.pending))
+            )
         with single_threaded_blas():
             ended = len(observations.points) + len(observations.failed)
-            model = FrontModel(observations.subset_near_front(MOST_POINTS), self._last, ended)
+            model = FrontModel(observations.subset_near_front(MOST_POINTS), self._last, ended, place)
             model.condition_on_pending(observations.pending, known)
             best = model.best(transform, known, rng)
         return transform.decode(best)
@@ -132,6 +143,20 @@ def _random_point(
         return np.asarray(points[0])
     probability = np.minimum(success.mean_at(points), LEAST_PROBABILITY)
     return np.asarray(points[int(np.argmax(probability))])
+
+
+def _first_point(
+    place: BatchRate, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator, number: int
+) -> Array:
+    """One of the first points (width,), where batch and rate are searched."""
+    points = transform.round_to_feasible(rng.random((512, transform.width)))
+    times = known(points)
+    if times is not None and not np.isnan(times).all():
+        points, times = points[~np.isnan(times)], times[~np.isnan(times)]
+    else:
+        times = None
+    chosen = first_point(place, points, times, number, transform.parameters, rng)
+    return np.asarray(transform.round_to_feasible(chosen[None, :])[0])
 
 
 __all__ = ["FrontSampler"]

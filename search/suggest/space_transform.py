@@ -44,6 +44,12 @@ class SpaceTransform:
             self._parts.append((name, distribution, self.width, low, scale))
             self.width += len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1
 
+    def log_coordinates(self) -> dict[str, tuple[int, float]]:
+        """The coordinate of each number on a log scale, and the natural logarithm of its upper over its lower end."""
+        return {
+            name: (place, scale) for name, distribution, place, _, scale in self._parts if getattr(distribution, "log", False)
+        }
+
     def encode(self, parameters: Mapping[str, Any]) -> Array:
         """A point (width,) of the cube."""
         point = np.zeros(self.width)

@@ -45,8 +45,12 @@ def _sampler(
     seed: int,
     trials: int,
     conditions: Mapping[str, Mapping[str, Sequence[Any]]],
+    scaled: bool,
 ) -> BaseSampler:
     """The named sampler, for a study that already has `trials` trials.
+
+    Args:
+        scaled: a rule scales the rate with the batch.
 
     Raises:
         StudyFileError: it cannot be imported or is not a sampler.
@@ -54,7 +58,12 @@ def _sampler(
     if named == "front":
         # It seeds each proposal with the trial's number, so its seed stays the same.
         return FrontSampler(
-            space=searched, conditions=conditions, known_seconds=known_seconds, prior_trials=prior_trials, seed=seed
+            space=searched,
+            conditions=conditions,
+            known_seconds=known_seconds,
+            prior_trials=prior_trials,
+            scaled=scaled,
+            seed=seed,
         )
     seed += trials  # a new sampler with the same seed would replay its first points
     match named:
@@ -142,7 +151,10 @@ class Suggester:
         # Trials that are RUNNING and not among these were started by an `ask` of ours whose reply was lost.
         self._known = {trial.number for trial in trials if trial.state == TrialState.RUNNING}
         with translate_optuna_errors(self.url):
-            self.study.sampler = _sampler(sampler, self.searched, known_seconds, prior_trials, seed, len(trials), conditions)
+            scaled = self.fixed.get("rule") != "constant"
+            self.study.sampler = _sampler(
+                sampler, self.searched, known_seconds, prior_trials, seed, len(trials), conditions, scaled
+            )
 
     @retrying
     def _open_study(self, name: str, objectives: Objectives, single_writer: bool) -> optuna.Study:

@@ -135,7 +135,7 @@ def test_a_fit_finds_what_matters_and_the_noise() -> None:
     points = rng.random((120, 3))
     values = np.sin(6 * points[:, 0]) + 0.1 * rng.standard_normal(120)
     process = fitted(points, values)
-    assert process.log_scales[0] < min(process.log_scales[1:]) - 1
+    assert process.free[0] < min(process.free[1:]) - 1
     assert math.exp(process.log_noise / 2) * process.std == pytest.approx(0.1, rel=0.35)
     fresh = rng.random((200, 3))
     mean, std = process.predict(fresh)
