@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks of a model that keep fewer activations, and compute the others again for the backward pass.
+"""Activation checkpointing: blocks of a model that store fewer activations, and recompute the others in the backward pass.
 
 Results stay as they were: random numbers (dropout) are drawn again from the same state.
 """
@@ -58,9 +58,15 @@ def checkpoint_activations(blocks: Iterable[nn.Module], mode: ActivationCheckpoi
         return
     blocks = list(blocks)
     if not blocks:
-        raise TaskError(f"Task.checkpoint_blocks: expected blocks for {mode} activation checkpointing, got none")
+        raise TaskError(
+            f"checkpoint_blocks: expected at least one block for {mode} activation checkpointing, got an empty list. Return "
+            "the model's blocks, or write memory: {activation_checkpointing: none}."
+        )
     if has_batch_norm(blocks):
-        raise TaskError("Task.checkpoint_blocks: expected blocks without BatchNorm, which would count each batch twice")
+        raise TaskError(
+            "checkpoint_blocks: expected blocks without BatchNorm, whose running statistics recomputation would update twice; "
+            "got some. Leave these blocks out, or write memory: {activation_checkpointing: none}."
+        )
     for block in blocks:
         block.forward = _Checkpointed(block, mode)
 

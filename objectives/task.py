@@ -91,8 +91,8 @@ class Task(ABC):
         """A new model on the CPU; it is moved to the device afterwards."""
 
     def checkpoint_blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Blocks whose activations may be computed again to save memory, such as a transformer's layers; default: the layers of
-        models of `transformers`. No block may contain another, or layers that change when they run, such as BatchNorm.
+        """The blocks whose activations may be recomputed in the backward pass, such as a transformer's layers; default: the
+        layers of a model of `transformers`. They must not be nested, nor contain layers that update buffers, such as BatchNorm.
         """
         return transformer_layers(model)
 

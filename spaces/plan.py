@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from .errors import InfeasiblePlanError
 
-# Which activations a block keeps for the backward pass: all; only those of matrix products, convolutions and attention; none,
-# so that the whole block runs again. It changes memory and time, not the result.
+# Which activations a block stores for the backward pass: all; the outputs of matrix products, convolutions and attention; only
+# its input. The others are recomputed. It changes memory and time, not the result.
 ActivationCheckpointing = Literal["none", "selective", "full"]
 
-# What each of a trial's devices keeps a whole copy of: everything, or everything but the optimizer's state (ZeRO stage 1).
+# What is sharded across a trial's devices: nothing, or the optimizer state (ZeRO stage 1).
 Sharding = Literal["ddp", "zero1"]
 
 
@@ -49,7 +49,7 @@ class BatchPlan:
     """One optimizer step: `effective_batch` samples as `accumulation` micro-batches on each of `devices` devices.
 
     Args:
-        activation_checkpointing: which activations are kept for the backward pass; others are computed again.
+        activation_checkpointing: which activations are stored for the backward pass; the others are recomputed.
 
     >>> plan = BatchPlan(effective_batch=500, accumulation=3)
     >>> plan.micro_batches(), plan.largest_micro_batch

@@ -511,14 +511,21 @@ def feasible_batches_sentence(spec: StudySpec, feasible: tuple[int, int], profil
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
     modes = dict.fromkeys(one.activation_checkpointing for profile in profiles for one in profile.each)
     sentence = f"feasible batches: {feasible[0]} to {feasible[1]}"
-    if caps:
+    if caps and all(mode == "none" for mode in modes):
         sentence += f", in micro-batches of at most {' or '.join(map(str, caps))} samples"
+    elif caps:
+        each = (f"{_range(_caps(spec, profiles, mode))} {_WITH[mode]}" for mode in modes)
+        sentence += f"; largest micro-batch {', '.join(each)}"
     if limits:
         sentence += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} headroom)"
-    if any(mode != "none" for mode in modes):
-        each = (f"{mode} {_range(_caps(spec, profiles, mode))}" for mode in modes)
-        sentence += f"; by activation checkpointing: {', '.join(each)}"
     return sentence
+
+
+_WITH = {
+    "none": "without activation checkpointing",
+    "selective": "with selective activation checkpointing",
+    "full": "with full activation checkpointing",
+}
 
 
 def _caps(spec: StudySpec, profiles: Iterable[DeviceProfile], mode: str) -> list[int]:
@@ -556,4 +563,6 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Ite
         largest = -(-int(bounds(spec.space.effective_batch)[1]) // devices)
         for law, cap in zip(these, caps, strict=True):
             if law.largest_micro_batch < min(largest, cap or largest):
-                yield f"micro-batches of more than {law.largest_micro_batch} samples were not timed, so none are planned"
+                mode = law.activation_checkpointing
+                what = "micro-batches" if mode == "none" else f"{_WITH[mode]}, micro-batches"
+                yield f"{what} of more than {law.largest_micro_batch} samples were not timed, so none are planned"

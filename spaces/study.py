@@ -361,8 +361,9 @@ class Memory(Section):
     activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], BeforeValidator(_checkpointing)] = Field(
         ("none", "selective", "full"),
         min_length=1,
-        description="What the plans of a task that names its blocks, or of a model of transformers, may choose from to save "
-        "memory: none keeps all activations; selective computes again what is cheap; full the whole block.",
+        description="Modes that the planner may choose from, for tasks with checkpoint_blocks and for models of transformers. "
+        "none: store all activations; selective: recompute all but the outputs of matrix products, convolutions and attention; "
+        "full: store only each block's input.",
     )
     largest_micro_batch: StrictInt | None = Field(
         None, ge=1, description="Maximum samples per micro-batch on one device; larger batches accumulate."
@@ -408,8 +409,8 @@ class Devices(Section):
     )
     sharding: Sharding = Field(
         "ddp",
-        description="What the devices of a trial share out: ddp nothing; zero1 the optimizer's state, so that more memory is "
-        "left, at the price of sending updated parameters. Results stay the same.",
+        description="ddp: every device of a trial holds the whole optimizer state; zero1: it is sharded across them (ZeRO "
+        "stage 1), which saves memory and costs a broadcast of the updated parameters each step. Results do not change.",
     )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
     cpus: Annotated[StrictInt, Field(ge=1)] | Literal["auto"] = Field(
@@ -666,10 +667,13 @@ class StudySpec(Section):
                 raise fault(f"space.{name}: expected it or training.{written}, got both. Remove one.")
         if self.devices.sharding != "ddp":
             if max(self.devices.counts) == 1:
-                raise fault(f"devices.sharding: expected ddp on one device, got {self.devices.sharding}. Write per_trial: 2.")
+                raise fault(
+                    f"devices.sharding: expected ddp for one device per trial, got {self.devices.sharding}. Write per_trial: 2"
+                )
             if "fp16" in (self.training.precision, *values_of(self.space.precision or Fixed(value="fp32"))):
                 raise fault(
-                    f"devices.sharding: expected ddp with fp16, whose scaler sees all gradients; got {self.devices.sharding}"
+                    "devices.sharding: expected ddp with fp16, since each device would unscale only a share of gradients; got "
+                    f"{self.devices.sharding}. Write precision: bf16."
                 )
         if self.confirm.repeats >= self.budget.trials:
             trials = self.budget.trials

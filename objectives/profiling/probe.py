@@ -96,7 +96,10 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
 def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
     """The profile of a training loop: with its memory where an adapter drives it. Its steps are timed in trials."""
     if request.setup.sharding != "ddp":
-        message = f"expected ddp for a training loop of its own, which has its own optimizer; got {request.setup.sharding}"
+        message = (
+            f"expected ddp, since the task's training loop creates the optimizer itself; got {request.setup.sharding}. Remove "
+            "it, or shard in the loop."
+        )
         raise StudyFileError(Fault("devices.sharding", message))
     # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
     unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
@@ -135,7 +138,10 @@ def _with_possible_checkpointing(task: Task, model: nn.Module, request: ProfileR
         return request
     allowed = request.memory.activation_checkpointing
     if "none" not in allowed:
-        message = f"expected none, since {type(task).__name__} names no blocks in checkpoint_blocks; got {', '.join(allowed)}"
+        message = (
+            f"expected a list with none, since {type(task).__name__}.checkpoint_blocks returns no blocks; got "
+            f"{', '.join(allowed)}. Write none, or return the model's blocks there."
+        )
         raise StudyFileError(Fault("memory.activation_checkpointing", message))
     return replace(request, memory=request.memory.model_copy(update={"activation_checkpointing": ("none",)}))
 

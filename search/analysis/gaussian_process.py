@@ -29,14 +29,14 @@ _JITTER = 1e-8
 
 
 class Structure:
-    """What is known of a process beforehand: its coordinates, and what is added to its mean and its kernel.
+    """The prior of a process: an input transform, a mean function, basis functions added to the kernel, and hyperpriors.
 
         y ~ GP(mean(z), k(z, z') + φ(z)ᵀφ(z')),  z the coordinates of a point; standardised values throughout
 
     Attributes:
         means, stds: (s,), prior of the free parameters: a log length scale for each coordinate, then a slope if `sheared`.
         noise: prior mean and standard deviation of the log noise variance.
-        sheared: two coordinates of which the first is lessened by slope times the second; None: none is.
+        sheared: (i, j), where coordinate i is z_i - slope · z_j; None: there is no slope.
     """
 
     means: Array
@@ -66,7 +66,7 @@ class Structure:
 
 
 class Plain(Structure):
-    """Nothing but length scales: points as they are, mean 0.
+    """The vague prior: mean 0, no basis functions, log-normal length scales and noise.
 
     Args:
         log_scale: prior mean of the log length scales; not given, as in the source above.

@@ -82,7 +82,9 @@ def read_profile(path: Path, *, timed: bool = True) -> KnownDevice:
         raise StudyFileError(Fault("", f"expected what `bsearch profile` writes: {error}", str(path))) from None
     profiles = tuple((one.parameters, one.profile) for one in document.profiles)
     if not profiles or (timed and not all(profile.step_times for _, profile in profiles)):
-        raise StudyFileError(f"{path}: its steps were not timed. Profile again, with `seconds` above 0.")
+        raise StudyFileError(
+            f"{path}: expected step times, got none. Write bsearch profile STUDY --seconds 30 --out {path} on the device."
+        )
     return KnownDevice(document.device, document.task, document.training, profiles)
 
 
@@ -275,6 +277,6 @@ def planned_on(
         step_s=None if law is None else law.step_s(plan),
         train_s=None if law is None else law.train_s(plan, samples, **limits(used)),
         interval=None if law is None else law.interval,
-        peak_bytes=None if memory is None else round(memory.peak_bytes(plan.largest_micro_batch)),
+        peak_bytes=None if memory is None else round(memory.peak_bytes(plan.largest_micro_batch) + used.extra_bytes(devices)),
         limit_bytes=used.limit_bytes,
     )

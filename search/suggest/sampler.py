@@ -39,7 +39,9 @@ class FrontSampler(BaseSampler):
         known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned, which is
             never proposed.
         prior_trials: trials of earlier studies: the models learn from them, the front does not contain them.
-        scaled: a rule scales `reference_rate` with `effective_batch`, so that the best one hardly moves with it.
+        scaled: a rule scales `reference_rate` with `effective_batch`, so that the best one is expected not to move with it.
+            Only for spaces with `effective_batch` and `reference_rate` or `learning_rate`, both on log scales: parameters of
+            other names have a vague prior.
         seed: of the random points and of the candidates.
     """
 

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from bsearch.objectives.activation_checkpointing import checkpoint_activations
+from bsearch.objectives.data_parallel import RankProcesses
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.task import Data, Loss, Score, Task
@@ -28,6 +29,7 @@ from bsearch.spaces.trial import Suggestion, TrialSetup
 from helpers import setup
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_jobs import trained
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -78,6 +80,17 @@ class Words(Task):
 
 class ExactWords(Words):
     dtype = torch.float64
+
+
+class StillWords(ExactWords):
+    """Without dropout, whose random numbers differ between ranks."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = super().model(setup)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return model
 
 
 class WithBatchNorm(Words):
@@ -257,7 +270,10 @@ def test_a_task_without_blocks_keeps_all_its_activations(tmp_path: Path) -> None
     reference = "bsearch.objectives.digits:Digits"
     limited = profile_task(reference, request(10**6))
     assert [one.activation_checkpointing for one in limited.each] == ["none"]
-    with pytest.raises(StudyFileError, match=r"memory\.activation_checkpointing: expected none, since Digits names no blocks"):
+    with pytest.raises(
+        StudyFileError,
+        match=r"memory\.activation_checkpointing: expected a list with none, since Digits.checkpoint_blocks returns no blocks",
+    ):
         profile_task(reference, request(10**6, "full"))
 
 
@@ -271,3 +287,17 @@ def test_one_or_several_may_be_written_in_any_order() -> None:
     assert study(activation_checkpointing=["full", "none"]).memory.activation_checkpointing == ("none", "full")
     assert study(activation_checkpointing="selective").memory.activation_checkpointing == ("selective",)
     assert "memory" not in study().identity() or "activation_checkpointing" not in study().identity()["memory"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_two_ranks_that_compute_again_equal_one_process_that_keeps_all(mode: ActivationCheckpointing) -> None:
+    reference, made = f"{__file__}:StillWords", setup(9, rate=0.1)
+    (alone,) = trained(reference, made.to_dict(), 4)
+    ranks = RankProcesses(2, "cpu", 1)
+    try:
+        (shared,) = ranks.run(trained, reference, replace(made, plan=BatchPlan(9, 2, 2, mode)).to_dict(), 4)
+    finally:
+        ranks.close()
+    for one, other in zip(alone, shared, strict=True):
+        assert float((one - other).norm()) <= 1e-12 * max(float(one.norm()), 1e-3)

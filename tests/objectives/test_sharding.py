@@ -128,10 +128,13 @@ def test_a_study_of_sharded_trials_keeps_its_limit(study_file: Callable[..., Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"devices": {"sharding": "zero1"}}, "devices.sharding: expected ddp on one device, got zero1. Write per_trial: 2."),
+        (
+            {"devices": {"sharding": "zero1"}},
+            "devices.sharding: expected ddp for one device per trial, got zero1. Write per_trial: 2",
+        ),
         (
             {"devices": {"sharding": "zero1", "per_trial": 2}, "training": {"precision": "fp16"}},
-            "devices.sharding: expected ddp with fp16, whose scaler sees all gradients; got zero1",
+            "devices.sharding: expected ddp with fp16, since each device would unscale only a share of gradients; got zero1.",
         ),
         ({"devices": {"sharding": "zero2", "per_trial": 2}}, "devices.sharding: expected one of ddp, zero1; got 'zero2'"),
     ],
@@ -144,5 +147,7 @@ def test_what_cannot_be_sharded_is_told(changes: dict[str, Any], message: str) -
 
 def test_a_loop_of_its_own_has_its_own_optimizer() -> None:
     made = replace(setup(1), sharding="zero1")
-    with pytest.raises(StudyFileError, match=r"devices\.sharding: expected ddp for a training loop of its own"):
+    with pytest.raises(
+        StudyFileError, match=r"devices\.sharding: expected ddp, since the task's training loop creates the optimizer itself"
+    ):
         profile_task(f"{TASKS}:own_loop", ProfileRequest(made, Memory(), highest=64, devices=(2,)))

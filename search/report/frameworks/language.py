@@ -58,6 +58,8 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     prompt, completion = str(options.get("prompt", "")), str(options.get("completion", "{text}"))
     fields = _fields(completion)
     notes = [*chosen.even_notes, *_row_notes(options, "Axolotl"), *_text_notes(options)]
+    if "validation_text" not in options:
+        notes.append(_held_out("a random 90 %"))
     kind: Any = "completion"
     dataset: dict[str, Any] = {"path": str(options["text"]), "ds_type": "json"}
     if prompt:
@@ -137,8 +139,10 @@ def torchtune(chosen: ChosenSettings) -> Exported:
     """
     options, training, settings = _options(chosen, "torchtune"), chosen.setup.training, chosen.even_settings
     if training.precision == "fp16":
-        raise StudyFileError("--to torchtune: expected fp32, tf32 or bf16, which torchtune trains in; got fp16")
-    notes = [*chosen.even_notes, *_text_notes(options)]
+        raise StudyFileError("--to torchtune: training.precision: expected fp32, tf32 or bf16, got fp16. Write --to trl.")
+    notes = [*chosen.even_notes, *_row_notes(options, "torchtune"), *_text_notes(options)]
+    if "validation_text" not in options:
+        notes.append(_held_out("the first 90 %"))
     model = _torchtune_model(chosen, options, notes)
     folder = str(options["model"])
     if _prompted(options) and not options.get("train_on_prompt", False):
@@ -189,7 +193,7 @@ def torchtune(chosen: ChosenSettings) -> Exported:
             "source": "json",
             "data_files": str(options["text"]),
             "packed": True,
-            "split": "train[:90%]",
+            "split": "train" if "validation_text" in options else "train[:90%]",
         },
         "optimizer": {"_component_": f"torch.optim.{name}", **_listed(keywords)},
         **scheduler,
@@ -266,18 +270,22 @@ def _adapters(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _row_notes(options: Mapping[str, Any], library: str) -> Iterator[str]:
     yield (
-        f"{library} packs documents in its own way, so an epoch has another number of rows of {_length(options)} tokens, and "
-        "steps see other documents together"
+        f"{library} packs documents differently, so the number of rows of {_length(options)} tokens and the documents in each "
+        "batch differ from the trial's"
     )
     if options.get("attention") == "rows":
         yield "the trial's tokens attended across the documents of a row (attention: rows)"
+
+
+def _held_out(share: str) -> str:
+    return f"training takes {share} of the text; the trial's took all but every tenth document"
 
 
 def _text_notes(options: Mapping[str, Any]) -> Iterator[str]:
     if options.get("tokenizer") == "bytes":
         yield "the trial's tokens were bytes, which the library cannot read: name a tokenizer"
     if not str(options["text"]).endswith((".json", ".jsonl")):
-        yield f"the text {options['text']!r} is not a .jsonl file, which is what is read here"
+        yield f"space.text: a .jsonl file is read here, not {options['text']!r}: write a JSON object per line"
 
 
 def _torchtune_model(chosen: ChosenSettings, options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -293,7 +301,17 @@ def _torchtune_model(chosen: ChosenSettings, options: Mapping[str, Any], notes: 
         config = {}
     if config.get("model_type") not in ("llama", "mistral"):
         got = config.get("model_type", f"no configuration at {path}")
-        raise StudyFileError(f"--to torchtune: expected a model of the LLaMA family in a folder, got {got}. Write --to trl.")
+        raise StudyFileError(
+            f"--to torchtune: space.model: expected a folder whose config.json has model_type llama or mistral, got {got}. "
+            "Write --to trl."
+        )
+    other = [name for name in ("rope_scaling", "sliding_window") if config.get(name)]
+    if config.get("rope_theta", 10000.0) != 10000.0:
+        other.append("rope_theta")
+    if other:
+        raise StudyFileError(f"--to torchtune: space.model: expected a model without {' and '.join(other)}. Write --to trl.")
+    if "lora_targets" in options:
+        notes.append("torchtune names layers in its own way: LoRA is on all linear ones here, not on lora_targets")
     if config.get("tie_word_embeddings"):
         notes.append("torchtune's output layer has weights of its own; the trial's were those of the embedding")
     if options.get("from_scratch"):
@@ -312,7 +330,7 @@ def _torchtune_model(chosen: ChosenSettings, options: Mapping[str, Any], notes: 
     if adapters is None:
         return {"_component_": "torchtune.models.llama2.llama2", **sizes}
     if options.get("quantize") == "8bit":
-        raise StudyFileError("--to torchtune: expected 4bit or no quantization, got 8bit, which torchtune does not have")
+        raise StudyFileError("--to torchtune: space.quantize: expected 4bit or none, got 8bit. Write --to trl.")
     return {
         "_component_": "torchtune.models.llama2.lora_llama2",
         "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],

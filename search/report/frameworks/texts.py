@@ -86,7 +86,7 @@ def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple
         arguments |= {"optim": "adamw_torch", "adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": settings.eps}
     if chosen.setup.device == "cpu":
         arguments["use_cpu"] = True
-    notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen)]
+    notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_checkpointing_notes(chosen, enabled=True)]
     notes += _device_notes(chosen, "use_cpu=True")
     if training.schedule != "constant" or training.warmup:
         notes.append(
@@ -114,7 +114,7 @@ def lightning(chosen: ChosenSettings) -> Exported:
     if training.cudnn_benchmark:
         arguments["benchmark"] = True
     notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Lightning")]
-    notes += [*_device_notes(chosen, "accelerator='cpu'"), *_tf32_notes(chosen)]
+    notes += [*_device_notes(chosen, "accelerator='cpu'"), *_tf32_notes(chosen), *_checkpointing_notes(chosen, enabled=False)]
     if training.compile:
         notes.append("the trial's model was compiled: call module = torch.compile(module) before Trainer.fit")
     return program("lightning", chosen, notes, arguments=arguments, optimizer=torch_optimizer(chosen, chosen.even_settings))
@@ -130,7 +130,7 @@ def accelerate(chosen: ChosenSettings) -> Exported:
     if chosen.setup.device == "cpu":
         arguments["cpu"] = True
     notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Accelerate")]
-    notes += [*_device_notes(chosen, "cpu=True"), *_tf32_notes(chosen)]
+    notes += [*_device_notes(chosen, "cpu=True"), *_tf32_notes(chosen), *_checkpointing_notes(chosen, enabled=False)]
     if training.compile:
         notes.append("the trial's model was compiled: call model = torch.compile(model) before train(...)")
     if training.sync_batch_norm:
@@ -174,6 +174,7 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
         *_even_notes(chosen, flushes=False),
         *_optimizer_notes(chosen),
         *_mean_notes(chosen, "DeepSpeed"),
+        *_checkpointing_notes(chosen, enabled=False),
     ]
     if scheduler:
         late = "DeepSpeed's schedules start with two steps at learning rate 0 and lag the trial's by up to one and a half steps"
@@ -309,15 +310,29 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
             f"was corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
         )
     if _is_sharded(chosen):
-        yield "the trial's devices shared out the optimizer's state (zero1), which changes memory and time alone"
-    mode = chosen.plan.activation_checkpointing
-    if mode != "none":
         yield (
-            f"the trial computed activations again in the backward pass ({mode} activation checkpointing), which changes "
-            "memory and time alone" + (": here blocks are checkpointed as a whole" if mode == "selective" else "")
+            "the trial sharded the optimizer state over its devices (zero1); where this is not done, a device needs more memory"
         )
     if chosen.setup.training.channels_last:
         yield "the trial used channels-last images: model.to(memory_format=torch.channels_last), and the same for its inputs"
+
+
+def _checkpointing_notes(chosen: ChosenSettings, *, enabled: bool) -> Iterator[str]:
+    """What becomes of the trial's activation checkpointing.
+
+    Args:
+        enabled: the text turns it on; frameworks know the full kind only.
+    """
+    mode = chosen.plan.activation_checkpointing
+    if mode == "none" or (enabled and mode == "full"):
+        return
+    if enabled:
+        yield "the trial used selective activation checkpointing; here it is full, which takes less memory and more time"
+    else:
+        yield (
+            f"the trial used {mode} activation checkpointing, which is not enabled here: wrap the model's blocks in "
+            "torch.utils.checkpoint, or this micro-batch may run out of memory"
+        )
 
 
 def _is_sharded(chosen: ChosenSettings) -> bool:

@@ -78,7 +78,7 @@ def plan_parts(
             yield f"weight decay {settings.weight_decay:.6g}"
     if known is not None and known.peak_bytes is not None:
         limit = "" if known.limit_bytes is None else f" of {readable_bytes(known.limit_bytes)}"
-        yield f"memory: {readable_bytes(known.peak_bytes)}{limit} at the peak of a step on {known.device}"
+        yield f"predicted peak memory of a step: {readable_bytes(known.peak_bytes)}{limit} per device, on {known.device}"
     if known is not None and known.step_s is not None and known.train_s is not None:
         # The rough figure first, then the exact one, whose last step has only the samples that are left.
         steps = known.samples_budget / plan.effective_batch

@@ -197,7 +197,7 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     yield f"Memory{' reserved by the GPU allocator' * (document['bytes'] == 'reserved')}, {how}"
     table = Table(box=None, header_style="bold", pad_edge=False)
     modes = document["largest_micro_batches"]
-    first, checkpoints = next(iter(modes)), set(modes) != {"none"}
+    checkpoints = set(modes) != {"none"}
     for name in ("micro_batch", *["activation\ncheckpointing"] * checkpoints, "predicted", "measured", "difference"):
         column(table, name, "right")
     for row in document["curve"]:
@@ -218,8 +218,8 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     if document["limit_bytes"] is None:
         yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
         return
-    others = ", ".join(f"{size} with {mode}" for mode, size in modes.items() if mode != first)
-    each = f"{largest}" + (f" ({others} activation checkpointing)" if others else "")
+    each = ", ".join(f"{size} with {mode}" for mode, size in modes.items())
+    each = f"{each} activation checkpointing" if checkpoints else f"{largest}"
     yield (
         f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
         f"{each}, the evaluation batch is {document['evaluation_batch']}"

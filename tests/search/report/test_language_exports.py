@@ -75,7 +75,7 @@ def test_other_tasks_are_refused(framework: str) -> None:
 def test_torchtune_knows_its_own_family_alone(tmp_path: Path) -> None:
     settings = language(tmp_path)
     (tmp_path / "llama" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(StudyFileError, match=r"expected a model of the LLaMA family in a folder, got gpt2\. Write --to trl\."):
+    with pytest.raises(StudyFileError, match=r"model_type llama or mistral, got gpt2\. Write --to trl\."):
         FRAMEWORKS["torchtune"](settings)
     (tmp_path / "llama" / "config.json").unlink()
     with pytest.raises(StudyFileError, match="got no configuration at "):
