@@ -887,7 +887,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
 @click.option(
     "--to",
     "framework",
-    type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "torchtune", "yaml"]),
+    type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "yaml"]),
     help="Settings of one trial of the front, to paste into code for this framework.",
 )
 @choice_options("With --to: ")

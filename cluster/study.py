@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..search.run.study_run import StudyRun
     from ..search.run.train import Training
 
-Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "torchtune", "yaml"]
+Framework = Literal["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "yaml"]
 
 
 class Trials(tuple[TrialRecord, ...]):

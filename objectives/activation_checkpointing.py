@@ -33,6 +33,10 @@ KEPT = [
 ]
 
 
+def _is_cache(value: Any) -> bool:
+    return any(base.__name__ == "Cache" and base.__module__.startswith("transformers") for base in type(value).__mro__)
+
+
 class _Checkpointed:
     """A block's forward pass; in a copy of the block, the copy's."""
 
@@ -42,6 +46,11 @@ class _Checkpointed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
+        # A cache of keys and values, which models of `transformers` fill by default, would be filled again.
+        args = tuple(None if _is_cache(value) else value for value in args)
+        kwargs = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
+        if "use_cache" in kwargs:
+            kwargs["use_cache"] = False
         options: dict[str, Any] = {}
         if self.mode == "selective":
             options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)

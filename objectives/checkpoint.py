@@ -44,6 +44,7 @@ _ATTEMPT_FIELDS = {
     "checkpoint_every_s",
     "cpus",
     "device",
+    "sharding",
     "folder",
     "model_folder",
 }

@@ -79,22 +79,42 @@ class ShardedOptimizer:
             work.wait()  # type: ignore[union-attr]  # asynchronous, so it is there
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, as the whole optimizer would give it; all ranks must call it."""
+        """The state of all ranks, on the CPU, as the whole optimizer would give it: on rank 0. All ranks must call it."""
         with self._with_all():
             local = self.optimizer.state_dict()
-        states = self._gather({"states": [_on_cpu(local["state"])]})["states"]
-        return {**local, "state": {index: state for one in states for index, state in one.items()}}
+        # One tensor at a time: the whole state may be more than a device has room for.
+        described = self._gather({"states": [{index: _described(state) for index, state in local["state"].items()}]})["states"]
+        state: dict[int, dict[str, Any]] = {}
+        for index, kinds in sorted((index, kinds) for one in described for index, kinds in one.items()):
+            parameter = self._every[index]
+            state[index] = {}
+            for name, (shape, dtype, value) in kinds.items():
+                if dtype is None:
+                    state[index][name] = value
+                    continue
+                owner = self._owners[id(parameter)]
+                if owner == self.rank:
+                    tensor = local["state"][index][name].to(parameter.device).contiguous()
+                else:
+                    tensor = torch.empty(shape, dtype=dtype, device=parameter.device)
+                dist.broadcast(tensor, owner)
+                state[index][name] = tensor.cpu() if self.rank == 0 else None
+        return {**local, "state": state if self.rank == 0 else local["state"]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep this rank's part of a whole optimizer's state."""
+        own = {index for index, parameter in enumerate(self._every) if self._owners[id(parameter)] == self.rank}
+        part = {index: value for index, value in state["state"].items() if index in own}
         with self._with_all():
-            self.optimizer.load_state_dict(state)
+            self.optimizer.load_state_dict({**state, "state": part})
 
 
-def _on_cpu(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {key: _on_cpu(value) for key, value in values.items()}
-    return values.cpu() if isinstance(values, Tensor) else values
+def _described(state: dict[str, Any]) -> dict[str, tuple[Any, Any, Any]]:
+    """Shape and type of each tensor of a parameter's state, and what is no tensor."""
+    return {
+        name: (tuple(value.shape), value.dtype, None) if isinstance(value, Tensor) else ((), None, value)
+        for name, value in state.items()
+    }
 
 
 __all__ = ["ShardedOptimizer", "owners", "state_bytes"]

@@ -63,7 +63,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     parameters = ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):
-        smallest, run = smallest_workable(training, setup)
+        smallest, run = _first_run(training, setup, request)
         request = _with_possible_checkpointing(training, run.model, request)
         scores = run.evaluate(in_order(min(4, len(run.data.validation)), 4, setup.seed))  # type: ignore[arg-type]
         check_sums(run)
@@ -112,6 +112,8 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
         except NoTrainingError as error:
             return replace(unknown, note=_unknown_memory(error))
     unknown = replace(unknown, training_set=size)
+    # What is checkpointed is the loop's own affair.
+    request = replace(request, memory=request.memory.model_copy(update={"activation_checkpointing": ("none",)}))
     try:
         smallest, run = smallest_workable(task, setup)
     except Exception as error:
@@ -126,6 +128,20 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
     del task
     gc.collect()  # trainers form reference cycles that hold their model
     return profile
+
+
+def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[int, TrainingRun]:
+    """The smallest micro-batch that works and its run, with more activation checkpointing where memory runs out without."""
+    more = [mode for mode in request.memory.activation_checkpointing if mode != "none"]
+    for mode in more:
+        try:
+            return smallest_workable(task, setup)
+        except Exception as error:
+            if not is_out_of_memory(error) or not task.checkpoint_blocks(task.model(setup)):
+                raise
+        release_memory(setup.device)
+        setup = replace(setup, plan=replace(setup.plan, activation_checkpointing=mode))
+    return smallest_workable(task, setup)
 
 
 def _with_possible_checkpointing(task: Task, model: nn.Module, request: ProfileRequest) -> ProfileRequest:
@@ -265,7 +281,7 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
     """
     limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
     if limit is None and not request.traces:
-        return profile
+        return replace(profile, activation_checkpointing=request.memory.activation_checkpointing[0])
     profile = replace(profile, limit_bytes=limit)
     return _with_each_checkpointing(profile, request, lambda *each: _with_memory_law(task, request, limit, *each))
 
@@ -289,6 +305,14 @@ def _with_each_checkpointing(
         except StudyFileError as error:
             does_not_fit = error
             continue
+        except Exception as error:
+            if not found:
+                raise
+            # The study runs without: this kind does not suit the model.
+            law, reason = found[0].memory, f"{mode} activation checkpointing failed: {type(error).__name__}: {error}"
+            if law is not None:
+                found[0] = replace(found[0], memory=replace(law, note=law.note or reason.splitlines()[0][:300]))
+            continue
         caps = {devices: found[0].cap_on(devices, request.memory.headroom) for devices in request.devices}
         if all(cap is None or cap >= _largest_share(profile, request, devices) for devices, cap in caps.items()):
             break  # every micro-batch fits without more
@@ -310,8 +334,10 @@ def _with_memory_law(
     Raises:
         StudyFileError: not even the smallest micro-batch fits.
     """
-    usable = profile.usable_bytes(1, request.memory.headroom)
-    least = profile.usable_bytes(max(request.devices), request.memory.headroom)
+    # Several devices have less room for a step, or more where they shard the optimizer state.
+    each = [profile.usable_bytes(devices, request.memory.headroom) for devices in request.devices]
+    alone, least = profile.usable_bytes(1, request.memory.headroom), min(each)
+    usable = max(alone, *each)
     smallest = profile.smallest_micro_batch
     highest = max(_largest_share(profile, request, min(request.devices)), smallest)
     setup = _smallest_setup(request.setup, profile)
@@ -319,10 +345,12 @@ def _with_memory_law(
     law = memory_law(probe, usable, smallest, highest)
     if law is None:
         raise StudyFileError(Fault("memory.limit", does_not_fit(probe, None, usable, smallest)))
-    largest = law.largest_micro_batch(usable) or smallest
-    if limit is not None:
+    largest = law.largest_micro_batch(alone) or smallest
+    if limit is not None and law.largest_micro_batch(alone) is None and 1 not in request.devices:
+        law = replace(law, note=law.note or "not confirmed on real tensors: on one device alone it does not fit")
+    elif limit is not None:
         try:
-            law, largest = verified(law, probe, limit, usable, largest)
+            law, largest = verified(law, probe, limit, alone, largest)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -26,7 +26,7 @@ from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.learning_rate import RULES_FOR_ADAM
 from ...spaces.plan import ActivationCheckpointing, plan_batch, step_plans
-from ...spaces.planning import CostKey, checkpoint_url, cost_key, known_train_s, trial_setup
+from ...spaces.planning import CostKey, checkpoint_url, cost_key, known_train_s, largest_timed_micro_batch, trial_setup
 from ...spaces.study import StudySpec
 from ...spaces.trial import (
     COUNTED,
@@ -193,9 +193,13 @@ class StudyRun:
         """Record that an attempt runs on this kind of device, with this one of its setups."""
         attempt = self._running[number]
         # A kind that joined since is treated as the one that times the study.
+        planned = attempt.setup.plan.activation_checkpointing
         attempt.kind, attempt.setup = kind if kind in self.profiles else self.timed_on, setup
         self._records.update_setup(setup)
-        self._suggester.annotate(number, replace(_setup_facts(setup, attempt.known_s), device_kind=kind).to_dict())
+        facts = replace(_setup_facts(setup, attempt.known_s), device_kind=kind)
+        if planned != "none":  # said before of another kind of device
+            facts = replace(facts, activation_checkpointing=setup.plan.activation_checkpointing)
+        self._suggester.annotate(number, facts.to_dict())
 
     def report(self, number: int, measurement: Measurement, host: str = "") -> bool:
         """Record a measurement; True where the attempt should stop here, because the trial or the study does.
@@ -445,11 +449,11 @@ class StudyRun:
         failed, profile = setup.plan.largest_micro_batch, of_kind[key]
         now = profile.under(setup.plan).after_out_of_memory(failed)
         of_kind[key] = profile = profile.updated(now)
-        headroom, devices = self.spec.memory.headroom, setup.plan.devices
+        devices = setup.plan.devices
         # With the same activation checkpointing, or else with more.
         modes = [one.activation_checkpointing for one in profile.each]
         for one in profile.each[modes.index(now.activation_checkpointing) :]:
-            cap = one.cap_on(devices, headroom) or 1
+            cap = largest_timed_micro_batch(self.spec, one, devices) or 1
             if one.activation_checkpointing == now.activation_checkpointing:
                 cap = min(cap, failed - 1)
             plan = replace(setup.plan, activation_checkpointing=one.activation_checkpointing)

@@ -127,7 +127,8 @@ def _known(training: Training) -> Training:
     """
     try:
         document = json.loads((training.folder / RESULT).read_text(encoding="utf-8"))
-        same = document["setup"] == json.loads(json.dumps(_settings(training.setup)))
+        # Read as a setup, so that a field that came later has its default.
+        same = _settings(TrialSetup.from_dict(document["setup"])) == _settings(training.setup)
         scores, tests = {training.setup.metric: document[training.setup.metric]}, document["tests"]
         last = Measurement(training.setup.samples_budget, document["measured_train_s"], scores=scores, facts=tests)
     except FileNotFoundError:
@@ -143,7 +144,7 @@ def _known(training: Training) -> Training:
 
 def _settings(setup: TrialSetup) -> dict[str, Any]:
     """What a training is, wherever it runs."""
-    elsewhere = ("checkpoint", "model_folder", "device", "cpus", "folder")
+    elsewhere = ("checkpoint", "model_folder", "device", "cpus", "folder", "sharding")
     return {name: value for name, value in setup.to_dict().items() if name not in elsewhere}
 
 

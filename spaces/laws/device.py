@@ -156,7 +156,10 @@ class DeviceProfile:
         """The largest micro-batch that fits on each of a trial's devices; None: no limit."""
         if devices == 1 or self.memory is None or self.largest_micro_batch is None:
             return self.largest_micro_batch
-        return min(self.memory.largest_micro_batch(self.usable_bytes(devices, headroom)) or 1, self.largest_micro_batch)
+        by_law = self.memory.largest_micro_batch(self.usable_bytes(devices, headroom)) or 1
+        if self.extra_bytes(devices) < 0 and self.memory.failed is None:
+            return by_law  # more than one device alone could take, since others hold a part of the optimizer state
+        return min(by_law, self.largest_micro_batch)
 
     def after_out_of_memory(self, micro_batch: int) -> Self:
         """The profile after a micro-batch it allowed ran out of memory: the cap is half of it until a measurement says more."""

@@ -266,6 +266,36 @@ def test_a_profile_looks_at_more_checkpointing_only_where_memory_binds() -> None
     assert [each.activation_checkpointing for each in one.each] == ["full"]
 
 
+def test_a_stated_mode_holds_without_a_limit_too() -> None:
+    free = ProfileRequest(setup(1), Memory(activation_checkpointing=("full",)), highest=64)
+    assert profile_task(f"{__file__}:Words", free).activation_checkpointing == "full"
+
+
+class Breaks(Words):
+    """Computed again, it does something else."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = super().model(setup)
+        calls = [0]
+
+        def changing(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            calls[0] += 1
+            if calls[0] % 2 == 0 and setup.plan.activation_checkpointing != "none":
+                raise ValueError("a second time")
+
+        for module in self.checkpoint_blocks(model):
+            module.wide.register_forward_pre_hook(changing)  # type: ignore[union-attr,arg-type]
+        return model
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_computed_again_trains_without() -> None:
+    known = profile_task(f"{__file__}:Breaks", request(12 * 2**20))
+    assert [one.activation_checkpointing for one in known.each] == ["none"]
+    assert known.memory is not None
+    assert "activation checkpointing failed: ValueError: a second time" in known.memory.note
+
+
 def test_a_task_without_blocks_keeps_all_its_activations(tmp_path: Path) -> None:
     reference = "bsearch.objectives.digits:Digits"
     limited = profile_task(reference, request(10**6))

@@ -14,6 +14,7 @@ import torch
 from bsearch.cli import main
 from bsearch.objectives.language.packing import IGNORED, Document, best_fit, document_mask, pack, positions
 from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.task import Loss
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.plan import ActivationCheckpointing, BatchPlan
@@ -196,6 +197,37 @@ def test_activation_checkpointing_changes_memory_and_no_gradient(language: dict[
         assert torch.allclose(kept, selective, rtol=1e-5, atol=1e-7)
         assert torch.allclose(kept, full, rtol=1e-5, atol=1e-7)
     assert peaks[2] < peaks[1] < peaks[0]
+
+
+class OwnModel(CausalLM):
+    """A user's own task around a model whose cache is on, as it is by default."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = super().model(setup)
+        model.config.use_cache = True  # type: ignore[union-attr]
+        return model
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        tokens, labels, _ = batch
+        logits = model(input_ids=tokens.long()).logits
+        total = nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten().long(), ignore_index=IGNORED, reduction="sum"
+        )
+        return Loss(total, (labels != IGNORED).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_a_models_cache_is_not_filled_twice(language: dict[str, Any], mode: ActivationCheckpointing) -> None:
+    gradients = []
+    for one in ("none", mode):
+        made = replace(language_setup(language, 4, attention="rows"), plan=BatchPlan(4, activation_checkpointing=one))  # type: ignore[arg-type]
+        run = TrainingRun(OwnModel(), made)
+        run.model.train()
+        OwnModel().loss(run.model, rows_of(run, 4), made).total.backward()
+        gradients.append([parameter.grad.clone() for parameter in run.parameters])  # type: ignore[union-attr]
+    for kept, recomputed in zip(*gradients, strict=True):
+        assert torch.allclose(kept, recomputed, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow

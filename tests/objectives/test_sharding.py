@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bsearch.objectives.checkpoint import experiment_of
 from bsearch.objectives.data_parallel import RankProcesses, close_ranks
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.sharding import owners
@@ -20,11 +21,13 @@ from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study import Memory
 from bsearch.spaces.study_file import read_study, study_from_dict
+from bsearch.spaces.trial import TrialSetup
 from conftest import TASKS, small_study
-from helpers import setup
+from helpers import Net, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_jobs import optimizer_states
+from torch import nn
 
 DIGITS = "bsearch.objectives.digits:Digits"
 
@@ -92,6 +95,45 @@ def test_what_others_keep_is_memory_for_samples() -> None:
     assert known.usable_bytes(2, 0.0) == 1000 - 100 + 180
     assert replace(known, state_bytes=()).usable_bytes(2, 0.0) == 900
     assert DeviceProfile.from_dict(known.to_dict()) == known
+
+
+class Layers(Net):
+    """Eight layers of the same size, and AdamW."""
+
+    dtype = torch.float32
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        hidden = [layer for _ in range(8) for layer in (nn.Linear(128, 128), nn.Tanh())]
+        return nn.Sequential(nn.Linear(6, 128), *hidden, nn.Linear(128, 5))
+
+    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=setup.learning_rate)
+
+
+@pytest.mark.slow
+def test_what_is_sharded_leaves_room_for_larger_micro_batches_and_models() -> None:
+    made = setup(1)
+
+    def known(limit: int, devices: int, sharding: str) -> DeviceProfile:
+        memory = Memory.model_validate({"limit": limit, "headroom": 0.0})
+        each = ProfileRequest(replace(made, sharding=sharding), memory, highest=600, devices=(devices,))  # type: ignore[arg-type]
+        return profile_task(f"{__file__}:Layers", each)
+
+    whole, sharded = known(3_000_000, 4, "ddp"), known(3_000_000, 4, "zero1")
+    more = sharded.cap_on(4, 0.0), whole.cap_on(4, 0.0)
+    assert more[0] is not None
+    assert more[1] is not None
+    assert more[0] > more[1] > 1
+    with pytest.raises(StudyFileError, match=r"memory\.limit"):
+        known(2_700_000, 4, "ddp")
+    assert known(2_200_000, 4, "zero1").cap_on(4, 0.0)
+    with pytest.raises(StudyFileError, match=r"memory\.limit"):
+        known(1_000_000, 4, "zero1")
+
+
+def test_sharding_is_no_other_experiment() -> None:
+    made = setup(8)
+    assert experiment_of(made) == experiment_of(replace(made, sharding="zero1"))
 
 
 @pytest.mark.slow

@@ -79,14 +79,20 @@ def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple
         "dataloader_pin_memory": training.pin_memory and chosen.setup.device == "gpu",
         "seed": training.seed % _SEEDS,
     }
-    if chosen.plan.activation_checkpointing != "none":
+    checkpoints = _is_transformers(chosen) and chosen.plan.activation_checkpointing != "none"
+    if checkpoints:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     if supported:
         beta1, beta2 = settings.betas
         arguments |= {"optim": "adamw_torch", "adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": settings.eps}
     if chosen.setup.device == "cpu":
         arguments["use_cpu"] = True
-    notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_checkpointing_notes(chosen, enabled=True)]
+    notes = [
+        *_even_notes(chosen),
+        *optimizer_notes(chosen),
+        *_seed_notes(chosen),
+        *_checkpointing_notes(chosen, enabled=checkpoints),
+    ]
     notes += _device_notes(chosen, "use_cpu=True")
     if training.schedule != "constant" or training.warmup:
         notes.append(
@@ -113,7 +119,7 @@ def lightning(chosen: ChosenSettings) -> Exported:
         arguments["sync_batchnorm"] = True
     if training.cudnn_benchmark:
         arguments["benchmark"] = True
-    notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Lightning")]
+    notes = [*_even_notes(chosen), *optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Lightning")]
     notes += [*_device_notes(chosen, "accelerator='cpu'"), *_tf32_notes(chosen), *_checkpointing_notes(chosen, enabled=False)]
     if training.compile:
         notes.append("the trial's model was compiled: call module = torch.compile(module) before Trainer.fit")
@@ -129,7 +135,7 @@ def accelerate(chosen: ChosenSettings) -> Exported:
     }
     if chosen.setup.device == "cpu":
         arguments["cpu"] = True
-    notes = [*_even_notes(chosen), *_optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Accelerate")]
+    notes = [*_even_notes(chosen), *optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Accelerate")]
     notes += [*_device_notes(chosen, "cpu=True"), *_tf32_notes(chosen), *_checkpointing_notes(chosen, enabled=False)]
     if training.compile:
         notes.append("the trial's model was compiled: call model = torch.compile(model) before train(...)")
@@ -167,12 +173,13 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
         "bf16": {"enabled": True} if training.precision == "bf16" else None,
         "fp16": {"enabled": True} if training.precision == "fp16" else None,
         "zero_optimization": {"stage": 1} if _is_sharded(chosen) else None,
+        "zero_allow_untested_optimizer": True if _is_sharded(chosen) and name not in ("Adam", "AdamW") else None,
     }
     notes = [
         f"launch: deepspeed --num_gpus {even.devices} train.py; for another number of GPUs, change train_batch_size",
         f"DeepSpeed's configuration has no key for the length of training, {steps} steps, nor for the seed, {training.seed}",
         *_even_notes(chosen, flushes=False),
-        *_optimizer_notes(chosen),
+        *optimizer_notes(chosen),
         *_mean_notes(chosen, "DeepSpeed"),
         *_checkpointing_notes(chosen, enabled=False),
     ]
@@ -194,7 +201,8 @@ def pytorch(chosen: ChosenSettings) -> Exported:
     if own:
         notes = ["it imports the study's own task, which needs bsearch; `bsearch train` does the same without a script"]
     else:
-        notes = [*_optimizer_notes(chosen), "the model and data are examples to replace with yours"]
+        notes = [*optimizer_notes(chosen), "the model and data are examples to replace with yours"]
+    notes += [] if own else _checkpointing_notes(chosen, enabled=False)
     if chosen.batch_norm and chosen.plan.devices > 1:
         notes.append("BatchNorm's running statistics are those of the first device; the trial's were averaged over devices")
     optimizer = torch_optimizer(chosen, chosen.setup.optimizer)
@@ -272,7 +280,7 @@ def torch_optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tupl
     return name, {"lr": settings.learning_rate, **keywords, "weight_decay": settings.weight_decay}
 
 
-def _optimizer_notes(chosen: ChosenSettings) -> Iterator[str]:
+def optimizer_notes(chosen: ChosenSettings) -> Iterator[str]:
     if chosen.kind == "loop":
         yield (
             "the trial ran a loop of its own: schedule, warm-up, clipping and precision are the study's settings, which the "
@@ -333,6 +341,11 @@ def _checkpointing_notes(chosen: ChosenSettings, *, enabled: bool) -> Iterator[s
             f"the trial used {mode} activation checkpointing, which is not enabled here: wrap the model's blocks in "
             "torch.utils.checkpoint, or this micro-batch may run out of memory"
         )
+
+
+def _is_transformers(chosen: ChosenSettings) -> bool:
+    """Whether the model is certainly one of `transformers`, which turns activation checkpointing on by itself."""
+    return chosen.task.startswith("bsearch.objectives.language:")
 
 
 def _is_sharded(chosen: ChosenSettings) -> bool:

@@ -1,4 +1,4 @@
-"""A language model's trial in the words of TRL, Axolotl and torchtune: what they say, and that the libraries read it."""
+"""A language model's trial in the words of TRL and Axolotl: what they say, and that the libraries read it."""
 
 from __future__ import annotations
 
@@ -55,10 +55,6 @@ def test_texts_are_as_they_were_agreed(framework: str, case: str, tmp_path: Path
     # To agree on a new text: BSEARCH_WRITE_GOLDEN=1 pytest tests/search/report/test_language_exports.py -k agreed.
     settings = language(tmp_path, **CASES[case])
     golden = GOLDEN / f"export-{framework}-{case}.txt"
-    if framework == "torchtune" and case == "lora":
-        with pytest.raises(StudyFileError, match="torchtune masks prompts only for tokenizers of its own models"):
-            LANGUAGE[framework](settings)
-        return
     exported = LANGUAGE[framework](settings)
     text = exported.text + "".join(f"stderr: {note}\n" for note in exported.notes)
     if os.environ.get("BSEARCH_WRITE_GOLDEN"):
@@ -72,14 +68,12 @@ def test_other_tasks_are_refused(framework: str) -> None:
         FRAMEWORKS[framework](chosen())
 
 
-def test_torchtune_knows_its_own_family_alone(tmp_path: Path) -> None:
+def test_rows_are_as_long_as_the_task_makes_them(tmp_path: Path) -> None:
     settings = language(tmp_path)
-    (tmp_path / "llama" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(StudyFileError, match=r"model_type llama or mistral, got gpt2\. Write --to trl\."):
-        FRAMEWORKS["torchtune"](settings)
-    (tmp_path / "llama" / "config.json").unlink()
-    with pytest.raises(StudyFileError, match="got no configuration at "):
-        FRAMEWORKS["torchtune"](settings)
+    settings = replace(settings, setup=replace(settings.setup, parameters={"model": "llama", "text": "text.jsonl"}))
+    assert "max_length=1024," in FRAMEWORKS["trl"](settings).text
+    (tmp_path / "llama" / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 512}))
+    assert "max_length=512," in FRAMEWORKS["trl"](settings).text
 
 
 @pytest.mark.frameworks
@@ -110,12 +104,3 @@ def test_axolotl_takes_its_settings(case: str, tmp_path: Path) -> None:
     known = schema.AxolotlInputConfig(**yaml.safe_load(FRAMEWORKS["axolotl"](settings).text))
     assert known.learning_rate == settings.even_settings.learning_rate
     assert known.micro_batch_size * known.gradient_accumulation_steps * settings.even.devices == 24
-
-
-@pytest.mark.parametrize("case", ["scratch", "whole"])
-def test_torchtune_takes_its_settings(case: str, tmp_path: Path) -> None:
-    config, omegaconf = pytest.importorskip("torchtune.config"), pytest.importorskip("omegaconf")
-    settings = language(tmp_path, **CASES[case])
-    known = omegaconf.OmegaConf.create(FRAMEWORKS["torchtune"](settings).text)
-    config.validate(known)
-    assert sum(one.numel() for one in config.instantiate(known.model).parameters()) > 0
