@@ -5,8 +5,9 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -427,3 +428,60 @@ class Endures(Noisy):
             share = len(batch[1]) * setup.plan.devices / setup.samples_budget
             time.sleep(share * float(os.environ.get("ENDURES_S", "3")))
         return super().loss(model, batch, setup)
+
+
+class Block(nn.Module):
+    """Attention and a wide net, with dropout between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.drop = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Dropout(0.2)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.drop(attended)
+        wide: torch.Tensor = self.wide(x)
+        return x + wide
+
+
+class Words(Task):
+    """A small transformer that names its blocks."""
+
+    width, length, dtype = 32, 48, torch.float32
+
+    def data(self, setup: TrialSetup) -> Data:
+        words = torch.randint(0, 50, (200, self.length + 1), generator=torch.Generator().manual_seed(1))
+        data = TensorDataset(words[:, :-1], words[:, 1:])
+        return Data(data, data)
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = nn.Sequential(nn.Embedding(50, self.width), *(Block(self.width) for _ in range(4)), nn.Linear(self.width, 50))
+        return model.to(self.dtype)
+
+    def checkpoint_blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        return [module for module in model.modules() if isinstance(module, Block)]
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        tokens, following = batch
+        total = nn.functional.cross_entropy(model(tokens).flatten(0, 1), following.flatten(), reduction="sum")
+        return Loss(total, following.numel())
+
+    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
+        return Score((model(batch[0]).argmax(-1) == batch[1]).sum(), batch[1].numel())
+
+
+class ExactWords(Words):
+    dtype = torch.float64
+
+
+class StillWords(ExactWords):
+    """Without dropout, whose random numbers differ between ranks."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = super().model(setup)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return model

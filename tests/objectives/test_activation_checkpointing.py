@@ -15,7 +15,6 @@ from bsearch.objectives.activation_checkpointing import checkpoint_activations
 from bsearch.objectives.data_parallel import RankProcesses
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
-from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import InfeasiblePlanError, StudyFileError, TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
@@ -26,71 +25,15 @@ from bsearch.spaces.planning import known_train_s, planned, trial_setup
 from bsearch.spaces.study import Memory, StudySpec
 from bsearch.spaces.study_file import parse_study
 from bsearch.spaces.trial import Suggestion, TrialSetup
+from conftest import TASKS
 from helpers import setup
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_jobs import trained
+from tasks_for_tests import Block, ExactWords, Words
 from torch import nn
-from torch.utils.data import TensorDataset
 
 MODES: tuple[ActivationCheckpointing, ...] = get_args(ActivationCheckpointing)
-
-
-class Block(nn.Module):
-    """Attention and a wide net, with dropout between them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.qkv, self.drop = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Dropout(0.2)
-        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x = x + self.drop(attended)
-        wide: torch.Tensor = self.wide(x)
-        return x + wide
-
-
-class Words(Task):
-    """A small transformer that names its blocks."""
-
-    width, length, dtype = 32, 48, torch.float32
-
-    def data(self, setup: TrialSetup) -> Data:
-        words = torch.randint(0, 50, (200, self.length + 1), generator=torch.Generator().manual_seed(1))
-        data = TensorDataset(words[:, :-1], words[:, 1:])
-        return Data(data, data)
-
-    def model(self, setup: TrialSetup) -> nn.Module:
-        model = nn.Sequential(nn.Embedding(50, self.width), *(Block(self.width) for _ in range(4)), nn.Linear(self.width, 50))
-        return model.to(self.dtype)
-
-    def checkpoint_blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        return [module for module in model.modules() if isinstance(module, Block)]
-
-    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
-        tokens, following = batch
-        total = nn.functional.cross_entropy(model(tokens).flatten(0, 1), following.flatten(), reduction="sum")
-        return Loss(total, following.numel())
-
-    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
-        return Score((model(batch[0]).argmax(-1) == batch[1]).sum(), batch[1].numel())
-
-
-class ExactWords(Words):
-    dtype = torch.float64
-
-
-class StillWords(ExactWords):
-    """Without dropout, whose random numbers differ between ranks."""
-
-    def model(self, setup: TrialSetup) -> nn.Module:
-        model = super().model(setup)
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        return model
 
 
 class WithBatchNorm(Words):
@@ -252,23 +195,23 @@ def request(limit: int, *modes: str, **changes: Any) -> ProfileRequest:
 
 @pytest.mark.slow
 def test_a_profile_looks_at_more_checkpointing_only_where_memory_binds() -> None:
-    plenty = profile_task(f"{__file__}:Words", request(10**9))
+    plenty = profile_task(f"{TASKS}:Words", request(10**9))
     assert [one.activation_checkpointing for one in plenty.each] == ["none"]
-    few = profile_task(f"{__file__}:Words", request(12 * 2**20))
+    few = profile_task(f"{TASKS}:Words", request(12 * 2**20))
     assert [one.activation_checkpointing for one in few.each] == list(MODES)
     caps = [one.largest_micro_batch or 0 for one in few.each]
     assert caps == sorted(caps)
     assert caps[2] > 2 * caps[0]
     least = MemoryProbe(Words(), setup(1)).train_peak(1).total
-    full = profile_task(f"{__file__}:Words", request(int(least * 1.03)))
+    full = profile_task(f"{TASKS}:Words", request(int(least * 1.03)))
     assert full.activation_checkpointing != "none"  # with less, not even one sample fits the limit minus headroom
-    one = profile_task(f"{__file__}:Words", request(12 * 2**20, "full"))
+    one = profile_task(f"{TASKS}:Words", request(12 * 2**20, "full"))
     assert [each.activation_checkpointing for each in one.each] == ["full"]
 
 
 def test_a_stated_mode_holds_without_a_limit_too() -> None:
     free = ProfileRequest(setup(1), Memory(activation_checkpointing=("full",)), highest=64)
-    assert profile_task(f"{__file__}:Words", free).activation_checkpointing == "full"
+    assert profile_task(f"{TASKS}:Words", free).activation_checkpointing == "full"
 
 
 class Breaks(Words):
@@ -322,7 +265,7 @@ def test_one_or_several_may_be_written_in_any_order() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_two_ranks_that_compute_again_equal_one_process_that_keeps_all(mode: ActivationCheckpointing) -> None:
-    reference, made = f"{__file__}:StillWords", setup(9, rate=0.1)
+    reference, made = f"{TASKS}:StillWords", setup(9, rate=0.1)
     (alone,) = trained(reference, made.to_dict(), 4)
     ranks = RankProcesses(2, "cpu", 1)
     try:

@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from ....objectives.task import beside_study
 from ....spaces.errors import StudyFileError
 from .settings import ChosenSettings
 from .texts import Exported, commented, huggingface_arguments, optimizer_notes, program, torch_optimizer
@@ -152,7 +151,7 @@ def _length(chosen: ChosenSettings) -> int:
     """Tokens of a row: the study's, or what its model takes, up to 1024, as the task does."""
     if "length" in chosen.parameters:
         return int(chosen.parameters["length"])
-    path = Path(beside_study(chosen.setup, str(chosen.parameters["model"]))) / "config.json"
+    path = Path(chosen.setup.folder) / Path(str(chosen.parameters["model"])).expanduser() / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
