@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator
 
 import torch
-from bsearch.objectives.data_parallel import RankProcesses
 from bsearch.objectives.digits import Digits
+from bsearch.objectives.parallel.data_parallel import RankProcesses
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.plan import BatchPlan
 from training_loop import Images, setup_of

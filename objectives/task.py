@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..spaces.trial import Measurement, TrialSetup
-from .activation_checkpointing import transformer_layers
 from .checkpoint import save_state
+from .model.activation_checkpointing import transformer_layers
 
 # The alternative to a Task: a training loop of your own that yields measurements.
 TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]
@@ -66,11 +66,6 @@ class Score:
     total: Tensor | float
     denominator: Tensor | float
     of: Callable[[float], float] | None = None
-
-
-def beside_study(setup: TrialSetup, path: str) -> Path:
-    """A path of the study file, relative to its folder."""
-    return (Path(setup.folder) / Path(path).expanduser()).resolve()
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, setup: TrialSetup) -> Tensor:

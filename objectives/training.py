@@ -25,14 +25,15 @@ from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.plan import BatchPlan, step_plans
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
-from .activation_checkpointing import checkpoint_activations
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .checkpoint import Checkpoint, random_state, save_state, set_random_state
-from .data_parallel import Ranks
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
+from .model.activation_checkpointing import checkpoint_activations
+from .model.batch_norm import batch_norms, correct_batch_norm
 from .noise_scale import NoiseScale
+from .parallel.data_parallel import Ranks
+from .parallel.sharding import ShardedOptimizer
 from .profiling.live_bytes import LiveBytes
-from .sharding import ShardedOptimizer
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Data, Loss, Score, Task
 
@@ -491,17 +492,6 @@ def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size
 def train_task(task: Task, setup: TrialSetup) -> Iterator[Measurement]:
     """A task as a generator, the interface of a custom training loop."""
     yield from TrainingRun(task, setup).measurements()
-
-
-def batch_norms(model: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:
-    return (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
-
-
-def correct_batch_norm(model: nn.Module, micro_batches: int) -> None:
-    """Running statistics are updated once per micro-batch; this momentum makes k updates weigh as much as one."""
-    for module in batch_norms(model):
-        if module.momentum is not None:
-            module.momentum = 1 - (1 - module.momentum) ** (1 / micro_batches)
 
 
 def configure_torch(setup: TrialSetup) -> None:

@@ -13,9 +13,9 @@ import torch
 
 from ..spaces.errors import BsearchError, InfeasiblePlanError, TaskError
 from ..spaces.trial import Measurement, Outcome, TrialSetup
-from .data_parallel import RankDiedError, close_ranks, rank_processes
 from .loading import load_task, user_code_location
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, release_memory
+from .parallel.data_parallel import RankDiedError, close_ranks, rank_processes
 from .task import Task, TrainFunction
 from .training import seed_everything, train_task
 

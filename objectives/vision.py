@@ -35,7 +35,7 @@ from ..spaces.study import near_miss
 from ..spaces.trial import TrialSetup
 from .batches import SampleKeys, mixed
 from .digits import named_optimizer
-from .task import Data, Loss, Score, Task, beside_study, smoothed_cross_entropy
+from .task import Data, Loss, Score, Task, smoothed_cross_entropy
 
 _SETS: dict[str, Callable[..., Any]] = {
     "cifar10": torchvision.datasets.CIFAR10,
@@ -95,7 +95,7 @@ class Vision(Task):
             raise TaskError(
                 f"space.dataset: expected one of folder, {', '.join(_SETS)}; got {dataset!r}.{near_miss(dataset, _SETS)}"
             )
-        root = beside_study(setup, str(options.get("root", "data")))
+        root = setup.path(str(options.get("root", "data")))
         size = int(options.get("image_size", 0))
         download = bool(options.get("download", False))
         limits = {

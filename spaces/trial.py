@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -121,6 +122,10 @@ class TrialSetup:
     def seed(self) -> int:
         """Random seed of this training."""
         return self.training.seed
+
+    def path(self, name: str) -> Path:
+        """A path of the study file, relative to its folder."""
+        return (Path(self.folder) / Path(name).expanduser()).resolve()
 
     def to_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from bsearch.objectives.batches import in_order
 from bsearch.objectives.loading import load_task
+from bsearch.objectives.model.batch_norm import batch_norms
 from bsearch.objectives.profiling import probe
-from bsearch.objectives.training import TrainingRun, batch_norms
+from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.study import Memory
 from bsearch.spaces.trial import TrialSetup

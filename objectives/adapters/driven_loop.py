@@ -22,9 +22,10 @@ from ...spaces.schedule import evaluation_points, rate_factor
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..batches import Fetcher, SampleStream, batches
 from ..checkpoint import Checkpoint, random_state, set_random_state
+from ..model.batch_norm import batch_norms, correct_batch_norm
 from ..profiling.live_bytes import LiveBytes
 from ..step_clock import StepClock
-from ..training import batch_norms, check_optimizer, configure_torch, correct_batch_norm, seed_everything
+from ..training import check_optimizer, configure_torch, seed_everything
 
 
 def study_faults(where: str, given: Container[str], study_keys: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ from ...spaces.errors import OutputError, TaskError
 from ...spaces.study import near_miss
 from ...spaces.trial import TrialSetup
 from ..digits import named_optimizer
-from ..task import Data, Loss, Score, Task, beside_study
+from ..task import Data, Loss, Score, Task
 from .packing import IGNORED, Rows, document_mask, pack, positions
 from .text import Bytes, Templates, Tokens, held_out, read_documents, tokenized
 
@@ -131,7 +131,7 @@ def _attention(setup: TrialSetup) -> str:
 
 
 def _path(setup: TrialSetup, key: str) -> Path:
-    return beside_study(setup, str(setup.parameters[key]))
+    return setup.path(str(setup.parameters[key]))
 
 
 def _source(setup: TrialSetup, key: str) -> str:

@@ -25,12 +25,13 @@ from ...spaces.study import Memory
 from ...spaces.trial import Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
 from ..batches import in_order
-from ..data_parallel import close_ranks
 from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
-from ..sharding import state_bytes
+from ..model.batch_norm import batch_norms
+from ..parallel.data_parallel import close_ranks
+from ..parallel.sharding import state_bytes
 from ..task import Task, TrainFunction
-from ..training import TrainingRun, batch_norms
+from ..training import TrainingRun
 from .first_step import ReadParameters, check_sums, smallest_workable, user_code_errors
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
 from .step_time import measured_step_time, refined_step_time, timed_rounds

@@ -23,9 +23,9 @@ from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_pla
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..batches import in_order
-from ..data_parallel import RankDiedError, rank_processes
 from ..loading import load_task
 from ..machine.processor import OtherPrograms, waited_s
+from ..parallel.data_parallel import RankDiedError, rank_processes
 from ..step_clock import StepClock, trains_alone
 from ..task import Task
 from ..training import TrainingRun

@@ -130,7 +130,8 @@ class SecondsPrior(_Prior):
 # Where first points lie: the share of the way from the slowest to the fastest, in log seconds; without known seconds, batches.
 # Where more are asked for side by side, the others lie anywhere.
 _SHARES, _BATCHES = (0.7, 0.1, 0.4), (0.5, 0.15, 0.85)
-_DRAWN, _NEAREST = 512, 8
+# Random points to choose them from, and how many of the nearest may be chosen where there are more parameters.
+DRAWN, _NEAREST = 512, 8
 
 
 def first_points(known: bool) -> int:
@@ -161,4 +162,4 @@ def first_point(
     return np.asarray(place.on_ridge(chosen[None, :], rng)[0])
 
 
-__all__ = ["BARE", "SCALED", "AccuracyPrior", "BatchRate", "SecondsPrior", "first_point", "first_points"]
+__all__ = ["BARE", "DRAWN", "SCALED", "AccuracyPrior", "BatchRate", "SecondsPrior", "first_point", "first_points"]

@@ -18,7 +18,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
-from .batch_rate_prior import BatchRate, first_point, first_points
+from .batch_rate_prior import DRAWN, BatchRate, first_point, first_points
 from .front_model import LEAST_PROBABILITY, MOST_POINTS, Fits, FrontModel, KnownLogSeconds, PriorTrial, TrialHistory
 from .space_transform import SpaceTransform
 
@@ -151,7 +151,7 @@ def _first_point(
     place: BatchRate, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator, number: int
 ) -> Array:
     """One of the first points (width,), where batch and rate are searched."""
-    points = transform.round_to_feasible(rng.random((512, transform.width)))
+    points = transform.round_to_feasible(rng.random((DRAWN, transform.width)))
     times = known(points)
     if times is not None and not np.isnan(times).all():
         points, times = points[~np.isnan(times)], times[~np.isnan(times)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from bsearch.objectives.activation_checkpointing import checkpoint_activations
+from bsearch.objectives.model.activation_checkpointing import checkpoint_activations
 from bsearch.objectives.profiling import memory
 from bsearch.objectives.profiling.as_cuda import attention, backward
 from bsearch.objectives.profiling.live_bytes import LiveBytes

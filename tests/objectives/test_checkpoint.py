@@ -12,7 +12,7 @@ import pytest
 import torch
 from bsearch.objectives.checkpoint import Checkpoint, experiment_of
 from bsearch.objectives.checkpoint_files import delete_checkpoint
-from bsearch.objectives.data_parallel import RankProcesses
+from bsearch.objectives.parallel.data_parallel import RankProcesses
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.plan import BatchPlan

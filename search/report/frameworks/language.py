@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -151,7 +150,7 @@ def _length(chosen: ChosenSettings) -> int:
     """Tokens of a row: the study's, or what its model takes, up to 1024, as the task does."""
     if "length" in chosen.parameters:
         return int(chosen.parameters["length"])
-    path = Path(chosen.setup.folder) / Path(str(chosen.parameters["model"])).expanduser() / "config.json"
+    path = chosen.setup.path(str(chosen.parameters["model"])) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

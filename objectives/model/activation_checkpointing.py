@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from ..spaces.errors import TaskError
-from ..spaces.plan import ActivationCheckpointing
+from ...spaces.errors import TaskError
+from ...spaces.plan import ActivationCheckpointing
+from .batch_norm import batch_norms
 
 _aten = torch.ops.aten
 
@@ -71,7 +72,7 @@ def checkpoint_activations(blocks: Iterable[nn.Module], mode: ActivationCheckpoi
             f"checkpoint_blocks: expected at least one block for {mode} activation checkpointing, got an empty list. Return "
             "the model's blocks, or write memory: {activation_checkpointing: none}."
         )
-    if has_batch_norm(blocks):
+    if _has_batch_norm(blocks):
         raise TaskError(
             "checkpoint_blocks: expected blocks without BatchNorm, whose running statistics recomputation would update twice; "
             "got some. Leave these blocks out, or write memory: {activation_checkpointing: none}."
@@ -80,8 +81,8 @@ def checkpoint_activations(blocks: Iterable[nn.Module], mode: ActivationCheckpoi
         block.forward = _Checkpointed(block, mode)
 
 
-def has_batch_norm(blocks: Iterable[nn.Module]) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for block in blocks for module in block.modules())
+def _has_batch_norm(blocks: Iterable[nn.Module]) -> bool:
+    return any(True for block in blocks for _ in batch_norms(block))
 
 
 def transformer_layers(model: nn.Module) -> list[nn.Module]:
@@ -91,7 +92,7 @@ def transformer_layers(model: nn.Module) -> list[nn.Module]:
         for module in model.modules()
         if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
     ]
-    return [] if has_batch_norm(layers) else layers
+    return [] if _has_batch_norm(layers) else layers
 
 
 __all__ = ["KEPT", "checkpoint_activations", "transformer_layers"]

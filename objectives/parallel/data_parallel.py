@@ -30,12 +30,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..spaces.errors import BsearchError, TaskError
-from ..spaces.plan import even_parts
-from ..spaces.trial import COUNTED, Outcome
-from .loading import user_code_location
-from .machine.environment import environment
-from .noise_scale import NoiseScale
+from ...spaces.errors import BsearchError, TaskError
+from ...spaces.plan import even_parts
+from ...spaces.trial import COUNTED, Outcome
+from ..loading import user_code_location
+from ..machine.environment import environment
+from ..noise_scale import NoiseScale
 
 _NO_CONTEXT = nullcontext()
 
@@ -44,7 +44,7 @@ _GRACE_S = 2.0
 # How long ranks may take to start: the first of a process import torch.
 _START_S = 300.0
 # What every rank needs besides this module.
-_PRELOADED = (f"{__package__}.trial", "torch.nn.parallel")
+_PRELOADED = (f"{__package__.rpartition('.')[0]}.trial", "torch.nn.parallel")
 
 
 @dataclass(frozen=True, slots=True)

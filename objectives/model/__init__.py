@@ -1,0 +1,1 @@
+"""What is done to a task's model before it trains."""

@@ -1,0 +1,18 @@
+"""BatchNorm under accumulation: it sees micro-batches, and its running statistics are updated once for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+
+def batch_norms(model: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:
+    return (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+
+
+def correct_batch_norm(model: nn.Module, micro_batches: int) -> None:
+    """Running statistics are updated once per micro-batch; this momentum makes k updates weigh as much as one."""
+    for module in batch_norms(model):
+        if module.momentum is not None:
+            module.momentum = 1 - (1 - module.momentum) ** (1 / micro_batches)
