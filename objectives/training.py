@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,10 +32,22 @@ from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .noise_scale import NoiseScale
 from .parallel.data_parallel import Ranks
-from .parallel.sharding import ShardedOptimizer
+from .parallel.fsdp2 import (
+    device_mesh,
+    load_model_state,
+    load_optimizer_state,
+    model_state,
+    optimizer_state,
+    own_part,
+    shard_parameters,
+)
+from .parallel.zero1 import ShardedOptimizer
 from .profiling.live_bytes import LiveBytes
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Data, Loss, Score, Task
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -84,14 +96,17 @@ class TrainingRun:
         if setup.training.channels_last:
             model = model.to(memory_format=torch.channels_last)
         checkpoint_activations(task.checkpoint_blocks(model), setup.plan.activation_checkpointing)
-        self._set_model(model.to(self.device))
-        if setup.training.compile:
-            self.model.compile()
         self._last_weight: tuple[int, Tensor] | None = None
         self.noise = NoiseScale()
-        self.loss: Any = _LossOf(task, self.model, setup)
-        if self.ranks.count > 1:
-            self.loss = self.ranks.distributed_loss(self.loss, self.device, self.noise)
+        if self.fully_sharded:
+            self._set_sharded_model(model, device_mesh(self.device, self.ranks.count))
+        else:
+            self._set_model(model.to(self.device))
+            if setup.training.compile:
+                self.model.compile()
+            self.loss: Any = _LossOf(task, self.model, setup)
+            if self.ranks.count > 1:
+                self.loss = self.ranks.distributed_loss(self.loss, self.device, self.noise)
         if self.ranks.rank:
             # Weights are identical on all ranks by now; random numbers drawn in training (dropout) must differ.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
@@ -127,15 +142,32 @@ class TrainingRun:
         check_optimizer(f"{_name(self.task)}.optimizer", self.optimizer, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
-    def on(self, model: nn.Module, device: torch.device) -> TrainingRun:
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether each rank holds only a share of the parameters."""
+        return self.setup.sharding == "fsdp2" and self.ranks.count > 1
+
+    def _set_sharded_model(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        # Around the loss, so that all parameters are there whatever a task calls of its model.
+        self.loss = _ShardedLossOf(self.task, model, self.setup)
+        shard_parameters(self.loss, self.task.checkpoint_blocks(model), mesh)
+        self._set_model(model)
+
+    def on(self, model: nn.Module, device: torch.device, mesh: DeviceMesh | None = None) -> TrainingRun:
         """The same run with another copy of the model and its own optimizer, for memory probes.
 
         Its scaler is off: a fake tensor has no values to check for overflow.
+
+        Args:
+            mesh: devices that share out the parameters, of which this is the first; default: this one alone.
         """
         other = copy.copy(self)
-        other.device = device
-        other._set_model(model)
-        other.loss = _LossOf(self.task, model, self.setup)
+        other.device, other.ranks = device, Ranks() if mesh is None else Ranks(0, mesh.size())
+        if mesh is not None:
+            other._set_sharded_model(model, mesh)
+        else:
+            other._set_model(model)
+            other.loss = _LossOf(self.task, model, self.setup)
         other.noise, other._last_weight, other.sharded = NoiseScale(), None, None
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
@@ -156,7 +188,8 @@ class TrainingRun:
     def step(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """One optimizer step over `size` samples, this device's share in micro-batches of (samples, batch).
 
-        A batch may be a function that returns it. Gradients are all-reduced once per step, after the last micro-batch.
+        A batch may be a function that returns it. Gradients are all-reduced once per step, after the last micro-batch; where
+        parameters are sharded, in each. One of 0 samples keeps other ranks company and adds nothing.
 
         Returns:
             The step's mean loss, a detached scalar on the device, the same on all devices.
@@ -167,18 +200,24 @@ class TrainingRun:
         for number, (samples, batch) in enumerate(micro_batches, start=1):
             on_device = self.on_device(LiveBytes.fetched(batch) if callable(batch) else batch)
             last = number == len(micro_batches)
+            if not samples:
+                self.model.eval()  # leaves BatchNorm's statistics as they are
             with self.ranks.sync_context(self.loss, last):
                 with self.autocast():
                     loss_total, loss_denominator = self.loss(on_device, samples)
                 del on_device
-                totals.append(loss_total.detach())
-                denominator = denominator + loss_denominator
+                if samples:
+                    totals.append(loss_total.detach())
+                    denominator = denominator + loss_denominator
                 pending = self.ranks.begin_sum(totals, denominator) if last else None
-                self.scaler.scale(loss_total).backward(self._weight(loss_total, size))
+                weight = self._weight(loss_total, size) if samples else torch.zeros_like(loss_total)
+                self.scaler.scale(loss_total).backward(weight)
+            if not samples:
+                self.model.train()
             if measures_noise and number == 1 and self.ranks.count == 1:
                 self.noise.add_small_batch(self._gradients())
                 small_batch: tuple[float, Tensor | float] = samples, loss_denominator
-        if self.ranks.count > 1:
+        if measures_noise and self.ranks.count > 1:
             small_batch = self.ranks.mean_share(size), denominator
         total, denominator = self.ranks.end_sum(pending)
         if self.scaler.is_enabled():
@@ -205,10 +244,11 @@ class TrainingRun:
         return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
 
     def _weight(self, loss_total: Tensor, size: int) -> Tensor:
-        """One over the step's samples, like the loss; kept for the next step."""
+        """One over the step's samples, like the loss; kept for the next step. `fully_shard` averages over ranks."""
         known = self._last_weight
         if known is None or known[0] != size or known[1].dtype != loss_total.dtype or known[1].device != loss_total.device:
-            known = self._last_weight = size, torch.full_like(loss_total, 1 / size)
+            weight = (self.ranks.count if self.fully_sharded else 1) / size
+            known = self._last_weight = size, torch.full_like(loss_total, weight)
         return known[1]
 
     def on_device(self, batch: Any) -> Any:
@@ -219,7 +259,8 @@ class TrainingRun:
         return to_device(batch, self.device, layout)
 
     def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return [own_part(gradient) for gradient in gradients] if self.fully_sharded else gradients
 
     def freeze_updates(self) -> None:
         """Set the learning rate to zero from here on: steps take their usual time and leave the parameters unchanged."""
@@ -230,6 +271,13 @@ class TrainingRun:
         factor = rate_factor(self.setup.training.schedule, self.setup.training.warmup, fraction)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
+
+    def scores(self, batch: Any) -> Any:
+        """The task's scores of one batch."""
+        with self.autocast():
+            if self.fully_sharded:
+                return self.loss(batch, None)
+            return self.task.score(self.model, batch, self.setup)
 
     def evaluate(self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None) -> dict[str, float]:
         """Every metric of the task over the validation data, each sample once, or over the batches in `keys`.
@@ -250,9 +298,14 @@ class TrainingRun:
         functions: dict[str, Callable[[float], float] | None] = {}
         try:
             with torch.no_grad():
-                for batch in self._evaluation_batches(fetcher, keys[self.ranks.rank :: self.ranks.count]):
-                    with self.autocast():
-                        scores = self.task.score(self.model, self.on_device(batch), self.setup)
+                own = keys[self.ranks.rank :: self.ranks.count]
+                # Where ranks gather parameters for each other, all of them evaluate as many batches.
+                spare = -(-len(keys) // self.ranks.count) - len(own) if self.fully_sharded else 0
+                batches_of = self._evaluation_batches(fetcher, [*own, *[keys[0]] * spare])
+                for number, batch in enumerate(batches_of):
+                    scores = self.scores(self.on_device(batch))
+                    if number >= len(own):
+                        continue
                     for name, score in named_scores(self.task, scores).items():
                         batch_scores.setdefault(name, []).append((score.total, score.denominator))
                         functions[name] = score.of
@@ -344,13 +397,32 @@ class TrainingRun:
 
     def _finished(self, folder: str) -> dict[str, Parameter]:
         """Save the trained model; returns its scores on the test set, if there is one."""
-        state = (self.sharded or self.optimizer).state_dict()
+        state = self.state()
         if not self.ranks.rank:
-            self.task.save(self.model, Path(folder), self.setup)
-            save_state(Path(folder) / "optimizer.pt", state)
+            model = self.model
+            if self.fully_sharded:
+                model = self.task.model(self.setup)
+                model.load_state_dict(state["model"])
+            self.task.save(model, Path(folder), self.setup)
+            save_state(Path(folder) / "optimizer.pt", state["optimizer"])
         if self.data.test is None:
             return {}
         return {f"test_{name}": score for name, score in self.evaluate(fetcher=self._fetcher(self.data.test)).items()}
+
+    def state(self) -> dict[str, Any]:
+        """The whole model's and optimizer's state, whatever ranks share out; complete on rank 0. All ranks must call it."""
+        if self.fully_sharded:
+            return {"model": model_state(self.model), "optimizer": optimizer_state(self.optimizer)}
+        return {"model": self.model.state_dict(), "optimizer": (self.sharded or self.optimizer).state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned on rank 0, with whatever number of ranks."""
+        if self.fully_sharded:
+            load_model_state(self.model, state["model"])
+            load_optimizer_state(self.optimizer, state["optimizer"])
+        else:
+            self.model.load_state_dict(state["model"])
+            (self.sharded or self.optimizer).load_state_dict(state["optimizer"])
 
     def _save(self, checkpoint: Checkpoint, steps: int, clock: StepClock) -> None:
         """Write a checkpoint if one is due: rank 0 writes it, with the random state of every rank."""
@@ -358,14 +430,13 @@ class TrainingRun:
         if checkpoint.url is None or not checkpoint.due(self.ranks.max_over_ranks(waited_s)):
             return
         rng_states = self.ranks.all_gathered({"states": [random_state(self.device)]})["states"]
-        optimizer_state = (self.sharded or self.optimizer).state_dict()
+        state = self.state()
         if self.ranks.rank:
             return
         checkpoint.save(
             {
                 "steps": steps,
-                "model": self.model.state_dict(),
-                "optimizer": optimizer_state,
+                **state,
                 "scaler": self.scaler.state_dict(),
                 "noise": self.noise.state(),
                 "clock": clock.state(),
@@ -383,8 +454,7 @@ class TrainingRun:
         if state is None or not all(self.ranks.all_gathered({"valid": [bool(valid)]})["valid"]):
             checkpoint.measurements.clear()
             return 0, 0
-        self.model.load_state_dict(state["model"])
-        (self.sharded or self.optimizer).load_state_dict(state["optimizer"])
+        self.load_state(state)
         self.scaler.load_state_dict(state["scaler"])
         self.noise.set_state(state["noise"])
         clock.set_state(state["clock"])
@@ -433,13 +503,21 @@ class TrainingRun:
             position += plan.effective_batch
 
     def micro_batches(self, plan: BatchPlan, loader: Iterator[Any]) -> list[tuple[int, Any]]:
-        """A step's micro-batches on this device: samples, and a function that takes the batch from the loader."""
-        return [(samples, lambda: next(loader)) for samples in plan.micro_batches(self.ranks.rank) if samples]
+        """A step's micro-batches on this device: samples, and a function that takes the batch from the loader.
+
+        Where parameters are sharded, every rank has as many; those without a sample of their own get any.
+        """
+        sizes = [samples for samples in plan.micro_batches(self.ranks.rank) if samples or self.fully_sharded]
+        return [(samples, (lambda: next(loader)) if samples else self._any_sample) for samples in sizes]
+
+    def _any_sample(self) -> Any:
+        return self.train_fetcher.fetch(self.stream.take(0, 1))
 
     def _measures_noise(self, plan: BatchPlan) -> bool:
         # The remainder step is too small and noisy. With a gradient scaler, gradients are not at their true scale.
         splits = plan.largest_micro_batch < plan.effective_batch
-        return splits and plan == self.setup.plan and not self.scaler.is_enabled()
+        # Sharded gradients are never those of one rank's samples alone.
+        return splits and plan == self.setup.plan and not self.scaler.is_enabled() and not self.fully_sharded
 
     def _facts(self, steps: int) -> dict[str, Parameter]:
         plan = self.setup.plan
@@ -473,6 +551,17 @@ class _LossOf(nn.Module):
         loss = self.task.loss(self.model, batch, self.setup)
         _check_loss(self.task, loss, samples)
         return loss.total, loss.denominator
+
+
+class _ShardedLossOf(_LossOf):
+    """The same where parameters are sharded; their hooks gather them. Without `samples`, the task's scores."""
+
+    __call__ = nn.Module.__call__
+
+    def forward(self, batch: Any, samples: int | None) -> Any:
+        if samples is None:
+            return self.task.score(self.model, batch, self.setup)
+        return super().forward(batch, samples)
 
 
 def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size: int) -> None:

@@ -19,7 +19,7 @@ from .errors import InfeasiblePlanError
 ActivationCheckpointing = Literal["none", "selective", "full"]
 
 # What is sharded across a trial's devices: nothing, or the optimizer state (ZeRO stage 1).
-Sharding = Literal["ddp", "zero1"]
+Sharding = Literal["ddp", "zero1", "fsdp2"]
 
 
 @lru_cache(maxsize=1024)

@@ -410,7 +410,8 @@ class Devices(Section):
     sharding: Sharding = Field(
         "ddp",
         description="ddp: every device of a trial holds the whole optimizer state; zero1: it is sharded across them (ZeRO "
-        "stage 1), which saves memory and costs a broadcast of the updated parameters each step. Results do not change.",
+        "stage 1), which saves memory and costs a broadcast of the updated parameters each step; fsdp2: parameters and gradients "
+        "too, gathered block by block as they are used. Results do not change.",
     )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
     cpus: Annotated[StrictInt, Field(ge=1)] | Literal["auto"] = Field(
@@ -665,6 +666,15 @@ class StudySpec(Section):
             default = type(self.training).model_fields[written].default
             if getattr(self.space, name) is not None and getattr(self.training, written) != default:
                 raise fault(f"space.{name}: expected it or training.{written}, got both. Remove one.")
+        if self.devices.sharding == "fsdp2":
+            if len(self.devices.counts) > 1:
+                raise fault(
+                    "devices.per_trial: expected one number with fsdp2, since its memory differs with each; got "
+                    f"{', '.join(map(str, self.devices.counts))}. Write one of them."
+                )
+            for name in ("compile", "channels_last"):
+                if getattr(self.training, name):
+                    raise fault(f"training.{name}: expected false with devices.sharding: fsdp2, got true. Remove it.")
         if self.devices.sharding != "ddp":
             if max(self.devices.counts) == 1:
                 raise fault(

@@ -11,11 +11,68 @@ import torch.distributed as dist
 from bsearch.objectives.batches import in_order
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.model.batch_norm import batch_norms
+from bsearch.objectives.parallel.fsdp2 import own_part, whole
 from bsearch.objectives.profiling import probe
+from bsearch.objectives.profiling.live_bytes import LiveBytes
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.study import Memory
 from bsearch.spaces.trial import TrialSetup
+from helpers import Net
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256, dtype=dtype), nn.Linear(256, 64, dtype=dtype)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self.narrow(torch.tanh(self.wide(inputs)))  # type: ignore[no-any-return]
+
+
+class Blocks(Net):
+    """Blocks that ranks may gather one at a time, in double precision, and AdamW."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        blocks = [Block(self.dtype) for _ in range(6)]
+        return nn.Sequential(nn.Linear(6, 64, dtype=self.dtype), *blocks, nn.Linear(64, 5, dtype=self.dtype))
+
+    def checkpoint_blocks(self, model: nn.Module) -> list[nn.Module]:
+        return [block for block in model.children() if isinstance(block, Block)]
+
+    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=setup.learning_rate)
+
+
+class IgnoredBlocks(Blocks):
+    kind = "ignored"
+
+
+class WeighedBlocks(Blocks):
+    kind = "weights"
+
+
+class FrozenBlocks(Blocks):
+    """Most layers are left as they are."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = super().model(setup)
+        for parameter in list(model.parameters())[2:-6]:
+            parameter.requires_grad_(False)
+        return model
+
+
+def peak(reference: str, setup: dict[str, Any]) -> Iterator[int]:
+    """Bytes of live tensors on this rank, at most, in two steps."""
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    run.model.train()
+    plan = run.setup.plan
+    loader = run.loader([plan] * 2)
+    with LiveBytes().counting(run.model, run.optimizer) as counter:
+        for _ in range(2):
+            run.step(run.micro_batches(plan, loader), plan.effective_batch)
+    yield counter.peak_bytes
 
 
 def trained(reference: str, setup: dict[str, Any], steps: int, measures_noise: bool = False) -> Iterator[list[torch.Tensor]]:
@@ -109,16 +166,17 @@ def optimizer_states(
 ) -> Iterator[tuple[list[torch.Tensor], dict[str, Any], dict[str, Any], list[int]]]:
     """Parameters, the model's and the whole optimizer's state, and every rank's bytes of it, after so many more steps."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
-    optimizer = run.sharded or run.optimizer
     if before is not None:
         model, state, _ = copy.deepcopy(before)  # tensors sent to several processes share their memory
-        run.model.load_state_dict(model)
-        optimizer.load_state_dict(state)
+        run.load_state({"model": model, "optimizer": state})
     run.model.train()
     plan = run.setup.plan
     loader = run.loader([plan] * steps, 0 if before is None else before[2])
     for _ in range(steps):
         run.step(run.micro_batches(plan, loader), plan.effective_batch)
-    tensors = [value for state in run.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    states = [value for state in run.optimizer.state.values() for value in state.values()]
+    tensors = [own_part(value) for value in states if isinstance(value, torch.Tensor)]
     held = run.ranks.all_gathered({"bytes": [sum(one.numel() * one.element_size() for one in tensors)]})["bytes"]
-    yield [one.detach().clone() for one in run.parameters], run.model.state_dict(), optimizer.state_dict(), held
+    parameters = [whole(one.detach().clone()) for one in run.parameters]
+    state = run.state()
+    yield parameters, state["model"], state["optimizer"], held

@@ -38,6 +38,35 @@ _TASKS = itertools.count(1 << 40)
 _SCALED_DOT_PRODUCT_ATTENTION = F.scaled_dot_product_attention
 
 
+class _InOrder:
+    """Stands in for a stream or an event: fake operations run one after another."""
+
+    stream_id = device_index = device_type = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Callable[..., _InOrder]:
+        return lambda *_, **__: self
+
+    def __enter__(self) -> _InOrder:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+# What `fully_shard` asks of the driver.
+_DRIVER: dict[str, Any] = {
+    "Stream": _InOrder,
+    "Event": _InOrder,
+    "stream": _InOrder,
+    "current_stream": _InOrder,
+    "current_device": lambda: 0,
+    "device_count": lambda: 1,
+    "is_initialized": lambda: True,
+    "set_device": lambda device: None,
+}
+
+
 @contextmanager
 def as_cuda() -> Iterator[None]:
     """Context in which fake tensors on `cuda` train without a driver: autocast, attention, backward, fused optimizers."""
@@ -52,6 +81,8 @@ def as_cuda() -> Iterator[None]:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         # By name too: a mode does not see what functions of this module call, such as `multi_head_attention_forward`.
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attention_of_device))
+        for name, stand_in in _DRIVER.items():
+            stack.enter_context(patch.object(torch.cuda, name, stand_in))
         stack.enter_context(_CudaFunctions())
         yield
 
@@ -83,23 +114,36 @@ def move_to_fake_cuda(model: nn.Module) -> nn.Module:
 class _CudaFunctions(TorchFunctionMode):
     """Sends what would ask for a driver to code that does not."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooks: _Hooks = {}
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _SCALED_DOT_PRODUCT_ATTENTION:
             return _attention_of_device(*args, **kwargs)
         if func is Tensor.backward and args[0].is_cuda:
-            return _tensor_backward(*args, **kwargs)
+            hooks, self._hooks = self._hooks, {}
+            return _tensor_backward(hooks, *args, **kwargs)
+        if func is Tensor.register_hook and args[0].grad_fn is not None:
+            hook = args[1] if len(args) > 1 else kwargs["hook"]
+            self._hooks.setdefault((args[0].grad_fn._sequence_nr(), args[0].output_nr), []).append(hook)
         if func in _FUSED:
             return None
         return func(*args, **kwargs)
 
 
 def _tensor_backward(
-    loss: Tensor, gradient: Tensor | None = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    hooks: _Hooks,
+    loss: Tensor,
+    gradient: Tensor | None = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    inputs: Any = None,
 ) -> None:
     if create_graph or inputs is not None:
         raise NotImplementedError("backward(create_graph=True) and backward(inputs=...) cannot be traced")
-    backward(loss, torch.ones_like(loss) if gradient is None else gradient, retain_graph=bool(retain_graph))
+    backward(loss, torch.ones_like(loss) if gradient is None else gradient, retain_graph=bool(retain_graph), hooks=hooks)
 
 
 def _attention_of_device(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -160,11 +204,11 @@ def _plain_attention(
     return math_attention(query, key, value, mask, dropout_p, is_causal, None, scale=scale)[0]  # type: ignore[no-any-return]
 
 
-def backward(loss: Tensor, gradient: Tensor, *, retain_graph: bool = False) -> None:
+def backward(loss: Tensor, gradient: Tensor, *, retain_graph: bool = False, hooks: _Hooks | None = None) -> None:
     """`loss.backward(gradient)` by walking the graph in Python, with the memory of autograd's engine.
 
     Nodes run when all their dependants have, the latest first; each is let go at once, so that what it saved dies as it does
-    in the engine. Hooks of parameters run, hooks of other tensors do not.
+    in the engine. Hooks of parameters run, and of other tensors those in `hooks`.
     """
     if loss.grad_fn is None:
         return
@@ -174,11 +218,28 @@ def backward(loss: Tensor, gradient: Tensor, *, retain_graph: bool = False) -> N
         loss.detach_()  # else the loss would hold the whole graph
     task = next(_TASKS)
     # Activation checkpointing computes a block again once a backward pass, which it knows by the engine's number for it.
-    with torch.no_grad(), patch.object(torch._C, "_current_graph_task_id", lambda: task):
-        _walk(start)
+    engine = _Engine()
+    with (
+        torch.no_grad(),
+        patch.object(torch._C, "_current_graph_task_id", lambda: task),
+        patch.object(torch.autograd.Variable, "_execution_engine", engine),
+    ):
+        _walk(start, hooks or {})
+        for callback in engine.callbacks:
+            callback()
 
 
-def _walk(start: list[tuple[Node, dict[int, Tensor]]]) -> None:
+class _Engine:
+    """Stands in for autograd's engine, which calls back at the end of a backward pass."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[], None]] = []
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+
+def _walk(start: list[tuple[Node, dict[int, Tensor]]], hooks: _Hooks) -> None:
     """Walk from the node in `start`, which is taken out: nothing outside holds it, or what it saved would live on."""
     root, slots = start.pop()
     dependants = _dependants(root)
@@ -200,6 +261,11 @@ def _walk(start: list[tuple[Node, dict[int, Tensor]]]) -> None:
             if slots:
                 _accumulate(node.variable, slots)  # type: ignore[attr-defined]
             continue
+        for index in slots:
+            for hook in hooks.get((node._sequence_nr(), index), ()):
+                changed = hook(slots[index])
+                if changed is not None:
+                    slots[index] = changed
         edges = list(node.next_functions)
         outputs = _called(node, slots) if slots else [None] * len(edges)
         del slots, node  # here it dies, and what it saved
@@ -217,6 +283,9 @@ def _walk(start: list[tuple[Node, dict[int, Tensor]]]) -> None:
                 push(target)
         del target
 
+
+# Hooks of tensors, by the number of the node that made the tensor and its place among the node's outputs.
+_Hooks = dict[tuple[int, int], list[Callable[[Tensor], Tensor | None]]]
 
 # What tells nodes apart without holding them: their Python objects come and go.
 _Key = int | tuple[str, int]

@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from ..parallel.fsdp2 import own_part
 from .allocator import BLOCK, Event
 
 
@@ -69,6 +71,7 @@ class LiveBytes(TorchDispatchMode):
         for value in values:
             if not isinstance(value, torch.Tensor):
                 continue
+            value = own_part(value)
             storage = value.untyped_storage()
             identity = storage._cdata
             known = self._known.get(identity)
@@ -78,15 +81,25 @@ class LiveBytes(TorchDispatchMode):
                     self.live_parts[part] += known[0]
                     self._known[identity] = (known[0], part)
                 continue
-            size = -(-(min(value.nbytes, storage.nbytes()) if views else storage.nbytes()) // BLOCK) * BLOCK
-            self.events.append((identity, size))
-            self._known[identity] = (size, part)
-            self.live_bytes += size
-            self.live_parts[part] += size
-            if self.live_bytes > self.peak_bytes:
-                self.peak_bytes = self.live_bytes
-                self.peak_parts = self.live_parts.copy()
+            self._add(identity, min(value.nbytes, storage.nbytes()) if views else storage.nbytes(), part)
             weakref.finalize(storage, self._forget, identity).atexit = False
+
+    def _add(self, identity: int, nbytes: int, part: str) -> None:
+        size = -(-nbytes // BLOCK) * BLOCK
+        self.events.append((identity, size))
+        self._known[identity] = (size, part)
+        self.live_bytes += size
+        self.live_parts[part] += size
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
+            self.peak_parts = self.live_parts.copy()
+
+    def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
+        """Count what `fully_shard` frees and takes again: it resizes storages whose tensors live on."""
+        known = self._known.get(storage._cdata)
+        if known is not None:
+            self._forget(storage._cdata)
+            self._add(storage._cdata, size, known[1])
 
     def register_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the tensors that the optimizer keeps between steps as its state."""
@@ -126,9 +139,20 @@ class LiveBytes(TorchDispatchMode):
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
+        hooks.append(
+            optimizer.register_step_pre_hook(
+                lambda *_: self.register((parameter.grad for parameter in model.parameters()), "gradients")
+            )
+        )
         outer, LiveBytes._active = LiveBytes._active, self
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> None:
+            resize(storage, size)
+            self._resized(storage, size)
+
         try:
-            with self:
+            with self, patch.object(torch.UntypedStorage, "resize_", resized):
                 yield self
         finally:
             LiveBytes._active = outer

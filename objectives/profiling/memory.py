@@ -11,7 +11,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,7 @@ from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..batches import SampleKeys, in_order, to_device
 from ..machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
+from ..parallel.fsdp2 import imagined_ranks
 from ..task import Task
 from ..training import TrainingRun
 from .allocator import AllocatorFullError, CachingAllocator
@@ -63,10 +64,14 @@ class MemoryProbe:
             that its allocator reserves.
         cap_bytes: what a GPU's allocator may reserve, which makes it release cached memory before a request fails.
         like_gpu: trace for a GPU that is not here: then nothing can be counted.
+        ranks: devices that share out the parameters; the peaks are then those of one of them, traced.
     """
 
-    def __init__(self, task: Task, setup: TrialSetup, cap_bytes: float = math.inf, *, like_gpu: bool = False) -> None:
+    def __init__(
+        self, task: Task, setup: TrialSetup, cap_bytes: float = math.inf, *, like_gpu: bool = False, ranks: int = 1
+    ) -> None:
         self.task, self.like_gpu = task, like_gpu
+        self.ranks = ranks
         self.run = TrainingRun(task, setup)
         if like_gpu:
             setup = replace(setup, device="gpu")
@@ -112,13 +117,18 @@ class MemoryProbe:
             warnings.simplefilter("ignore")
             model = copy.deepcopy(self.run.model)
         on_gpu = self.setup.device == "gpu"
-        with warnings.catch_warnings(), fake, as_cuda() if on_gpu else nullcontext():
+        with warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")
+            stack.enter_context(as_cuda() if on_gpu else nullcontext())
+            mesh = None
+            if self.ranks > 1:
+                mesh = stack.enter_context(imagined_ranks(torch.device("cuda" if on_gpu else "cpu"), self.ranks))
+            stack.enter_context(fake)
             if not on_gpu:
-                run = self.run.on(model, torch.device("cpu"))
+                run = self.run.on(model, torch.device("cpu"), mesh)
                 return _peak_of(run, kind, size, lambda count: batch_like(count, fake.from_tensor))
             move_to_fake_cuda(model)
-            run = self.run.on(model, torch.device("cuda"))
+            run = self.run.on(model, torch.device("cuda"), mesh)
             for group in run.optimizer.param_groups:
                 if group.get("foreach", ...) is None and not group.get("fused"):
                     group["foreach"] = True  # the default on a GPU; it needs more memory at once
@@ -131,10 +141,9 @@ class MemoryProbe:
             torch.OutOfMemoryError: it does not fit.
             ProfilingError: the GPU is not here.
         """
-        if self.like_gpu:
-            raise ProfilingError(
-                f"expected a model that can be traced, to predict its memory on a GPU that is not here; got {self.note}"
-            )
+        if self.like_gpu or self.ranks > 1:
+            where = "a GPU that is not here" if self.like_gpu else f"one of {self.ranks} devices that share its parameters"
+            raise ProfilingError(f"expected a model that can be traced, to predict its memory on {where}; got {self.note}")
         device = torch.device("cuda" if self.setup.device == "gpu" else "cpu")
         run = self.run.on(copy.deepcopy(self.run.model).to(device), device)
         if device.type == "cuda":
@@ -252,8 +261,8 @@ def _counted_step(
             before = len(counter.events)
             counter.peak_bytes, counter.peak_parts = 0, type(counter.peak_parts)()
             run.model.eval()
-            with torch.no_grad(), run.autocast():
-                run.task.score(run.model, run.on_device(counter.fetched(lambda: batch(size))), run.setup)
+            with torch.no_grad():
+                run.scores(run.on_device(counter.fetched(lambda: batch(size))))
         else:
             run.model.train()
             for _ in range(_STEPS):

@@ -29,7 +29,7 @@ from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..model.batch_norm import batch_norms
 from ..parallel.data_parallel import close_ranks
-from ..parallel.sharding import state_bytes
+from ..parallel.zero1 import state_bytes
 from ..task import Task, TrainFunction
 from ..training import TrainingRun
 from .first_step import ReadParameters, check_sums, smallest_workable, user_code_errors
@@ -38,6 +38,9 @@ from .step_time import measured_step_time, refined_step_time, timed_rounds
 
 # Real runs that may look for the largest micro-batch.
 _MOST_RUNS = 4
+
+# Their update of a parameter reads all of it; DTensor cannot do their operations in place.
+_WHOLE_MATRIX_OPTIMIZERS = ("Adafactor", "Muon")
 
 # From this factor between two parameter values, in a step's bytes or operations, one law does not cover both.
 _COST_FACTOR = 1.1
@@ -73,11 +76,21 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
+    sharded = setup.sharding == "fsdp2"
+    if sharded and type(run.optimizer).__name__ in _WHOLE_MATRIX_OPTIMIZERS:
+        message = (
+            f"expected ddp or zero1 with {type(run.optimizer).__name__}, which needs whole matrices; got fsdp2. Write zero1, "
+            "or use AdamW."
+        )
+        raise StudyFileError(Fault("devices.sharding", message))
+    profile = _with_facts_of(profile, run, smallest)
     profile = replace(
-        _with_facts_of(profile, run, smallest),
+        profile,
+        # Sharded, they are traced.
+        gradient_bytes=0 if sharded else profile.gradient_bytes,
         validation_set=len(run.data.validation),  # type: ignore[arg-type]
         state_bytes=()
-        if setup.sharding == "ddp"
+        if setup.sharding != "zero1"
         else tuple((devices, state_bytes(run.optimizer, devices)) for devices in sorted({1, *request.devices})),
         validates_on_training=run.train_fetcher.same_data(run.validation_fetcher),
         unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
@@ -132,7 +145,10 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
 
 
 def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[int, TrainingRun]:
-    """The smallest micro-batch that works and its run, with more activation checkpointing where memory runs out without."""
+    """The smallest micro-batch that works and its run, with more activation checkpointing where memory runs out without.
+
+    What several GPUs share out may be too large for one: then it runs on the CPU.
+    """
     more = [mode for mode in request.memory.activation_checkpointing if mode != "none"]
     for mode in more:
         try:
@@ -142,7 +158,15 @@ def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[
                 raise
         release_memory(setup.device)
         setup = replace(setup, plan=replace(setup.plan, activation_checkpointing=mode))
-    return smallest_workable(task, setup)
+    try:
+        return smallest_workable(task, setup)
+    except Exception as error:
+        if not is_out_of_memory(error) or setup.sharding != "fsdp2" or setup.device == "cpu":
+            raise
+    release_memory(setup.device)
+    precision = "fp32" if setup.training.precision == "tf32" else setup.training.precision
+    training = setup.training.model_copy(update={"precision": precision})
+    return smallest_workable(task, replace(setup, device="cpu", training=training, memory_limit_bytes=None))
 
 
 def _with_possible_checkpointing(task: Task, model: nn.Module, request: ProfileRequest) -> ProfileRequest:
@@ -342,12 +366,14 @@ def _with_memory_law(
     smallest = profile.smallest_micro_batch
     highest = max(_largest_share(profile, request, min(request.devices)), smallest)
     setup = _smallest_setup(request.setup, profile)
-    probe = MemoryProbe(task, setup, usable)
+    probe = MemoryProbe(task, setup, usable, ranks=_sharing(request))
     law = memory_law(probe, usable, smallest, highest)
     if law is None:
         raise StudyFileError(Fault("memory.limit", does_not_fit(probe, None, usable, smallest)))
     largest = law.largest_micro_batch(alone) or smallest
-    if limit is not None and law.largest_micro_batch(alone) is None and 1 not in request.devices:
+    if probe.ranks > 1:
+        law = replace(law, note=law.note or f"of one of {probe.ranks} devices; not confirmed on real tensors")
+    elif limit is not None and law.largest_micro_batch(alone) is None and 1 not in request.devices:
         law = replace(law, note=law.note or "not confirmed on real tensors: on one device alone it does not fit")
     elif limit is not None:
         try:
@@ -366,9 +392,15 @@ def _with_memory_law(
         profile = replace(profile, evaluation_batch=first.evaluation_batch)
     elif not isinstance(task, LoopTask):  # which evaluates in its own way
         most, peaks = evaluation_batch(probe, least, law, largest)
-        profile = replace(profile, evaluation_batch=fastest_evaluation_batch(probe, most, largest))
+        fastest = fastest_evaluation_batch(probe, most, largest) if probe.ranks == 1 else min(most, max(largest, 512))
+        profile = replace(profile, evaluation_batch=fastest)
     points = tuple(sorted(peaks.items()))
     return replace(profile, memory=replace(law, evaluation_points=points, source=probe.source, note=law.note or probe.note))
+
+
+def _sharing(request: ProfileRequest) -> int:
+    """The devices that share out the parameters; 1: each has all of them."""
+    return max(request.devices) if request.setup.sharding == "fsdp2" else 1
 
 
 def _largest_share(profile: DeviceProfile, request: ProfileRequest, devices: int) -> int:
@@ -434,7 +466,7 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
     rows: list[MemoryRow] = []
 
     def with_law(one: DeviceProfile, first: DeviceProfile | None) -> DeviceProfile:
-        probe = MemoryProbe(task, _smallest_setup(here.setup, one), usable, like_gpu=True)
+        probe = MemoryProbe(task, _smallest_setup(here.setup, one), usable, like_gpu=True, ranks=_sharing(here))
         law = memory_law(probe, usable, smallest, highest)
         assert law is not None
         largest = law.largest_micro_batch(usable)
@@ -483,13 +515,13 @@ def _memory_rows(task: Task, request: ProfileRequest, profile: DeviceProfile, li
     """The rows of the profile's own activation checkpointing."""
     assert profile.memory is not None
     smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
-    probe = MemoryProbe(task, _smallest_setup(request.setup, profile))
+    probe = MemoryProbe(task, _smallest_setup(request.setup, profile), ranks=_sharing(request))
     sizes = _spread(smallest, largest)
     last_s, started = 0.0, time.perf_counter()
     for before, size in zip([smallest, *sizes], sizes, strict=False):
         predicted, measured = probe.train_peak(size).total, None
         # Time is assumed proportional to size; a measurement that would exceed the limit is skipped.
-        if time.perf_counter() - started + last_s * size / before <= limit_s:
+        if probe.ranks == 1 and time.perf_counter() - started + last_s * size / before <= limit_s:
             size_started = time.perf_counter()
             measured = probe.counted("train", size).total
             last_s = time.perf_counter() - size_started

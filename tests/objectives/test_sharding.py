@@ -11,7 +11,7 @@ import pytest
 import torch
 from bsearch.objectives.checkpoint import experiment_of
 from bsearch.objectives.parallel.data_parallel import RankProcesses, close_ranks
-from bsearch.objectives.parallel.sharding import owners
+from bsearch.objectives.parallel.zero1 import owners
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
@@ -178,7 +178,7 @@ def test_a_study_of_sharded_trials_keeps_its_limit(study_file: Callable[..., Pat
             {"devices": {"sharding": "zero1", "per_trial": 2}, "training": {"precision": "fp16"}},
             "devices.sharding: expected ddp with fp16, since each device would unscale only a share of gradients; got zero1.",
         ),
-        ({"devices": {"sharding": "zero2", "per_trial": 2}}, "devices.sharding: expected one of ddp, zero1; got 'zero2'"),
+        ({"devices": {"sharding": "zero2", "per_trial": 2}}, "devices.sharding: expected one of ddp, zero1, fsdp2; got 'zero2'"),
     ],
 )
 def test_what_cannot_be_sharded_is_told(changes: dict[str, Any], message: str) -> None:

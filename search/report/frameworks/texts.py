@@ -318,8 +318,10 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
             f"was corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
         )
     if _is_sharded(chosen):
+        what = {"zero1": "the optimizer state", "fsdp2": "parameters, gradients and the optimizer state"}
+        sharding = chosen.setup.sharding
         yield (
-            "the trial sharded the optimizer state over its devices (zero1); where this is not done, a device needs more memory"
+            f"the trial sharded {what[sharding]} over its devices ({sharding}); where this is not done, a device needs more memory"
         )
     if chosen.setup.training.channels_last:
         yield "the trial used channels-last images: model.to(memory_format=torch.channels_last), and the same for its inputs"
