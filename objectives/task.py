@@ -6,7 +6,7 @@ Every method gets the trial's `setup`, so anything can be searched: `setup.param
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,10 +99,13 @@ class Task(ABC):
         inputs, labels = batch
         return Loss(smoothed_cross_entropy(model(inputs), labels, setup), len(labels))
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
-        """The optimizer, with the setup's learning rate; default: SGD with Nesterov momentum 0.9."""
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        """The optimizer of the model's parameters, with the setup's learning rate; default: SGD with Nesterov momentum 0.9.
+
+        Parameters that require no gradient are left out afterwards.
+        """
         return torch.optim.SGD(
-            parameters,
+            model.parameters(),
             lr=setup.learning_rate,
             momentum=0.9,
             nesterov=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -138,8 +139,7 @@ class TrainingRun:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
             raise TaskError(f"{_name(self.task)}.model: expected trainable parameters, got none")
-        self.optimizer = self.task.optimizer(iter(self.parameters), self.setup)
-        check_optimizer(f"{_name(self.task)}.optimizer", self.optimizer, self.setup)
+        self.optimizer = _checked_optimizer(self.task, model, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     @property
@@ -641,6 +641,25 @@ def _checked_data(data: Any) -> Data:
     if not data.unit.isidentifier() or data.unit == "samples":
         raise TaskError(f"Task.data: unit: expected a word of its own, such as tokens, got {data.unit!r}")
     return data
+
+
+def _checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+    """The task's optimizer, for trainable parameters alone.
+
+    Raises:
+        TaskError: it is none, or does not use the setup's settings.
+    """
+    where = f"{_name(task)}.optimizer"
+    if "parameters" in inspect.signature(task.optimizer).parameters:
+        raise TaskError(
+            f"{where}: expected optimizer(self, model, setup), got optimizer(self, parameters, setup). Take the model, and "
+            "write model.parameters()."
+        )
+    optimizer = task.optimizer(model, setup)
+    check_optimizer(where, optimizer, setup)
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    return optimizer
 
 
 def _check_loss(task: Task, loss: Any, samples: int) -> None:

@@ -7,7 +7,7 @@ Parameters (fixed or searched, all optional but `root`):
 - `model`: small_cnn, or any classification model of torchvision by name; `width` of small_cnn.
 - `image_size`: pixels; images are resized (shorter side) and cropped. `augment`: none, flip or crop_flip.
 - `train_samples`, `evaluation_samples`: limits on training and validation samples, drawn evenly from the classes.
-- `optimizer`: sgd, adam, adamw or adafactor.
+- `optimizer`: sgd, adam, adamw, adafactor or muon; with bitsandbytes also adamw_8bit, lion and lion_8bit.
 
 Images are cached as bytes in a memory-mapped file that all workers of a machine share; augmentation runs on the device.
 """
@@ -18,7 +18,7 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -34,7 +34,7 @@ from ..spaces.errors import TaskError
 from ..spaces.study import near_miss
 from ..spaces.trial import TrialSetup
 from .batches import SampleKeys, mixed
-from .digits import named_optimizer
+from .optimizers import named_optimizer
 from .task import Data, Loss, Score, Task, smoothed_cross_entropy
 
 _SETS: dict[str, Callable[..., Any]] = {
@@ -123,8 +123,8 @@ class Vision(Task):
             pixels = augmented(pixels, uniform, crop=_augment(setup) == "crop_flip")
         return Loss(smoothed_cross_entropy(model(pixels), labels, setup), len(labels))
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
-        return named_optimizer(parameters, setup)
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return named_optimizer(model, setup)
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> dict[str, Score]:
         pixels, labels, _ = batch

@@ -460,12 +460,12 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
         faults.append(
             Fault(
                 "space.rule",
-                f"expected a rule for {profile.optimizer}, which has no betas; got {adam_rules[0]!r}, which scales them. "
-                "Use linear or sqrt, or an Adam optimizer.",
+                f"expected a rule for {profile.optimizer}, which has no betas of Adam's kind; got {adam_rules[0]!r}, which "
+                "scales them. Use linear or sqrt, or an Adam optimizer.",
             )
         )
     decay_rules = [rule for rule in values_of(spec.space.rule) if rule in RULES_FOR_DECAY]
-    if decay_rules and not (profile.adaptive and profile.decoupled_decay):
+    if decay_rules and not profile.decoupled_decay:
         faults.append(
             Fault(
                 "space.rule",

@@ -410,8 +410,8 @@ class Devices(Section):
     sharding: Sharding = Field(
         "ddp",
         description="ddp: every device of a trial holds the whole optimizer state; zero1: it is sharded across them (ZeRO "
-        "stage 1), which saves memory and costs a broadcast of the updated parameters each step; fsdp2: parameters and gradients "
-        "too, gathered block by block as they are used. Results do not change.",
+        "stage 1), which saves memory and costs a broadcast of the updated parameters each step; fsdp2: parameters and "
+        "gradients too, gathered block by block as they are used. Results do not change.",
     )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
     cpus: Annotated[StrictInt, Field(ge=1)] | Literal["auto"] = Field(

@@ -41,8 +41,8 @@ class Blocks(Net):
     def checkpoint_blocks(self, model: nn.Module) -> list[nn.Module]:
         return [block for block in model.children() if isinstance(block, Block)]
 
-    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=setup.learning_rate)
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
 
 
 class IgnoredBlocks(Blocks):

@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +181,13 @@ class LossWhileTraining(Points):
 
 
 class IgnoresTheRate(Points):
-    def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
-        return torch.optim.SGD(parameters, lr=0.123)
+    def optimizer(self, model, setup):  # type: ignore[no-untyped-def]
+        return torch.optim.SGD(model.parameters(), lr=0.123)
 
 
 class AdamPoints(Points):
-    def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
-        return torch.optim.Adam(parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps)
+    def optimizer(self, model, setup):  # type: ignore[no-untyped-def]
+        return torch.optim.Adam(model.parameters(), lr=setup.learning_rate, betas=setup.betas, eps=setup.eps)
 
 
 class ManyFates(AdamPoints):
@@ -211,8 +211,8 @@ class EveryFate(ManyFates):
 
 
 class AdamDigits(Digits):
-    def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
-        return torch.optim.Adam(parameters, lr=setup.learning_rate, betas=setup.betas, eps=setup.eps)
+    def optimizer(self, model, setup):  # type: ignore[no-untyped-def]
+        return torch.optim.Adam(model.parameters(), lr=setup.learning_rate, betas=setup.betas, eps=setup.eps)
 
 
 class CountsSamples(Points):
@@ -233,7 +233,7 @@ def own_loop(setup: TrialSetup) -> Iterator[Measurement]:
     """A loop of one's own: it knows its plan, its rate and its budget, and tells what it measures."""
     task = Points()
     data, model = task.data(setup), task.model(setup)
-    optimizer = task.optimizer(model.parameters(), setup)
+    optimizer = task.optimizer(model, setup)
     seen, begun = 0, time.perf_counter()
     while seen < setup.samples_budget:
         index = torch.arange(seen, seen + setup.effective_batch) % len(data.train)
@@ -270,8 +270,8 @@ a_number = 3
 
 
 class NoDecay(Points):
-    def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=setup.learning_rate)
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=setup.learning_rate)
 
 
 class WideNet(Task):
@@ -379,10 +379,10 @@ class Noisy(Points):
         shake = random.random() + float(np.random.rand())
         return super().loss(model, [inputs + 0.1 * shake, labels], setup)
 
-    def optimizer(self, parameters, setup):  # type: ignore[no-untyped-def]
+    def optimizer(self, model, setup):  # type: ignore[no-untyped-def]
         if setup.parameters.get("optimizer") == "adam":
-            return torch.optim.AdamW(parameters, lr=setup.learning_rate)
-        return super().optimizer(parameters, setup)
+            return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
+        return super().optimizer(model, setup)
 
 
 class DiesOnceInTheMiddle(Noisy):

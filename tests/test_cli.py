@@ -209,7 +209,7 @@ def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callab
         ),
         (
             {"space": {"effective_batch": 64, "reference_rate": 0.1, "rule": "adam_sde"}, "budget": BRIEFLY_TIMED},
-            "space.rule: expected a rule for SGD, which has no betas; got 'adam_sde'",
+            "space.rule: expected a rule for SGD, which has no betas of Adam's kind; got 'adam_sde'",
         ),
         (
             {

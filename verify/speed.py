@@ -59,7 +59,7 @@ def plain_loop(task: Task, batch: int, device: str, parameters: dict[str, Any] |
     inputs, labels = (part.to(place) for part in task.data(setup).train.tensors)  # type: ignore[attr-defined]
     torch.manual_seed(0)
     model = task.model(setup).to(place)
-    optimizer = task.optimizer(model.parameters(), setup)
+    optimizer = task.optimizer(model, setup)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10**6)
 
     def chunks() -> Iterator[Tensor]:

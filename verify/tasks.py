@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -79,8 +79,8 @@ class Tokens(Task):
             "accuracy": Score((logits.argmax(-1) == following.flatten()).sum(), following.numel()),
         }
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=setup.learning_rate, fused=setup.device == "gpu" or None)
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate, fused=setup.device == "gpu" or None)
 
 
 class GPT(nn.Module):

@@ -63,8 +63,8 @@ class GPT(Task):
     def model(self, setup):
         return Net(setup.parameters["width"], setup.parameters["depth"])
 
-    def optimizer(self, parameters, setup):
-        return torch.optim.AdamW(parameters, setup.learning_rate, setup.betas, weight_decay=setup.weight_decay)
+    def optimizer(self, model, setup):
+        return torch.optim.AdamW(model.parameters(), setup.learning_rate, setup.betas, weight_decay=setup.weight_decay)
 
     def loss(self, model, batch, setup):
         tokens, following = batch

@@ -11,7 +11,7 @@ import copy
 import dis
 import gc
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -157,14 +157,13 @@ class LoopTask(Task):
         """None: the loop decides what its model keeps."""
         return ()
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         """A copy of the loop's optimizer for the same parameters of another copy of its model."""
         parts = self.parts(setup)
         originals = list(parts.model.parameters())
-        trainable = [parameter for parameter in originals if parameter.requires_grad]
         # For deepcopy: what to put in the place of each object instead of copying it.
         memo: dict[int, Any] = {id(parameter): parameter for parameter in originals}
-        memo |= {id(original): copied for original, copied in zip(trainable, parameters, strict=True)}
+        memo |= {id(original): copied for original, copied in zip(originals, model.parameters(), strict=True)}
         optimizer = copy.deepcopy(parts.optimizer, memo)
         for name, value in vars(parts.optimizer).items():  # an optimizer copies only its groups, state and defaults
             vars(optimizer).setdefault(name, value)

@@ -14,7 +14,7 @@ Parameters (fixed or searched; only `model` and `text` are needed):
 - `lora_rank`: trains adapters of this rank, and freezes the model; `lora_alpha` (twice the rank), `lora_dropout` (0),
   `lora_targets`: modules by name, separated by commas (all linear ones).
 - `quantize`: `8bit` or `4bit` loads the frozen model so, on a GPU with `bitsandbytes`.
-- `optimizer`: adamw (default), adam, adafactor or sgd.
+- `optimizer`: adamw (default), adam, adafactor, muon or sgd; with bitsandbytes also adamw_8bit, lion and lion_8bit.
 
 Metrics: `val_loss`, the mean over counted tokens in nats, and its `perplexity`.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch.utils.data import TensorDataset
 from ...spaces.errors import OutputError, TaskError
 from ...spaces.study import near_miss
 from ...spaces.trial import TrialSetup
-from ..digits import named_optimizer
+from ..optimizers import named_optimizer
 from ..task import Data, Loss, Score, Task
 from .packing import IGNORED, Rows, document_mask, pack, positions
 from .text import Bytes, Templates, Tokens, held_out, read_documents, tokenized
@@ -70,8 +69,8 @@ class CausalLM(Task):
         )
         return Loss(total, (labels != IGNORED).sum())
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], setup: TrialSetup) -> torch.optim.Optimizer:
-        return named_optimizer(parameters, setup, default="adamw")
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return named_optimizer(model, setup, default="adamw")
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> dict[str, Score]:
         loss = self.loss(model, batch, setup)

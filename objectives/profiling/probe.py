@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,8 +40,8 @@ from .step_time import measured_step_time, refined_step_time, timed_rounds
 # Real runs that may look for the largest micro-batch.
 _MOST_RUNS = 4
 
-# Their update of a parameter reads all of it; DTensor cannot do their operations in place.
-_WHOLE_MATRIX_OPTIMIZERS = ("Adafactor", "Muon")
+# Their update reads a whole parameter, or DTensor cannot do it in place.
+_UNSHARDABLE = ("Adafactor", "Muon", "MuonAdamW", "AdamW8bit", "Lion", "Lion8bit")
 
 # From this factor between two parameter values, in a step's bytes or operations, one law does not cover both.
 _COST_FACTOR = 1.1
@@ -77,10 +78,10 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
     sharded = setup.sharding == "fsdp2"
-    if sharded and type(run.optimizer).__name__ in _WHOLE_MATRIX_OPTIMIZERS:
+    if sharded and type(run.optimizer).__name__ in _UNSHARDABLE:
         message = (
-            f"expected ddp or zero1 with {type(run.optimizer).__name__}, which needs whole matrices; got fsdp2. Write zero1, "
-            "or use AdamW."
+            f"expected ddp or zero1 with {type(run.optimizer).__name__}, which cannot update shards of parameters; got fsdp2. "
+            "Write zero1, or use AdamW."
         )
         raise StudyFileError(Fault("devices.sharding", message))
     profile = _with_facts_of(profile, run, smallest)
@@ -193,15 +194,17 @@ def _unknown_memory(error: Exception) -> str:
 
 
 def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> DeviceProfile:
+    optimizer = type(run.optimizer).__name__
     return replace(
         profile,
         training_set=len(run.data.train),  # type: ignore[arg-type]
         smallest_micro_batch=smallest,
         unit="" if run.data.lengths is None else run.data.unit,
         units_per_sample=None if run.data.lengths is None else sum(run.data.lengths) / len(run.data.lengths),
-        optimizer=type(run.optimizer).__name__,
-        adaptive=any("betas" in group for group in run.optimizer.param_groups),
-        decoupled_decay=any(group.get("decoupled_weight_decay", True) for group in run.optimizer.param_groups),
+        optimizer=optimizer,
+        # Lion's betas are of another kind, which no rule scales.
+        adaptive=any("betas" in group for group in run.optimizer.param_groups) and not optimizer.startswith("Lion"),
+        decoupled_decay=any(_decouples(run.optimizer, group) for group in run.optimizer.param_groups),
         applies_decay=any(
             math.isclose(float(group.get("weight_decay", 0.0)), run.setup.weight_decay) for group in run.optimizer.param_groups
         ),
@@ -212,6 +215,11 @@ def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> D
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),
     )
+
+
+def _decouples(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether weight decay is decoupled from the gradient; of those that do not say, SGD's is not."""
+    return bool(group.get("decoupled_weight_decay", not isinstance(optimizer, torch.optim.SGD)))
 
 
 def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:

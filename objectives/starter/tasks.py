@@ -26,9 +26,9 @@ class MyTask(Task):
     #     inputs, labels = batch
     #     return Loss(nn.functional.cross_entropy(model(inputs), labels, reduction="sum"), len(labels))
     #
-    # def optimizer(self, parameters, setup):  # setup has the values from study.yaml: space.weight_decay, training.betas
+    # def optimizer(self, model, setup):  # setup has the values from study.yaml: space.weight_decay, training.betas
     #     # AdamW needs learning rates a hundred times smaller: reference_rate {low: 1e-4, high: 1e-2}, rule: [sqrt, adam_sde]
-    #     return torch.optim.AdamW(parameters, lr=setup.learning_rate, betas=setup.betas, weight_decay=setup.weight_decay)
+    #     return torch.optim.AdamW(model.parameters(), setup.learning_rate, setup.betas, weight_decay=setup.weight_decay)
     #
     # def score(self, model, batch, setup):
     #     inputs, labels = batch

@@ -170,8 +170,8 @@ class Images(Task):
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
         return Score((model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1]))
 
-    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=setup.learning_rate, momentum=0.9)
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=setup.learning_rate, momentum=0.9)
 
 
 @pytest.mark.slow
@@ -203,10 +203,10 @@ def test_the_peaks_of_known_models_on_cuda(name: str, adam: bool, samples: int, 
     """Figures of another implementation of the same trace; it does not tell that of convnext_tiny in fp32."""
 
     class Known(Images):
-        def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
+        def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
             if adam:
-                return torch.optim.AdamW(parameters, lr=setup.learning_rate)
-            return super().optimizer(parameters, setup)
+                return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
+            return super().optimizer(model, setup)
 
     task = Known(lambda: models.get_model(name, weights=None, num_classes=10))
     for precision, live_mib in (("fp32", fp32), ("bf16", bf16)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from bsearch.cli import main
 from bsearch.objectives.language.packing import IGNORED, Document, best_fit, document_mask, pack, positions
+from bsearch.objectives.optimizers import OPTIMIZERS
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.task import Loss
 from bsearch.objectives.training import TrainingRun
@@ -243,7 +245,7 @@ def test_memory_is_known_beforehand(language: dict[str, Any], changes: dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "adam", "adafactor", "sgd"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns(language: dict[str, Any], optimizer: str) -> None:
     run = TrainingRun(CausalLM(), language_setup(language, optimizer=optimizer))
     before = run.evaluate()["val_loss"]
@@ -265,16 +267,21 @@ def test_perplexity_is_of_the_mean_over_all_tokens(language: dict[str, Any]) -> 
         ({"length": 4096}, "space.length: expected 2 to 128 tokens, which is what the model takes, got 4096"),
         ({"lora_rank": 0}, "space.lora_rank: expected an integer >= 1, got 0. Leave it out to train all weights."),
         ({"lora_rank": 2, "lora_targets": "q_porj"}, "space.lora_targets: expected modules of the model, got 'q_porj'."),
+        ({"optimizer": "lion"}, "space.optimizer: lion needs bitsandbytes: pip install bitsandbytes"),
         ({"quantize": "4bit"}, "space.quantize: expected lora_rank with it"),
         ({"quantize": "4bit", "lora_rank": 2}, "space.quantize: expected a GPU, which bitsandbytes needs for 4bit"),
         ({"attention": "row"}, "space.attention: expected documents or rows, got 'row'. Did you mean 'rows'?"),
-        ({"optimizer": "adamW"}, "expected one of sgd, adam, adamw, adafactor; got 'adamW'. Did you mean 'adam'?"),
+        (
+            {"optimizer": "adamW"},
+            "lion, lion_8bit, muon; got 'adamW'. Did you mean 'adam'?",
+        ),
     ],
 )
 def test_what_is_wrong_is_told(
     language: dict[str, Any], changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for twenty seconds
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
     with pytest.raises(TaskError) as told:
         TrainingRun(CausalLM(), language_setup(language, **changes))
     assert message in str(told.value)

@@ -132,7 +132,7 @@ def test_a_function_that_yields_before_it_trains_has_unknown_memory() -> None:
 def test_copies_have_optimizers_of_their_own_with_the_same_groups() -> None:
     task, made = LoopTask(driven), setup(1, budget=1, rate=0.01)
     one, other = task.model(made), task.model(made)
-    optimizers = [task.optimizer((each for each in net.parameters() if each.requires_grad), made) for net in (one, other)]
+    optimizers = [task.optimizer(net, made) for net in (one, other)]
     for net, optimizer in zip((one, other), optimizers, strict=True):
         trainable = [parameter for parameter in net.parameters() if parameter.requires_grad]
         held = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]

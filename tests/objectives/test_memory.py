@@ -137,10 +137,10 @@ class Images(Task):
         model: nn.Module = torchvision.models.get_model(self.name, weights=None, num_classes=10, **options)
         return model
 
-    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         if self.adam:
-            return torch.optim.AdamW(parameters, lr=setup.learning_rate)
-        return super().optimizer(parameters, setup)
+            return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
+        return super().optimizer(model, setup)
 
 
 class Transformer(nn.Module):
@@ -178,8 +178,8 @@ class Tokens(Task):
         total = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), targets.flatten(), reduction="sum")
         return Loss(total, (targets >= 0).sum())
 
-    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, lr=setup.learning_rate)
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=setup.learning_rate)
 
     def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
         (tokens,) = batch
@@ -290,7 +290,7 @@ def test_built_in_optimizers_are_fused_on_a_gpu_and_allocate_nothing(optimizer: 
     probe.setup = probe.run.setup = on_gpu
     fused = probe.train_peak(1)
     assert probe.source == "traced"
-    assert probe.run.task.optimizer(iter(probe.run.parameters), on_gpu).param_groups[0]["fused"]
+    assert probe.run.task.optimizer(probe.run.model, on_gpu).param_groups[0]["fused"]
     weights = sum(4 * parameter.numel() for parameter in probe.run.parameters)
     assert fused.parts["workspace"] < weights
 

@@ -67,7 +67,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor", "muon"])
 def test_sharded_training_is_the_same_to_the_bit(ranks: RankProcesses, optimizer: str) -> None:
     (whole,) = ranks.run(optimizer_states, DIGITS, on(2, "ddp", optimizer), 5)
     (sharded,) = ranks.run(optimizer_states, DIGITS, on(2, "zero1", optimizer), 5)
@@ -106,8 +106,8 @@ class Layers(Net):
         hidden = [layer for _ in range(8) for layer in (nn.Linear(128, 128), nn.Tanh())]
         return nn.Sequential(nn.Linear(6, 128), *hidden, nn.Linear(128, 5))
 
-    def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=setup.learning_rate)
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
 
 
 @pytest.mark.slow
@@ -178,7 +178,10 @@ def test_a_study_of_sharded_trials_keeps_its_limit(study_file: Callable[..., Pat
             {"devices": {"sharding": "zero1", "per_trial": 2}, "training": {"precision": "fp16"}},
             "devices.sharding: expected ddp with fp16, since each device would unscale only a share of gradients; got zero1.",
         ),
-        ({"devices": {"sharding": "zero2", "per_trial": 2}}, "devices.sharding: expected one of ddp, zero1, fsdp2; got 'zero2'"),
+        (
+            {"devices": {"sharding": "zero2", "per_trial": 2}},
+            "devices.sharding: expected one of ddp, zero1, fsdp2; got 'zero2'",
+        ),
     ],
 )
 def test_what_cannot_be_sharded_is_told(changes: dict[str, Any], message: str) -> None:

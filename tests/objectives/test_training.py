@@ -186,8 +186,8 @@ def test_a_compiled_model_learns_the_same() -> None:
 
 def test_the_schedule_reaches_every_group_at_its_own_share() -> None:
     class Layers(Points):
-        def optimizer(self, parameters: Any, setup: TrialSetup) -> torch.optim.Optimizer:
-            first, *rest = parameters
+        def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+            first, *rest = model.parameters()
             groups = [{"params": [first], "lr": setup.learning_rate / 10}, {"params": rest}]
             return torch.optim.SGD(groups, lr=setup.learning_rate)
 

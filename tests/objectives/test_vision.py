@@ -95,7 +95,10 @@ def test_augmentation_flips_and_shifts_and_nothing_else() -> None:
         ({"dataset": "cifar"}, "space.dataset: expected one of folder, cifar10, .* got 'cifar'. Did you mean 'cifar10'?"),
         ({"dataset": "cifar10"}, "space.root: expected cifar10 in .* Copy it there, or write download: true"),
         ({"root": "/nowhere"}, "space.root: expected a folder train/ in /nowhere, got none"),
-        ({"optimizer": "sdg"}, "space.optimizer: expected one of sgd, adam, adamw, adafactor; got 'sdg'. Did you mean 'sgd'?"),
+        (
+            {"optimizer": "sdg"},
+            "adafactor, lion, lion_8bit, muon; got 'sdg'. Did you mean 'sgd'?",
+        ),
     ],
 )
 def test_a_slip_in_the_options_is_told(folder: Path, parameters: dict[str, str], message: str) -> None:

@@ -10,10 +10,20 @@ from typing import Any
 import yaml
 
 from ....spaces.errors import StudyFileError
+from ....spaces.learning_rate import LION_BETAS
 from .settings import ChosenSettings
-from .texts import Exported, commented, huggingface_arguments, optimizer_notes, program, torch_optimizer
+from .texts import (
+    BITSANDBYTES,
+    Exported,
+    commented,
+    huggingface_arguments,
+    optimizer_notes,
+    program,
+    torch_optimizer,
+)
 
 _TASK = "bsearch.objectives.language:"
+_OPTIMIZERS = {"Adafactor": "adafactor", "SGD": "sgd", **BITSANDBYTES}  # by Axolotl's names; else AdamW
 _LONGEST = 1024  # tokens of a row, where the study does not say
 
 
@@ -54,7 +64,13 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     options, training, settings = _options(chosen, "axolotl"), chosen.setup.training, chosen.even_settings
     prompt, completion = str(options.get("prompt", "")), str(options.get("completion", "{text}"))
     fields = _fields(completion)
-    notes = [*chosen.even_notes, *optimizer_notes(chosen), *_row_notes(chosen, options, "Axolotl"), *_text_notes(options)]
+    betas = LION_BETAS if str(chosen.optimizer).startswith("Lion") else settings.betas
+    notes = [
+        *chosen.even_notes,
+        *optimizer_notes(chosen, known=_OPTIMIZERS),
+        *_row_notes(chosen, options, "Axolotl"),
+        *_text_notes(options),
+    ]
     if "validation_text" not in options:
         notes.append(_held_out("a random 90 %"))
     kind: Any = "completion"
@@ -94,10 +110,10 @@ def axolotl(chosen: ChosenSettings) -> Exported:
         "lr_scheduler": "constant_with_warmup" if training.schedule == "constant" else training.schedule,
         "warmup_steps": chosen.warmup_steps(chosen.even_steps),
         "weight_decay": settings.weight_decay,
-        "optimizer": {"Adafactor": "adafactor", "SGD": "sgd"}.get(str(chosen.optimizer), "adamw_torch"),
+        "optimizer": _OPTIMIZERS.get(str(chosen.optimizer), "adamw_torch"),
         **({"optim_args": _sgd_arguments(chosen)} if chosen.optimizer == "SGD" else {}),
-        "adam_beta1": settings.betas[0],
-        "adam_beta2": settings.betas[1],
+        "adam_beta1": betas[0],
+        "adam_beta2": betas[1],
         "adam_epsilon": settings.eps,
         "max_grad_norm": training.clip_norm or 0.0,
         "bf16": training.precision == "bf16",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ import jinja2
 import yaml
 
 from ....spaces.errors import cut, plain
-from ....spaces.learning_rate import OptimizerSettings
+from ....spaces.learning_rate import LION_BETAS, OptimizerSettings
 from ....spaces.trial import TrialSetup
 from .settings import ChosenSettings
 
@@ -31,6 +31,9 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "NAdam": ("betas", "eps"),
     "RAdam": ("betas", "eps"),
 }
+
+# Those of bitsandbytes, by Trainer's names.
+BITSANDBYTES = {"AdamW8bit": "adamw_bnb_8bit", "Lion": "lion_32bit", "Lion8bit": "lion_8bit"}
 
 # SGD momentum of `Task` and the built-in tasks, for studies that did not record it.
 USUAL_MOMENTUM = 0.9
@@ -58,6 +61,7 @@ def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple
     training, settings = chosen.setup.training, chosen.even_settings
     name, keywords = torch_optimizer(chosen, settings)
     supported = name == "AdamW" or (name == "Adam" and settings.weight_decay == 0)
+    trainers_name = BITSANDBYTES.get(str(chosen.optimizer), "adamw_torch")
     arguments: dict[str, Any] = {
         "output_dir": "output",
         "per_device_train_batch_size": chosen.even.micro_batch,
@@ -83,13 +87,13 @@ def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple
     if checkpoints:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     if supported:
-        beta1, beta2 = settings.betas
-        arguments |= {"optim": "adamw_torch", "adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": settings.eps}
+        beta1, beta2 = LION_BETAS if trainers_name.startswith("lion") else settings.betas
+        arguments |= {"optim": trainers_name, "adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": settings.eps}
     if chosen.setup.device == "cpu":
         arguments["use_cpu"] = True
     notes = [
         *_even_notes(chosen),
-        *optimizer_notes(chosen),
+        *optimizer_notes(chosen, known=BITSANDBYTES),
         *_seed_notes(chosen),
         *_checkpointing_notes(chosen, enabled=checkpoints),
     ]
@@ -280,7 +284,12 @@ def torch_optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tupl
     return name, {"lr": settings.learning_rate, **keywords, "weight_decay": settings.weight_decay}
 
 
-def optimizer_notes(chosen: ChosenSettings) -> Iterator[str]:
+def optimizer_notes(chosen: ChosenSettings, known: Container[str] = ()) -> Iterator[str]:
+    """What becomes of the trial's optimizer.
+
+    Args:
+        known: optimizers that the text names although torch does not have them.
+    """
     if chosen.kind == "loop":
         yield (
             "the trial ran a loop of its own: schedule, warm-up, clipping and precision are the study's settings, which the "
@@ -288,6 +297,9 @@ def optimizer_notes(chosen: ChosenSettings) -> Iterator[str]:
         )
     if chosen.optimizer is None:
         yield "the study does not know the optimizer of a custom training loop: AdamW is a placeholder for yours"
+    elif chosen.optimizer in known:
+        if chosen.optimizer in BITSANDBYTES:
+            yield f"the trial's optimizer {chosen.optimizer} needs bitsandbytes"
     elif chosen.optimizer not in OPTIMIZERS:
         yield f"the trial's optimizer {chosen.optimizer!r} is defined by its task: AdamW is a placeholder for it"
     elif chosen.optimizer == "SGD" and chosen.momentum is None:
@@ -318,10 +330,11 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
             f"was corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
         )
     if _is_sharded(chosen):
-        what = {"zero1": "the optimizer state", "fsdp2": "parameters, gradients and the optimizer state"}
+        shared = {"zero1": "the optimizer state", "fsdp2": "parameters, gradients and the optimizer state"}
         sharding = chosen.setup.sharding
         yield (
-            f"the trial sharded {what[sharding]} over its devices ({sharding}); where this is not done, a device needs more memory"
+            f"the trial sharded {shared[sharding]} over its devices ({sharding}); where this is not done, a device needs more "
+            "memory"
         )
     if chosen.setup.training.channels_last:
         yield "the trial used channels-last images: model.to(memory_format=torch.channels_last), and the same for its inputs"

@@ -201,7 +201,7 @@ def test_texts_are_as_they_were_agreed(framework: str, case: str) -> None:
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_every_program_is_python_under_every_setting(framework: str, precision: str, schedule: str) -> None:
     for devices, warmup, switches, optimizer in product(
-        (1, 3), (0, 0.1), (False, True), ("SGD", "Adam", "AdamW", "Lion", None)
+        (1, 3), (0, 0.1), (False, True), ("SGD", "Adam", "AdamW", "Shampoo", None)
     ):
         more = dict.fromkeys(("compile", "channels_last", "cudnn_benchmark", "sync_batch_norm"), switches)
         plan = BatchPlan(33, 2, devices)
@@ -209,7 +209,7 @@ def test_every_program_is_python_under_every_setting(framework: str, precision: 
         pasted = FRAMEWORKS[framework](settings)
         ast.parse(pasted.text)
         assert all(len(line) <= 160 for line in pasted.text.splitlines())
-        assert ("AdamW is a placeholder" in " ".join(pasted.notes)) == (optimizer in ("Lion", None))
+        assert ("AdamW is a placeholder" in " ".join(pasted.notes)) == (optimizer in ("Shampoo", None))
 
 
 HOSTILE = "x\n\"\"\"'''\r\nimport shutil\u2028import this\x0cimport os; {{ 7 * 7 }} {% raw %} \\"
@@ -217,7 +217,7 @@ HOSTILE = "x\n\"\"\"'''\r\nimport shutil\u2028import this\x0cimport os; {{ 7 * 7
 
 @pytest.mark.parametrize("framework", PROGRAMS)
 def test_names_out_of_a_strangers_database_stay_comments(framework: str) -> None:
-    settings = chosen(parameters={"width": "w"}, facts={"optimizer": "Lion"})
+    settings = chosen(parameters={"width": "w"}, facts={"optimizer": "Shampoo"})
     hostile = replace(
         settings,
         study=HOSTILE,
@@ -230,6 +230,22 @@ def test_names_out_of_a_strangers_database_stay_comments(framework: str) -> None
     text = FRAMEWORKS[framework](hostile).text
     assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(FRAMEWORKS[framework](settings).text))
     assert "49" not in text
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "betas"),
+    [
+        ("AdamW8bit", "adamw_bnb_8bit", (0.9, 0.999)),
+        ("Lion", "lion_32bit", (0.9, 0.99)),
+        ("Lion8bit", "lion_8bit", (0.9, 0.99)),
+    ],
+)
+def test_trainers_know_optimizers_of_bitsandbytes(optimizer: str, name: str, betas: tuple[float, float]) -> None:
+    made = FRAMEWORKS["hf"](chosen(facts={"optimizer": optimizer}))
+    assert f'optim="{name}"' in made.text
+    assert f"adam_beta1={betas[0]}" in made.text
+    assert f"adam_beta2={betas[1]}" in made.text
+    assert f"the trial's optimizer {optimizer} needs bitsandbytes" in made.notes
 
 
 def test_the_mapping_reads_back_whatever_the_names() -> None:

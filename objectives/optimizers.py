@@ -1,0 +1,152 @@
+"""Optimizers by name, for the ready tasks: torch's own, and those of bitsandbytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..spaces.errors import TaskError
+from ..spaces.learning_rate import LION_BETAS
+from ..spaces.study import near_miss
+from ..spaces.trial import TrialSetup
+
+
+def named_optimizer(model: nn.Module, setup: TrialSetup, default: str = "sgd") -> Optimizer:
+    """The optimizer named by the parameter `optimizer`, with the settings of the rule; on a GPU one fused kernel.
+
+    Raises:
+        TaskError: an unknown name, or a package that is not installed.
+    """
+    name = str(setup.parameters.get("optimizer", default))
+    if name not in OPTIMIZERS:
+        raise TaskError(f"space.optimizer: expected one of {', '.join(OPTIMIZERS)}; got {name!r}.{near_miss(name, OPTIMIZERS)}")
+    return OPTIMIZERS[name](model, setup)
+
+
+def _sgd(model: nn.Module, setup: TrialSetup) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **_fused(setup), **_rate_and_decay(setup))
+
+
+def _adam(model: nn.Module, setup: TrialSetup) -> Optimizer:
+    return torch.optim.Adam(model.parameters(), **_betas(setup), **_fused(setup), **_rate_and_decay(setup))
+
+
+def _adamw(model: nn.Module, setup: TrialSetup) -> Optimizer:
+    return torch.optim.AdamW(model.parameters(), **_betas(setup), **_fused(setup), **_rate_and_decay(setup))
+
+
+def _adafactor(model: nn.Module, setup: TrialSetup) -> Optimizer:
+    return torch.optim.Adafactor(model.parameters(), **_rate_and_decay(setup))
+
+
+def _adamw_8bit(model: nn.Module, setup: TrialSetup) -> Optimizer:
+    made: Optimizer = _bitsandbytes("adamw_8bit").AdamW8bit(model.parameters(), **_betas(setup), **_rate_and_decay(setup))
+    return made
+
+
+def _lion(model: nn.Module, setup: TrialSetup) -> Optimizer:
+    made: Optimizer = _bitsandbytes("lion").Lion(model.parameters(), betas=LION_BETAS, **_rate_and_decay(setup))
+    return made
+
+
+def _lion_8bit(model: nn.Module, setup: TrialSetup) -> Optimizer:
+    made: Optimizer = _bitsandbytes("lion_8bit").Lion8bit(model.parameters(), betas=LION_BETAS, **_rate_and_decay(setup))
+    return made
+
+
+def _muon(model: nn.Module, setup: TrialSetup) -> Optimizer:
+    if not hasattr(torch.optim, "Muon"):
+        raise TaskError(f"space.optimizer: muon needs torch 2.9 or newer, got {torch.__version__}")
+    matrices = hidden_matrices(model)
+    if not matrices:
+        raise TaskError(
+            f"space.optimizer: muon is for matrices of hidden layers, of which {type(model).__name__} has none. Use adamw."
+        )
+    of_muon = {id(matrix) for matrix in matrices}
+    others = [one for one in model.parameters() if one.requires_grad and id(one) not in of_muon]
+    # With this factor a matrix's update is as large as AdamW's, so that both share one rate: Liu et al. 2025, arXiv 2502.16982.
+    parts: list[Optimizer] = [torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **_rate_and_decay(setup))]
+    if others:
+        parts.append(torch.optim.AdamW(others, **_betas(setup), **_fused(setup), **_rate_and_decay(setup)))
+    return MuonAdamW(parts)
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, TrialSetup], Optimizer]] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "adamw": _adamw,
+    "adamw_8bit": _adamw_8bit,
+    "adafactor": _adafactor,
+    "lion": _lion,
+    "lion_8bit": _lion_8bit,
+    "muon": _muon,
+}
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Trainable weights of two dimensions that are neither of an embedding nor of the last linear layer: Muon's parameters.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    left_out = embeddings | {id(weight) for weight in linear[-1:]}
+    return [one for one in model.parameters() if one.requires_grad and one.dim() == 2 and id(one) not in left_out]
+
+
+class MuonAdamW(Optimizer):
+    """Several optimizers, each with its own parameters, as one: their groups and their state are this one's.
+
+    Args:
+        parts: Muon for hidden matrices, AdamW for what is left.
+    """
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        self._parts = parts
+        self._sizes = [len(part.param_groups) for part in parts]
+        super().__init__(list(chain.from_iterable(part.param_groups for part in parts)), {})
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        groups = iter(self.param_groups)
+        for part, size in zip(self._parts, self._sizes, strict=True):
+            part.param_groups = [next(groups) for _ in range(size)]
+            part.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all parameters; closures are not supported."""
+        for part in self._parts:
+            part.step()
+
+
+def _rate_and_decay(setup: TrialSetup) -> dict[str, Any]:
+    return {"lr": setup.learning_rate, "weight_decay": setup.weight_decay}
+
+
+def _betas(setup: TrialSetup) -> dict[str, Any]:
+    return {"betas": setup.betas, "eps": setup.eps}
+
+
+def _fused(setup: TrialSetup) -> dict[str, Any]:
+    return {"fused": setup.device == "gpu" or None}
+
+
+def _bitsandbytes(name: str) -> Any:
+    try:
+        from bitsandbytes import optim
+    except ImportError:
+        raise TaskError(f"space.optimizer: {name} needs bitsandbytes: pip install bitsandbytes") from None
+    return optim
+
+
+__all__ = ["OPTIMIZERS", "MuonAdamW", "hidden_matrices", "named_optimizer"]
