@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..spaces.errors import Fault, StudyFileError, TaskError
-from ..spaces.plan import BatchPlan, step_plans
+from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
@@ -266,9 +266,10 @@ class TrainingRun:
         """Set the learning rate to zero from here on: steps take their usual time and leave the parameters unchanged."""
         self._peak_rates = [0.0] * len(self._peak_rates)
 
-    def set_rate(self, fraction: float) -> None:
-        """Set every group's learning rate to the schedule's, at a fraction of the budget."""
-        factor = rate_factor(self.setup.training.schedule, self.setup.training.warmup, fraction)
+    def set_rate(self, fraction: float, growth: int = 1) -> None:
+        """Set every group's learning rate to the schedule's, at a fraction of the budget, for a batch that has grown so far."""
+        training = self.setup.training
+        factor = rate_factor(training.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
 
@@ -337,8 +338,8 @@ class TrainingRun:
         Where an earlier attempt left a checkpoint, its measurements are yielded again and training resumes from it.
         """
         setup = self.setup
-        full, last = step_plans(setup.plan, setup.samples_budget, **setup.limits)
-        plans = [setup.plan] * full + list(last)
+        steps = [run for run in setup.steps() for _ in range(run.count)]
+        plans = [run.plan for run in steps]
         clock = StepClock(self, counts_memory=len(plans) >= 4 * COUNTED_STEPS)
         facts: dict[str, Parameter] = self._facts(len(plans))
         checkpoint = Checkpoint.of(setup)
@@ -358,7 +359,8 @@ class TrainingRun:
                 self.noise.select(number, len(plans))
             else:
                 self.noise.active = False
-            self.train_step(plan, loader, (seen + size / 2) / setup.samples_budget, clock, loss_sum)
+            fraction = (seen + size / 2) / setup.samples_budget
+            self.train_step(plan, loader, fraction, clock, loss_sum, steps[number - 1].growth)
             seen += size
             loss_steps += 1
             # Reading the loss synchronises with the GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
@@ -461,14 +463,16 @@ class TrainingRun:
         set_random_state(state["rng_state"][self.ranks.rank], self.device)
         return steps, seen
 
-    def train_step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: Tensor) -> None:
+    def train_step(
+        self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: Tensor, growth: int = 1
+    ) -> None:
         """One planned step at a fraction of the budget, the same in trials and in step-time profiles.
 
         Args:
             loss_sum: the step's mean loss is added to it, in place.
         """
         with clock.step(plan.effective_batch):
-            self.set_rate(fraction)
+            self.set_rate(fraction, growth)
             loss_sum += self.step(self.micro_batches(plan, loader), plan.effective_batch)
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:

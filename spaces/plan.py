@@ -7,7 +7,8 @@ is requested, it is the smallest that fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from .errors import InfeasiblePlanError
 # its input. The others are recomputed. It changes memory and time, not the result.
 ActivationCheckpointing = Literal["none", "selective", "full"]
 
-# What is sharded across a trial's devices: nothing, or the optimizer state (ZeRO stage 1).
+# What is sharded across a trial's devices: nothing; the optimizer state (ZeRO stage 1); parameters and gradients too (FSDP2).
 Sharding = Literal["ddp", "zero1", "fsdp2"]
 
 
@@ -155,27 +156,50 @@ def plan_batch(
     return plan
 
 
-def step_plans(plan: BatchPlan, samples_budget: int, **limits: Any) -> tuple[int, tuple[BatchPlan, ...]]:
-    """The steps of a whole training: the number that follow the plan itself, then the plans of the last steps.
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Consecutive steps with the same plan, whose batch is `growth` times the training's first, a remainder aside."""
+
+    count: int
+    plan: BatchPlan
+    growth: int = 1
+
+
+def step_plans(
+    plan: BatchPlan, samples_budget: int, *, stages: Iterable[tuple[float, int]] = (), **limits: Any
+) -> tuple[Steps, ...]:
+    """The steps of a whole training in order; their samples sum to `samples_budget` exactly.
 
     Workers run exactly these steps, and the step-time law predicts their time.
 
     Args:
+        stages: where the batch grows, as from `batch_stages`: the first step that begins at such a fraction of the budget or
+            later is the first with the larger batch. Stages without room for a step are left out.
         limits: `largest_micro_batch`, `smallest_micro_batch`, `every_micro_batch` and `activation_checkpointing` as for
             `plan_batch`.
 
     Raises:
         InfeasiblePlanError: the remainder has no plan, neither on its own nor joined to the step before.
 
-    >>> step_plans(BatchPlan(4, accumulation=2), 10, largest_micro_batch=4)
-    (2, (BatchPlan(effective_batch=2, accumulation=1, devices=1, activation_checkpointing='none'),))
+    >>> [(steps.count, steps.plan.effective_batch) for steps in step_plans(BatchPlan(4), 10, largest_micro_batch=4)]
+    [(2, 4), (1, 2)]
     """
-    batch, devices = plan.effective_batch, plan.devices
+    runs, left, growth, now = [], samples_budget, 1, plan
+    for begin, factor in stages:
+        larger = factor * plan.effective_batch
+        count = max(-(-(math.ceil(begin * samples_budget) - samples_budget + left) // now.effective_batch), 0)
+        if left - count * now.effective_batch < larger:
+            break
+        runs.append(Steps(count, now, growth))
+        left -= count * now.effective_batch
+        growth, now = factor, plan_batch(larger, devices=plan.devices, **limits)
+    batch = now.effective_batch
     # All steps but the last two are the same, and there may be millions of them.
-    same = max(samples_budget // batch - 1, 0)
-    sizes = list(step_sizes(samples_budget - same * batch, batch, devices=devices, **limits))
-    full = sum(size == batch for size in sizes)
-    return same + full, tuple(plan_batch(size, devices=devices, **limits) for size in sizes if size != batch)
+    same = max(left // batch - 1, 0)
+    sizes = list(step_sizes(left - same * batch, batch, devices=plan.devices, **limits))
+    runs.append(Steps(same + sum(size == batch for size in sizes), now, growth))
+    runs += [Steps(1, plan_batch(size, devices=plan.devices, **limits), growth) for size in sizes if size != batch]
+    return tuple(run for run in runs if run.count)
 
 
 def step_sizes(

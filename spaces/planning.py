@@ -15,6 +15,7 @@ from .laws.step_time import doubt, fastest_plan
 from .learning_rate import RULES_FOR_ADAM, RULES_FOR_DECAY, OptimizerSettings, RuleConstants, scaled_settings
 from .plan import BatchPlan, plan_batch, step_plans
 from .readable import readable_bytes
+from .schedule import batch_stages
 from .study import BETAS, RECIPE, StudySpec, Training
 from .trial import Suggestion, TrialSetup
 
@@ -36,10 +37,10 @@ def trial_setup(
     plan = planned(spec, profile, effective_batch, devices, accumulation)
     limits = plan_limits(spec, profile.under(plan), devices)
     samples_budget = _samples_budget(profile, epochs, effective_batch)
-    step_plans(plan, samples_budget, **limits)
+    training = training_of(spec, values, seed=suggestion.notes.get("seed", spec.training.seed))
+    step_plans(plan, samples_budget, stages=_stages(training), **limits)
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
     optimizer = optimizer_settings(spec, effective_batch, epochs, values)
-    training = training_of(spec, values, seed=suggestion.notes.get("seed", spec.training.seed))
     for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", *RECIPE):
         values.pop(own, None)
     return TrialSetup(
@@ -225,7 +226,11 @@ def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int) -> dict[s
 def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     """Predicted seconds of training, without evaluation; None if steps were not timed."""
     law = profile.under(setup.plan).step_time(setup.plan.devices)
-    return None if law is None else law.train_s(setup.plan, setup.samples_budget, **setup.limits)
+    return None if law is None else law.train_s(setup.plan, setup.samples_budget, stages=setup.stages, **setup.limits)
+
+
+def _stages(training: Training) -> tuple[tuple[float, int], ...]:
+    return batch_stages(training.batch_schedule, training.schedule, training.warmup)
 
 
 def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) -> Callable[[Mapping[str, Any]], float] | None:
@@ -237,6 +242,9 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
     if not all(profile.step_times for profile in profiles.values()):
         return None
     fixed, costly = spec.fixed(), _costly(spec)
+    depends_on = ["effective_batch", "accumulation", "devices", "epochs", "rule"]
+    if spec.grows_batches:
+        depends_on += ["batch_schedule", "schedule", "warmup"]
     cached: dict[Any, float] = {}
 
     @cache
@@ -254,14 +262,15 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
             law = profile.step_time(devices)
             if law is None:
                 return math.nan
-            return law.train_s(batch_plan, samples_budget, **plan_limits(spec, profile, devices))
+            stages = _stages(training_of(spec, values)) if spec.grows_batches else ()
+            return law.train_s(batch_plan, samples_budget, stages=stages, **plan_limits(spec, profile, devices))
         except InfeasiblePlanError:
             return math.nan
 
     def seconds(parameters: Mapping[str, Any]) -> float:
         values = {**fixed, **parameters}
         key = tuple((name, values[name]) for name in costly)
-        relevant = (key, *map(values.get, ("effective_batch", "accumulation", "devices", "epochs", "rule")))
+        relevant = (key, *map(values.get, depends_on))
         if relevant not in cached:
             factor = values["devices"] if spec.objectives.speed == "device_s" else 1
             cached[relevant] = train_s(key, values) * factor
@@ -271,7 +280,7 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
 
 
 # Keys of `training` that affect neither the memory nor the time of a step.
-_NO_COST = {"schedule", "warmup", "evaluations", "seed", "betas", "eps"}
+_NO_COST = {"schedule", "warmup", "batch_schedule", "evaluations", "seed", "betas", "eps"}
 
 
 def training_cost(spec: StudySpec) -> dict[str, Any]:
@@ -452,6 +461,9 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
                     f"Write high: {profile.training_set} or less.",
                 )
             )
+    if spec.grows_batches and profile.optimizer is None:
+        message = "expected constant for a training loop of your own, which chooses its steps itself; got seesaw. Remove it."
+        faults.append(Fault("training.batch_schedule", message))
     if spec.training.sync_batch_norm and profile.kind == "cpu":
         message = "expected GPUs, since torch's SyncBatchNorm does not support CPUs; got cpu. Write false."
         faults.append(Fault("training.sync_batch_norm", message))

@@ -48,9 +48,9 @@ from .domain import (
 )
 from .errors import Fault, StudyFileError, cut
 from .laws.memory import bytes_of
-from .learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
+from .learning_rate import GROWTH_RULES, RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from .plan import ActivationCheckpointing, Sharding
-from .schedule import SCHEDULES
+from .schedule import BATCH_SCHEDULES, SCHEDULES
 from .submit import Submit
 
 
@@ -94,7 +94,7 @@ Share = Annotated[float, BeforeValidator(share, json_schema_input_type=float | s
 
 # Keys of `training` that may be searched in `space` instead; `betas` by one name each.
 BETAS = ("beta1", "beta2")
-RECIPE = ("schedule", "warmup", "clip_norm", "precision", *BETAS)
+RECIPE = ("schedule", "batch_schedule", "warmup", "clip_norm", "precision", *BETAS)
 
 
 def _below_one(domain: Domain) -> Domain:
@@ -104,6 +104,12 @@ def _below_one(domain: Domain) -> Domain:
 def _schedules(domain: Domain) -> Domain:
     for value in values_of(domain):
         one_of(value, list(SCHEDULES))
+    return domain
+
+
+def _batch_schedules(domain: Domain) -> Domain:
+    for value in values_of(domain):
+        one_of(value, BATCH_SCHEDULES)
     return domain
 
 
@@ -205,6 +211,9 @@ class Space(Section):
     schedule: Annotated[AnyDomain, AfterValidator(_schedules)] | None = Field(
         None, description="Searched instead of `training.schedule`."
     )
+    batch_schedule: Annotated[AnyDomain, AfterValidator(_batch_schedules)] | None = Field(
+        None, description="Searched instead of `training.batch_schedule`."
+    )
     warmup: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
         None, description="Searched instead of `training.warmup`: a share of the trial's samples, written 0.05."
     )
@@ -282,6 +291,11 @@ class Training(Section):
     )
     schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
         "cosine", description=f"Learning-rate schedule after warm-up: {', '.join(SCHEDULES)}."
+    )
+    batch_schedule: Literal["constant", "seesaw"] = Field(
+        "constant",
+        description="seesaw: the batch doubles, up to three times, each time that the schedule has halved the rate, and the "
+        "rate falls by less instead, as the rule (linear or sqrt) says of the larger batch: fewer steps for the same samples.",
     )
     warmup: Share = Field(0.05, description="Share of the trial's samples with the learning rate rising linearly from 0.")
     clip_norm: Number | None = Field(None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping.")
@@ -666,6 +680,16 @@ class StudySpec(Section):
             default = type(self.training).model_fields[written].default
             if getattr(self.space, name) is not None and getattr(self.training, written) != default:
                 raise fault(f"space.{name}: expected it or training.{written}, got both. Remove one.")
+        if self.grows_batches:
+            where = "training.batch_schedule" if self.space.batch_schedule is None else "space.batch_schedule"
+            if "constant" in values_of(self.space.schedule or Fixed(value=self.training.schedule)):
+                raise fault(f"{where}: expected constant with schedule constant, whose rate never falls; got seesaw")
+            unknown = [rule for rule in values_of(self.space.rule) if rule not in GROWTH_RULES]
+            if unknown:
+                raise fault(
+                    f"{where}: expected constant with rule {unknown[0]}, which does not say how the rate follows a batch that "
+                    "grows; got seesaw. Write rule: sqrt (Adam) or rule: linear (SGD)."
+                )
         if self.devices.sharding == "fsdp2":
             if len(self.devices.counts) > 1:
                 raise fault(
@@ -692,6 +716,11 @@ class StudySpec(Section):
 
     # Sections that must not change, so that old and new trials are comparable.
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")
+
+    @property
+    def grows_batches(self) -> bool:
+        """Whether the batch may grow in the course of a training."""
+        return "seesaw" in values_of(self.space.batch_schedule or Fixed(value=self.training.batch_schedule))
 
     @property
     def folder(self) -> Path:

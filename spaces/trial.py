@@ -14,8 +14,9 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from .errors import TaskError
-from .learning_rate import OptimizerSettings
-from .plan import ActivationCheckpointing, BatchPlan, Sharding
+from .learning_rate import RULE_EXPONENTS, OptimizerSettings
+from .plan import ActivationCheckpointing, BatchPlan, Sharding, Steps, step_plans
+from .schedule import batch_stages
 from .study import Training
 
 Parameter = bool | int | float | str
@@ -92,6 +93,27 @@ class TrialSetup:
             "every_micro_batch": self.training.sync_batch_norm,
             "activation_checkpointing": self.plan.activation_checkpointing,
         }
+
+    @property
+    def stages(self) -> tuple[tuple[float, int], ...]:
+        """Where its batch grows (`batch_stages`)."""
+        training = self.training
+        return batch_stages(training.batch_schedule, training.schedule, training.warmup)
+
+    def steps(self) -> tuple[Steps, ...]:
+        """All steps of the training.
+
+        Raises:
+            InfeasiblePlanError: some have no plan.
+        """
+        return step_plans(self.plan, self.samples_budget, stages=self.stages, **self.limits)
+
+    def rate_growth(self, growth: int) -> float:
+        """The factor over the schedule's rate where the batch is `growth` times the first: what the rule says of such a batch.
+
+        So a batch that doubles where the rate would halve leaves a `linear` rate as it is, and a `sqrt` one at 1/sqrt(2).
+        """
+        return float(growth ** RULE_EXPONENTS.get(self.rule, 0.0))
 
     @property
     def learning_rate(self) -> float:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
-from ...spaces.plan import BatchPlan, step_plans
+from ...spaces.plan import BatchPlan
 from ...spaces.schedule import evaluation_points, rate_factor
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..batches import Fetcher, SampleStream, batches
@@ -60,8 +60,7 @@ class DrivenLoop:
         self.setup, self.where = setup, where
         self._check_supported()
         configure_torch(setup)
-        full, last = step_plans(setup.plan, setup.samples_budget, **setup.limits)
-        self.plans = (setup.plan,) * full + tuple(last)
+        self.plans = tuple(run.plan for run in setup.steps() for _ in range(run.count))
         ends = tuple(accumulate(plan.effective_batch for plan in self.plans))
         points = evaluation_points(setup.samples_budget, setup.training.evaluations)
         # Each point maps to the first step that ends at or after it; one step may cover several points.
@@ -94,6 +93,9 @@ class DrivenLoop:
             raise TaskError(
                 f"training.precision: expected fp32 or bf16, because {self.where} supports fp16 on GPUs only; got fp16"
             )
+        if training.batch_schedule != "constant":
+            got = training.batch_schedule
+            raise TaskError(f"training.batch_schedule: expected constant, because {self.where} supports no other; got {got}")
         for key in ("channels_last", "sync_batch_norm"):
             if getattr(training, key):
                 raise TaskError(f"training.{key}: expected false, because {self.where} does not support it; got true")

@@ -10,7 +10,10 @@ from typing import Any
 from ...spaces.domain import Choices, Fixed, bounds, values_of
 from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
+from ...spaces.laws.step_time import doubt
+from ...spaces.learning_rate import GROWTH_RULES
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
+from ...spaces.schedule import batch_stages
 from ...spaces.study import StudySpec
 from .eta import ClockFactors
 
@@ -123,6 +126,37 @@ def forecast(
     )
 
 
+# Share of the training time from which a growing batch is worth comparing.
+_WORTH_GROWING = 0.1
+
+
+def growth_savings(spec: StudySpec, profile: DeviceProfile) -> dict[int, float]:
+    """Share of the training time that a growing batch would save, by first batch, where it is beyond the law's doubt.
+
+    Nothing where the study's rules or schedules do not say how such a training goes on, or where it searches this already.
+    """
+    schedule = next(iter(values_of(spec.space.schedule or Fixed(value=spec.training.schedule))))
+    if spec.grows_batches or schedule == "constant" or not set(values_of(spec.space.rule)) <= set(GROWTH_RULES):
+        return {}
+    devices = spec.devices.counts[0]
+    epochs = math.sqrt(math.prod(bounds(spec.space.epochs)))
+    samples = round(epochs * (profile.training_set or 0))
+    stages = batch_stages("seesaw", schedule, spec.training.warmup)
+    savings: dict[int, float] = {}
+    for batch in sample_batches(spec):
+        try:
+            plan = planned(spec, profile, batch, devices)
+            one = profile.under(plan)
+            if (law := one.step_time(devices)) is None or batch > samples:
+                continue
+            limits = plan_limits(spec, one, devices)
+            saving = 1 - law.train_s(plan, samples, stages=stages, **limits) / law.train_s(plan, samples, **limits)
+        except InfeasiblePlanError:
+            continue
+        savings[batch] = saving if saving > doubt(law) else 0.0
+    return savings
+
+
 def _advice(
     spec: StudySpec, profile: DeviceProfile, span: float, study_s: float, evaluation_s: float, trial_s: float
 ) -> list[str]:
@@ -147,6 +181,14 @@ def _advice(
     searched = len(spec.searched())
     if spec.budget.trials < 5 * searched:
         advice.append(f"{spec.budget.trials} trials are few for {searched} searched parameters; aim for about {10 * searched}")
+    savings = growth_savings(spec, profile)
+    if savings and max(savings.values()) > _WORTH_GROWING:
+        low, high = min(savings), max(savings)
+        advice.append(
+            f"`batch_schedule: seesaw` would save {savings[low]:.0%} of the training time at a batch of {low} and "
+            f"{max(savings[high], 0):.0%} at {high}, by the step-time law; what it does to {spec.objectives.metric.name} "
+            "shows if both are searched: `batch_schedule: [constant, seesaw]` in `space`"
+        )
     if profile.batch_statistics and (micro_batch_cap(spec, profile) or spec.space.accumulation is not None):
         advice.append(
             "the model has BatchNorm, which sees the micro-batch and not the whole batch: accumulation changes what is learned"

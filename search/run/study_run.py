@@ -25,7 +25,7 @@ from ...objectives.machine.processor import OtherPrograms
 from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.learning_rate import RULES_FOR_ADAM
-from ...spaces.plan import ActivationCheckpointing, plan_batch, step_plans
+from ...spaces.plan import ActivationCheckpointing, plan_batch
 from ...spaces.planning import CostKey, checkpoint_url, cost_key, known_train_s, largest_timed_micro_batch, trial_setup
 from ...spaces.study import StudySpec
 from ...spaces.trial import (
@@ -460,7 +460,7 @@ class StudyRun:
             retry = replace(setup, attempt=setup.attempt + 1, plan=plan, largest_micro_batch=cap)
             with contextlib.suppress(InfeasiblePlanError):
                 retry = replace(retry, plan=plan_batch(setup.effective_batch, devices=devices, **retry.limits))
-                step_plans(retry.plan, setup.samples_budget, **retry.limits)
+                retry.steps()
                 if attempt.kind == self.timed_on:
                     attempt.known_s = self._known_s(retry)
                 return retry

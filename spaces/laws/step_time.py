@@ -124,13 +124,14 @@ class StepTime:
         """Seconds of a full training: steps times seconds per step, with the last step at its actual size.
 
         Args:
-            limits: of the trial's plans, as in `spaces.plan.step_plans`.
+            limits: of the trial's plans, and the stages of its batch, as in `spaces.plan.step_plans`.
 
         >>> StepTime(((1, 1.0), (100, 1.0)), update_s=0.0).train_s(BatchPlan(100, accumulation=2), 1050)
         21.0
         """
-        full, last = step_plans(plan, samples_budget, **limits)
-        return full * self.step_s(plan) + sum(map(self._seconds, last))
+        first_s = self.step_s(plan)  # refuses what it does not know
+        runs = step_plans(plan, samples_budget, **limits)
+        return sum(run.count * (first_s if run.plan == plan else self._seconds(run.plan)) for run in runs)
 
     def micro_batch_s(self, micro_batch: int) -> float:
         """Seconds of one forward and backward pass."""

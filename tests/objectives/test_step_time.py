@@ -87,8 +87,8 @@ def test_what_is_priced_is_what_a_worker_runs(name: str, smallest: int, batch: i
     accumulation = min(accumulation, batch // smallest)
     made = setup(batch, accumulation, budget, smallest_micro_batch=smallest, largest_micro_batch=batch + 1)
     (ran,) = plans_run(f"{TASKS}:{name}", made.to_dict())
-    full, last = step_plans(made.plan, budget, **made.limits)
-    assert ran == [made.plan.micro_batches()] * full + [plan.micro_batches() for plan in last]
+    runs = step_plans(made.plan, budget, **made.limits)
+    assert ran == [run.plan.micro_batches() for run in runs for _ in range(run.count)]
     assert sum(map(sum, ran)) == budget
 
 

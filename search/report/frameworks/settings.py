@@ -125,10 +125,9 @@ class ChosenSettings:
 
     @cached_property
     def steps(self) -> tuple[tuple[int, int, int], ...]:
-        """The trial's steps in order, as groups of equal steps: (count, samples, accumulation)."""
-        full, last = step_plans(self.plan, self.setup.samples_budget, **self.setup.limits)
-        groups = [(full, self.plan.effective_batch, self.plan.accumulation)] if full else []
-        return (*groups, *((1, plan.effective_batch, plan.accumulation) for plan in last))
+        """The trial's steps in order, had its batch not grown, in groups of equal steps: (count, samples, accumulation)."""
+        runs = step_plans(self.plan, self.setup.samples_budget, **self.setup.limits)
+        return tuple((run.count, run.plan.effective_batch, run.plan.accumulation) for run in runs)
 
     @property
     def even_steps(self) -> int:

@@ -242,7 +242,7 @@ def test_names_out_of_a_strangers_database_stay_comments(framework: str) -> None
 )
 def test_trainers_know_optimizers_of_bitsandbytes(optimizer: str, name: str, betas: tuple[float, float]) -> None:
     made = FRAMEWORKS["hf"](chosen(facts={"optimizer": optimizer}))
-    assert f'optim="{name}"' in made.text
+    assert f"optim='{name}'" in made.text
     assert f"adam_beta1={betas[0]}" in made.text
     assert f"adam_beta2={betas[1]}" in made.text
     assert f"the trial's optimizer {optimizer} needs bitsandbytes" in made.notes
