@@ -78,6 +78,7 @@ class DrivenLoop:
         self.diverged = False  # the loss is no longer finite: measure and end
         self._facts: dict[str, Parameter] = {"steps": len(self.plans), **({"resumed_at": self.seen} if self.seen else {})}
         self._fetched = self.number
+        self._tokens: dict[int, int] = {}  # by step
         self._micro_batches: Generator[Any] | None = None
         self._step_context: AbstractContextManager[None] | None = None
         self.measuring = False  # from the step after which to measure until `resume_clock`
@@ -129,8 +130,12 @@ class DrivenLoop:
         while self._fetched < len(self.plans) and not self.diverged:
             plan = self.plans[self._fetched]
             self._fetched += 1
+            tokens = 0
             for _ in plan.micro_batches():
-                yield LiveBytes.fetched(lambda: next(stream))
+                batch = LiveBytes.fetched(lambda: next(stream))
+                tokens += _tokens_of(batch)
+                self._tokens[self._fetched] = tokens
+                yield batch
             if self._fetched in self._measured_after:
                 return
 
@@ -194,6 +199,7 @@ class DrivenLoop:
             if scaler is not None:
                 scaler.load_state_dict(self._state["scaler"])
             self.clock.set_state(self._state["clock"])
+            self._tokens[0] = self._state.get("tokens", 0)
             set_random_state(self._state["rng_state"], self.device)
             self._state = None
         self.resume_clock()
@@ -251,6 +257,8 @@ class DrivenLoop:
         """The measurement with these scores; writes a checkpoint if one is due."""
         train_loss = float(self._loss_sum) / max(self._loss_steps, 1)
         self._facts |= self.clock.facts()
+        if tokens := sum(count for step, count in self._tokens.items() if step <= self.number):
+            self._facts |= {"tokens": tokens, "tokens_per_s": tokens / self._elapsed_s if self._elapsed_s else 0.0}
         measurement = Measurement(
             samples_seen=self.seen,
             elapsed_s=self._elapsed_s,
@@ -268,9 +276,19 @@ class DrivenLoop:
                     "optimizer": self.optimizer.state_dict(),
                     "scaler": self._scaler.state_dict() if self._scaler is not None else {},
                     "clock": self.clock.state(),
+                    "tokens": self._facts.get("tokens", 0),
                     "rng_state": random_state(self.device),
                 }
             )
             if self.checkpoint.write_error:
                 self._facts["checkpoint"] = self.checkpoint.write_error
         return measurement
+
+
+def _tokens_of(batch: Any) -> int:
+    """Tokens of a batch of text as `transformers` collates it, without padding; 0 in any other."""
+    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    if not isinstance(tokens, Tensor):
+        return 0
+    mask = batch.get("attention_mask")
+    return int(mask.sum()) if isinstance(mask, Tensor) and mask.shape == tokens.shape else tokens.numel()

@@ -116,6 +116,12 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
             "it, or shard in the loop."
         )
         raise StudyFileError(Fault("devices.sharding", message))
+    if "none" not in request.memory.activation_checkpointing:
+        message = (
+            "expected a list with none, since the task's training loop decides itself which activations it keeps; got "
+            f"{', '.join(request.memory.activation_checkpointing)}. Remove it, or turn it on in the loop."
+        )
+        raise StudyFileError(Fault("memory.activation_checkpointing", message))
     # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
     unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
     if not uses_adapter(function):
@@ -202,8 +208,8 @@ def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> D
         unit="" if run.data.lengths is None else run.data.unit,
         units_per_sample=None if run.data.lengths is None else sum(run.data.lengths) / len(run.data.lengths),
         optimizer=optimizer,
-        # Lion's betas are of another kind, which no rule scales.
-        adaptive=any("betas" in group for group in run.optimizer.param_groups) and not optimizer.startswith("Lion"),
+        # Lion's betas are of another kind, and Muon has a momentum beside AdamW's: no rule scales those.
+        adaptive=any("betas" in group for group in run.optimizer.param_groups) and not optimizer.startswith(("Lion", "Muon")),
         decoupled_decay=any(_decouples(run.optimizer, group) for group in run.optimizer.param_groups),
         applies_decay=any(
             math.isclose(float(group.get("weight_decay", 0.0)), run.setup.weight_decay) for group in run.optimizer.param_groups

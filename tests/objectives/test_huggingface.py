@@ -49,6 +49,12 @@ class TestHuggingFace(TrainerContract):
         whole = gradient(1)
         assert float((gradient(3) - whole).norm() / whole.norm()) < 1e-6
 
+    def test_tokens_are_counted(self) -> None:
+        made = setup(50, 2, budget=230, metric="loss", training={"evaluations": 2})
+        first, last = self.trained("words", made)
+        assert (first.facts["tokens"], last.facts["tokens"]) == (150 * 8, 230 * 8)
+        assert last.facts["tokens_per_s"] == pytest.approx(last.facts["tokens"] / last.elapsed_s)
+
     def test_a_losss_own_code_is_not_under_the_models_autocast(self) -> None:
         made = setup(1, budget=1, metric="loss", training={"precision": "bf16"})
         predicted_and_measured(f"{self.tasks}:taught", made, (50, 500))
