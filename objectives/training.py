@@ -711,12 +711,13 @@ def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:
             f"{where}: expected a group at setup.learning_rate = {setup.learning_rate:.4g}, got {rates}. "
             "Write lr=setup.learning_rate."
         )
-    if setup.rule == "adam_sde" and not any(
+    scaled_by = "rule adam_sde" if setup.rule == "adam_sde" else "training.beta2_scaling: half_life"
+    if (setup.rule == "adam_sde" or setup.training.beta2_scaling == "half_life") and not any(
         all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(group.get("betas", (0, 0)), setup.betas, strict=True))
         for group in groups
     ):
         raise TaskError(
-            f"{where}: rule adam_sde: expected a group with betas=setup.betas = {setup.betas}. "
+            f"{where}: {scaled_by}: expected a group with betas=setup.betas = {setup.betas}. "
             "Write betas=setup.betas, eps=setup.eps."
         )
     if setup.rule == "adamw_tau" and not any(

@@ -31,18 +31,26 @@ class RuleConstants:
         exponent: of `power`.
         noise_kappa: B_noise / reference_batch; at B_noise the gradient's noise is as large as the gradient.
         samples_ratio: the trial's `samples_budget` over that of the study's longest trial.
+        timescale_exponent: of `adamw_tau`, how its timescale moves with the samples of a training.
     """
 
     exponent: float | None = None
     noise_kappa: float | None = None
     samples_ratio: float = 1.0
+    timescale_exponent: float = 0.0
 
     @classmethod
     def at(
-        cls, reference_batch: int, exponent: float | None, noise_batch: float | None, samples_ratio: float = 1.0
+        cls,
+        reference_batch: int,
+        exponent: float | None,
+        noise_batch: float | None,
+        samples_ratio: float = 1.0,
+        timescale_exponent: float = 0.0,
     ) -> RuleConstants:
         """The constants of a study, which gives the noise batch in samples."""
-        return cls(exponent, None if noise_batch is None else noise_batch / reference_batch, samples_ratio)
+        noise_kappa = None if noise_batch is None else noise_batch / reference_batch
+        return cls(exponent, noise_kappa, samples_ratio, timescale_exponent)
 
 
 def constant(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
@@ -153,20 +161,35 @@ def surge(reference: OptimizerSettings, kappa: float, constants: RuleConstants) 
 
 
 def adamw_tau(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
-    """Multiply AdamW's rate by the square root of kappa, and scale its weight decay so that the timescale tau stays constant.
+    """Multiply AdamW's rate by the square root of kappa, and scale its weight decay so that the timescale tau is kept.
 
     tau = B / (rate * weight_decay * samples) is the share of the training over which AdamW averages its updates.
-    The reference is the study's longest trial: training on half as many samples doubles the decay.
+    The reference is the study's longest trial: with tau constant, training on half as many samples doubles the decay. With
+    `timescale_exponent` m, tau moves as samples**m: 0 keeps it constant (Wang & Aitchison 2024); Bergsma et al. 2025, arXiv
+    2505.13738 ("Power Lines"), fitted -0.527 to the pre-training of language models, in tokens per parameter.
 
-    Formula: rate = kappa**0.5 * reference_rate; weight_decay = kappa**0.5 * reference weight_decay * longest samples / samples
-    Source: Bergsma et al. 2025, arXiv 2505.13738 ("Power Lines"); the rate as Malladi et al. 2022, arXiv 2205.10287
+    Formula: rate = kappa**0.5 * reference_rate; weight_decay = kappa**0.5 * reference decay * (longest / samples)**(1 + m)
+    Source: Wang & Aitchison 2024, arXiv 2405.13698 (tau constant); the rate as Malladi et al. 2022, arXiv 2205.10287
 
     >>> adamw_tau(OptimizerSettings(1e-3, weight_decay=0.1), 4.0, RuleConstants(samples_ratio=0.5))
     OptimizerSettings(learning_rate=0.002, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.4)
     """
     scaled = sqrt(reference, kappa, constants)
-    # B / (rate * decay * samples) is constant: decay' = decay * kappa * (rate / rate') / samples_ratio.
-    return replace(scaled, weight_decay=kappa**0.5 * reference.weight_decay / constants.samples_ratio)
+    # B / (rate * decay * samples) moves as samples**m: decay' = decay * kappa * (rate / rate') / samples_ratio**(1 + m).
+    shorter = constants.samples_ratio ** (1 + constants.timescale_exponent)
+    return replace(scaled, weight_decay=kappa**0.5 * reference.weight_decay / shorter)
+
+
+def with_beta2_half_life(settings: OptimizerSettings, kappa: float) -> OptimizerSettings:
+    """Settings whose second beta keeps its half-life in samples: beta2**kappa, legal at any batch.
+
+    Source: Marek et al. 2025, arXiv 2507.07101
+
+    >>> with_beta2_half_life(OptimizerSettings(1e-3, betas=(0.9, 0.99)), 2.0).betas
+    (0.9, 0.9801)
+    """
+    beta1, beta2 = settings.betas
+    return replace(settings, betas=(beta1, min(round(beta2**kappa, 12), 1 - 1e-12)))
 
 
 def _noise(rule: str, constants: RuleConstants) -> float:

@@ -12,7 +12,14 @@ from .domain import applying, bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile, ProfileRequest
 from .laws.step_time import doubt, fastest_plan
-from .learning_rate import RULES_FOR_ADAM, RULES_FOR_DECAY, OptimizerSettings, RuleConstants, scaled_settings
+from .learning_rate import (
+    RULES_FOR_ADAM,
+    RULES_FOR_DECAY,
+    OptimizerSettings,
+    RuleConstants,
+    scaled_settings,
+    with_beta2_half_life,
+)
 from .plan import BatchPlan, plan_batch, step_plans
 from .readable import readable_bytes
 from .schedule import batch_stages
@@ -41,7 +48,7 @@ def trial_setup(
     step_plans(plan, samples_budget, stages=_stages(training), **limits)
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
     optimizer = optimizer_settings(spec, effective_batch, epochs, values)
-    for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", *RECIPE):
+    for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent", *RECIPE):
         values.pop(own, None)
     return TrialSetup(
         study=name,
@@ -97,13 +104,14 @@ def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, val
     Raises:
         InfeasiblePlanError: the rule is undefined for this batch.
     """
+    training = training_of(spec, values)
     reference = OptimizerSettings(
         learning_rate=float(values["reference_rate"]),
-        betas=training_of(spec, values).betas,
+        betas=training.betas,
         eps=spec.training.eps,
         weight_decay=float(values["weight_decay"]),
     )
-    return scaled_settings(
+    settings = scaled_settings(
         str(values["rule"]),
         reference,
         reference_batch=spec.space.reference_batch,
@@ -113,8 +121,12 @@ def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, val
             values.get("exponent"),
             values.get("noise_batch"),
             samples_ratio=float(epochs) / bounds(spec.space.epochs)[1],
+            timescale_exponent=float(values.get("timescale_exponent", 0.0)),
         ),
     )
+    if training.beta2_scaling == "half_life":
+        return with_beta2_half_life(settings, effective_batch / spec.space.reference_batch)
+    return settings
 
 
 def checkpoint_url(spec: StudySpec, name: str, task_hash: str, suggestion: Suggestion) -> str | None:
@@ -280,7 +292,7 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
 
 
 # Keys of `training` that affect neither the memory nor the time of a step.
-_NO_COST = {"schedule", "warmup", "batch_schedule", "evaluations", "seed", "betas", "eps"}
+_NO_COST = {"schedule", "warmup", "batch_schedule", "beta2_scaling", "evaluations", "seed", "betas", "eps"}
 
 
 def training_cost(spec: StudySpec) -> dict[str, Any]:
@@ -389,7 +401,10 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
     own = spec.space.task_parameters()
     parameters = {name: value for name, value in applying(own, first).items() if name in own}
     training = training_of(spec, first)
-    reference = OptimizerSettings(float(first["reference_rate"]), training.betas, training.eps, first["weight_decay"])
+    betas = training.betas
+    if spec.keeps_beta2_half_life:  # as after the rule: shows whether the optimizer gets them
+        betas = with_beta2_half_life(OptimizerSettings(0.0, betas), 2.0).betas
+    reference = OptimizerSettings(float(first["reference_rate"]), betas, training.eps, first["weight_decay"])
     return TrialSetup(
         study=spec.study,
         number=0,
@@ -493,11 +508,13 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
                 "weight_decay=setup.weight_decay in the task's optimizer, or remove the key.",
             )
         )
-    searched = [name for name in BETAS if getattr(spec.space, name) is not None]
-    if searched and not profile.applies_betas:
+    scaling = "training.beta2_scaling" if spec.space.beta2_scaling is None else "space.beta2_scaling"
+    wanted = [f"space.{name}" for name in BETAS if getattr(spec.space, name) is not None]
+    wanted += [scaling] if spec.keeps_beta2_half_life else []
+    if wanted and not (profile.applies_betas and profile.adaptive):
         faults.append(
             Fault(
-                f"space.{searched[0]}",
+                wanted[0],
                 f"expected a task whose {profile.optimizer} gets betas=setup.betas, got one that does not. Pass "
                 "betas=setup.betas to the optimizer, or remove the key.",
             )

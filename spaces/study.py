@@ -94,7 +94,7 @@ Share = Annotated[float, BeforeValidator(share, json_schema_input_type=float | s
 
 # Keys of `training` that may be searched in `space` instead; `betas` by one name each.
 BETAS = ("beta1", "beta2")
-RECIPE = ("schedule", "batch_schedule", "warmup", "clip_norm", "precision", *BETAS)
+RECIPE = ("schedule", "batch_schedule", "warmup", "clip_norm", "precision", "beta2_scaling", *BETAS)
 
 
 def _below_one(domain: Domain) -> Domain:
@@ -110,6 +110,12 @@ def _schedules(domain: Domain) -> Domain:
 def _batch_schedules(domain: Domain) -> Domain:
     for value in values_of(domain):
         one_of(value, BATCH_SCHEDULES)
+    return domain
+
+
+def _beta2_scalings(domain: Domain) -> Domain:
+    for value in values_of(domain):
+        one_of(value, get_args(Training.model_fields["beta2_scaling"].annotation))
     return domain
 
 
@@ -189,6 +195,11 @@ class Space(Section):
     exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
         None, description="Exponent of the rule `power`: 0 is constant, 0.5 is sqrt, 1 is linear."
     )
+    timescale_exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
+        None,
+        description="How the timescale of the rule `adamw_tau` moves with a training's samples: 0 keeps it constant, -0.527 "
+        "was fitted to the pre-training of language models.",
+    )
     noise_batch: (
         Annotated[AnyDomain, AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)] | None
     ) = Field(
@@ -222,6 +233,9 @@ class Space(Section):
     ) = Field(None, description="Searched instead of `training.clip_norm`; on a logarithmic scale by default.")
     precision: Annotated[AnyDomain, AfterValidator(_precisions)] | None = Field(
         None, description="Searched instead of `training.precision`; each value is profiled separately."
+    )
+    beta2_scaling: Annotated[AnyDomain, AfterValidator(_beta2_scalings)] | None = Field(
+        None, description="Searched instead of `training.beta2_scaling`."
     )
     beta1: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
         None, description="Searched instead of the first of `training.betas`; the task's optimizer has to get setup.betas."
@@ -325,6 +339,11 @@ class Training(Section):
     )
     betas: tuple[Number, Number] = Field(
         (0.9, 0.999), description="Adam's betas at the reference batch; the rule `adam_sde` scales them with the batch."
+    )
+    beta2_scaling: Literal["constant", "half_life"] = Field(
+        "constant",
+        description="half_life: Adam's second beta keeps its half-life in samples at every batch, whatever the rule says of "
+        "the rate; not with `adam_sde`, which scales it in its own way.",
     )
     eps: Number = Field(
         1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch."
@@ -680,6 +699,9 @@ class StudySpec(Section):
             default = type(self.training).model_fields[written].default
             if getattr(self.space, name) is not None and getattr(self.training, written) != default:
                 raise fault(f"space.{name}: expected it or training.{written}, got both. Remove one.")
+        if self.keeps_beta2_half_life and "adam_sde" in values_of(self.space.rule):
+            where = "training.beta2_scaling" if self.space.beta2_scaling is None else "space.beta2_scaling"
+            raise fault(f"{where}: expected constant with rule adam_sde, which scales betas itself; got half_life. Remove one.")
         if self.grows_batches:
             where = "training.batch_schedule" if self.space.batch_schedule is None else "space.batch_schedule"
             if "constant" in values_of(self.space.schedule or Fixed(value=self.training.schedule)):
@@ -721,6 +743,11 @@ class StudySpec(Section):
     def grows_batches(self) -> bool:
         """Whether the batch may grow in the course of a training."""
         return "seesaw" in values_of(self.space.batch_schedule or Fixed(value=self.training.batch_schedule))
+
+    @property
+    def keeps_beta2_half_life(self) -> bool:
+        """Whether Adam's second beta may keep its half-life in samples."""
+        return "half_life" in values_of(self.space.beta2_scaling or Fixed(value=self.training.beta2_scaling))
 
     @property
     def folder(self) -> Path:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from bsearch.spaces.errors import BsearchError, InfeasiblePlanError
-from bsearch.spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
+from bsearch.spaces.learning_rate import (
+    RATE_RULES,
+    OptimizerSettings,
+    RuleConstants,
+    rule_fact,
+    scaled_settings,
+    with_beta2_half_life,
+)
 from bsearch.spaces.schedule import SCHEDULES, evaluation_points, rate_factor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,7 +105,7 @@ def test_surge_peaks_at_the_noise_batch_and_is_alike_on_both_sides(noise: float,
 
 @given(st.floats(1e-2, 1e2), st.floats(0.01, 1))
 def test_adamw_tau_keeps_the_timescale_in_shares_of_the_training(kappa: float, samples_ratio: float) -> None:
-    # Bergsma 2025: B / (rate x decay x samples) is one number over batches and lengths of training.
+    # Wang & Aitchison 2024: B / (rate x decay x samples) is one number over batches and lengths of training.
     def tau(settings: OptimizerSettings, batch: float, samples: float) -> float:
         return batch / (settings.learning_rate * settings.weight_decay * samples)
 
@@ -104,6 +113,19 @@ def test_adamw_tau_keeps_the_timescale_in_shares_of_the_training(kappa: float, s
     scaled = RATE_RULES["adamw_tau"](reference, kappa, RuleConstants(samples_ratio=samples_ratio))
     assert tau(scaled, kappa, samples_ratio) == pytest.approx(tau(reference, 1.0, 1.0))
     assert scaled.learning_rate == pytest.approx(1e-3 * kappa**0.5)
+    # Bergsma 2025: or a power of the samples.
+    power = RATE_RULES["adamw_tau"](reference, kappa, RuleConstants(samples_ratio=samples_ratio, timescale_exponent=-0.527))
+    assert tau(power, kappa, samples_ratio) == pytest.approx(tau(reference, 1.0, 1.0) * samples_ratio**-0.527)
+
+
+@given(st.floats(1e-2, 1e2), st.floats(0.5, 0.9999))
+def test_a_second_beta_keeps_its_half_life_in_samples(kappa: float, beta2: float) -> None:
+    # Marek 2025: after so many samples half of a squared gradient's weight is left, at every batch.
+    scaled = with_beta2_half_life(OptimizerSettings(1e-3, betas=(0.9, beta2)), kappa)
+    assert scaled.betas[0] == 0.9
+    assert 0 <= scaled.betas[1] < 1
+    if 1e-6 < scaled.betas[1] < 1 - 1e-6:
+        assert kappa / math.log(scaled.betas[1]) == pytest.approx(1 / math.log(beta2), rel=1e-4)
 
 
 @pytest.mark.parametrize("rule", ["saturating", "surge"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_what_contradicts_itself_is_refused(space: dict[str, Any], training: dic
     with pytest.raises(StudyFileError) as error:
         study(space, training=training)
     assert words in str(error.value)
+
+
+def test_a_half_life_of_beta2_reaches_the_trial_and_needs_an_optimizer_that_gets_it() -> None:
+    spec = study({"rule": ["linear", "sqrt"], "beta2_scaling": ["constant", "half_life"]})
+    profile = DeviceProfile("cpu", "here", 1000, optimizer="AdamW")
+    for kind, beta2 in (("constant", 0.999), ("half_life", 0.999**2)):
+        parameters = {**spec.fixed(), "effective_batch": 2 * spec.space.reference_batch, "reference_rate": 0.1}
+        parameters |= {"rule": "linear", "beta2_scaling": kind}
+        made = trial_setup(spec, "s", Suggestion(0, parameters), profile, "cpu")
+        assert made.betas == pytest.approx((0.9, beta2))
+        assert made.learning_rate == pytest.approx(0.2)
+        assert "beta2_scaling" not in made.parameters
+    assert profiling_setup(spec, "cpu").betas != (0.9, 0.999)
+    (fault,) = profile_faults(spec, replace(profile, applies_betas=False))
+    assert str(fault).startswith("space.beta2_scaling: expected a task whose AdamW gets betas=setup.betas")
+    with pytest.raises(StudyFileError, match=r"training\.beta2_scaling: expected constant with rule adam_sde"):
+        study({"rule": "adam_sde"}, training={"beta2_scaling": "half_life"})
 
 
 def test_betas_that_no_optimizer_gets_are_refused() -> None:
