@@ -11,11 +11,12 @@ import traceback
 import webbrowser
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import asdict
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 from click.shell_completion import get_completion_class
@@ -31,7 +32,7 @@ from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, 
 from .spaces.plan import plan_batch
 from .spaces.readable import from_here
 from .spaces.storage import masked, storage_of
-from .spaces.study import StudySpec, share
+from .spaces.study import StudySpec, Tracker, share
 from .spaces.study_file import located, plain_value, read_study, resolve_study, study_from_dict
 
 if TYPE_CHECKING:
@@ -956,6 +957,44 @@ def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], *, to
 
 
 # ---------------------------------------------------------------- train
+
+
+@main.command(epilog=_epilog("bsearch track study.yaml\n  bsearch track study.yaml --to mlflow"))
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@click.option(
+    "--to",
+    "trackers",
+    multiple=True,
+    type=click.Choice(get_args(Tracker)),
+    help="Tracker to send trials to; default: the study's `tracking`. May be repeated.",
+)
+@name_option
+@storage_option
+@json_option
+@click.pass_context
+def track(
+    ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name: str | None, storage: str | None, as_json: bool
+) -> None:
+    """Send a study's trials to MLflow, Weights & Biases or TensorBoard: a run each, with settings, curve and outcome.
+
+    What a tracker has already is not sent again. With `tracking` in the study file, `bsearch run` does this as trials train.
+    """
+    from .search.report.tracking.follow import tell
+    from .search.store.stored import StoredStudy
+
+    stored = StoredStudy.open(study, name, storage)
+    chosen = trackers or stored.spec.tracking
+    if not chosen:
+        raise StudyFileError(
+            "tracking: expected mlflow, wandb or tensorboard. Write --to mlflow, or tracking: mlflow in the study."
+        )
+    tracked = tell(stored, chosen, _results_beside(study) / stored.name)
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in tracked], indent=2))
+    else:
+        for one in tracked:
+            click.echo(one.sentence)
+    ctx.exit(FAILED if any(one.left for one in tracked) else 0)
 
 
 @main.command(

@@ -376,12 +376,22 @@ def run_study_here(
     Raises:
         StudyFileError, TaskError, StorageError, ClusterError: see `search.run.driver.run_study`.
     """
+    from ..search.report.tracking.follow import tracking
     from ..search.run.driver import run_study
     from ..search.run.runner import Event
 
-    runner = _runner(spec, out, serial=serial, say=lambda text: notify(Event("message", text=text)))
+    def say(text: str) -> None:
+        notify(Event("message", text=text))
+
+    runner = _runner(spec, out, serial=serial, say=say)
     code = task_code_hash(spec.task)
-    return run_study(spec, runner, code, new=new, same_experiment=same_experiment, notify=notify, watch=watch)
+    with tracking(spec.tracking, spec.storage or "", out, say) as track:
+
+        def begun(run: StudyRun) -> None:
+            track(run)
+            watch(run)
+
+        return run_study(spec, runner, code, new=new, same_experiment=same_experiment, notify=notify, watch=begun)
 
 
 @contextmanager

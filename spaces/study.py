@@ -624,6 +624,17 @@ def _confirm(value: Any) -> Any:
     return {"repeats": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+Tracker = Literal["mlflow", "wandb", "tensorboard"]
+
+
+def _several(value: Any) -> Any:
+    """One, or a list of different ones."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for one in values:
+        one_of(one, get_args(Tracker))
+    return tuple(dict.fromkeys(values))
+
+
 SAMPLERS = ("front", "tpe", "gp", "nsga2", "qmc", "random")
 
 
@@ -684,6 +695,10 @@ class StudySpec(Section):
         Confirm(),
         description="Repeat each of the front's members this many times, each with a new seed: a number, or "
         "`{repeats, share}`. The front then shows means with intervals.",
+    )
+    tracking: Annotated[tuple[Tracker, ...], BeforeValidator(_several, json_schema_input_type=Tracker | list[Tracker])] = Field(
+        (),
+        description="Experiment trackers that every trial becomes a run of: mlflow, wandb, tensorboard, or a list of them.",
     )
     cluster: Cluster = Cluster()
     submit: Submit = Submit()

@@ -1,0 +1,210 @@
+"""Telling trackers of a study: once, or while it runs, from a process of its own that trials never wait for.
+
+That process reads the database only. What a tracker could not be told, because it was down, is told later: by the same
+process, by the next run, or by `bsearch track`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ....spaces.errors import cut, plain
+from ....spaces.study import Tracker as TrackerName
+from ...analysis.pareto import study_front
+from ...run.study_run import StudyRun
+from ...store.database import RetryPolicy
+from ...store.stored import StoredStudy
+from ...store.trials import StoredTrials
+from .trackers import TRACKERS, TrackedTrial, Tracker
+
+# Seconds between two looks at the database, and after a tracker failed, at first and at most.
+_EVERY_S, _RETRY_S, _LONGEST_RETRY_S = 2.0, 5.0, 60.0
+# How long a driver whose study is over waits for trackers.
+_LAST_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What a tracker has of a study.
+
+    Args:
+        trials: that it has.
+        left: that it lacks.
+        error: why, as it was last told.
+    """
+
+    to: TrackerName
+    where: str
+    trials: int
+    left: int
+    error: str = ""
+
+    @property
+    def sentence(self) -> str:
+        if not self.left:
+            return f"{self.to}: {self.trials} trials in {self.where}"
+        because = f" ({self.error})" if self.error else ""
+        return f"{self.to}: {self.left} of {self.trials + self.left} trials not sent{because}. `bsearch track` sends them."
+
+
+class _Telling:
+    """One tracker, and when to try it again after it failed."""
+
+    def __init__(self, to: TrackerName, study: str, folder: Path) -> None:
+        self.to: TrackerName = to
+        self.tracker: Tracker = TRACKERS[to](study, folder)
+        self.known: dict[int, tuple[int, bool, bool]] = {}  # by number: samples, ended, on the front
+        self.error, self._wait_s, self._again = "", _RETRY_S, 0.0
+
+    def tell(self, trials: Iterable[TrackedTrial], *, now: bool) -> None:
+        if not now and time.monotonic() < self._again:
+            return
+        try:
+            for trial in trials:
+                state = (trial.curve[-1]["samples_seen"] if trial.curve else 0, trial.ended, trial.on_front)
+                if self.known.get(trial.record.number) != state:
+                    self.tracker.tell(trial)
+                    self.known[trial.record.number] = state
+        except Exception as error:  # whatever a tracker raises, trials go on
+            self.error = cut(plain(f"{type(error).__name__}: {error}".splitlines()[0]), 200)
+            self._again, self._wait_s = time.monotonic() + self._wait_s, min(2 * self._wait_s, _LONGEST_RETRY_S)
+        else:
+            self.error, self._wait_s = "", _RETRY_S
+
+    def tracked(self, ended: int) -> Tracked:
+        told = sum(done for _, done, _ in self.known.values())
+        return Tracked(self.to, self.tracker.where, told, ended - told, self.error)
+
+
+def tell(
+    study: StoredStudy, to: Iterable[TrackerName], folder: Path, over: Callable[[float], bool] = lambda seconds: True
+) -> list[Tracked]:
+    """Tell trackers of a study until it is over, and all of it at the end.
+
+    Args:
+        folder: of the study's results.
+        over: waits so many seconds; whether the study is over.
+
+    Raises:
+        StudyFileError: a tracker is not installed.
+    """
+    telling = [_Telling(one, study.name, folder) for one in to]
+    tables = study.tables()
+    try:
+        with StoredTrials(study.url, study.name, RetryPolicy(study.url)) as stored:
+            while True:
+                last = over(_EVERY_S)
+                records = stored.read()
+                ended = [record for record in records if record.outcome not in ("running", "waiting")]
+                on_front = {record.number for record in study_front(ended, study.spec.objectives).trials}
+
+                def trials(one: _Telling, records: Any = records, on_front: Any = on_front) -> Iterator[TrackedTrial]:
+                    for record in records:
+                        on = record.number in on_front
+                        if record.outcome == "waiting" or one.known.get(record.number, (0, False, False))[1:] == (True, on):
+                            continue
+                        if record.outcome != "running" and one.tracker.knows(record.number, on):
+                            one.known[record.number] = (record.facts.samples_budget or 0, True, on)
+                            continue
+                        curve = tuple(tables.curve(study.name, record.number))
+                        yield TrackedTrial(study.name, record, study.spec.objectives.metric.name, curve, on)
+
+                for one in telling:
+                    one.tell(trials(one), now=last)
+                if last:
+                    return [one.tracked(len(ended)) for one in telling]
+    finally:
+        tables.close()
+
+
+@contextmanager
+def tracking(
+    to: tuple[TrackerName, ...], url: str, folder: Path, say: Callable[[str], None]
+) -> Iterator[Callable[[StudyRun], None]]:
+    """Context of a run whose trackers are told by a process beside it; gives what starts that process, once the run is known.
+
+    Args:
+        url: of the database.
+        folder: of the study's results.
+        say: what trackers have in the end.
+    """
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(run: StudyRun) -> None:
+        if not to:
+            return
+        # What it needs goes through the pipe: a database's URL may hold a password, and arguments are public.
+        job = {"url": url, "name": run.name, "to": list(to), "folder": str(folder)}
+        process = subprocess.Popen(  # noqa: S603  # ourselves
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the driver, which lets it finish
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        processes.append(process)
+
+    try:
+        yield start
+    finally:
+        for process in processes:
+            for line in _ended(process):
+                say(line if isinstance(line, str) else line.sentence)
+
+
+def _ended(process: subprocess.Popen[str]) -> list[Tracked] | list[str]:
+    """What the process reports; it is ended where it takes too long."""
+    try:
+        output, _ = process.communicate(timeout=_LAST_S)  # closes its stdin, which says that the study is over
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return [f"tracking: not all was sent within {_LAST_S:.0f} s; `bsearch track` sends the rest"]
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        document = json.loads(output.splitlines()[-1]) if output.strip() else {}
+        if "tracked" in document:
+            return [Tracked(**one) for one in document["tracked"]]
+        if "error" in document:
+            return [str(document["error"])]
+    return ["tracking: its process ended without a report; `bsearch track` sends what is missing"]
+
+
+def main() -> None:
+    """The process beside a driver: its job is the first line of stdin, whose end says that the study is over."""
+    job = json.loads(sys.stdin.readline())
+    with contextlib.suppress(OSError):
+        os.nice(5)
+    # Trackers print to stdout.
+    report, sys.stdout = sys.stdout, sys.stderr
+
+    def over(seconds: float) -> bool:
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return bool(ready)
+
+    try:
+        tracked = tell(StoredStudy.open(job["url"], job["name"]), job["to"], Path(job["folder"]), over)
+        document: dict[str, Any] = {"tracked": [asdict(one) for one in tracked]}
+    except Exception as error:
+        document = {"error": cut(plain(f"tracking: {type(error).__name__}: {error}"), 300)}
+    report.write(json.dumps(document) + "\n")
+
+
+if __name__ == "__main__":
+    main()
+
+__all__ = ["Tracked", "tell", "tracking"]

@@ -1,0 +1,292 @@
+"""What each tracker is told of a trial. A tracker knows by itself what it has been told before, so that telling again is safe.
+
+Where they write: as their own environment variables say (MLFLOW_TRACKING_URI, WANDB_MODE, WANDB_PROJECT, ...), else into the
+study's folder of results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from ....spaces.errors import StudyFileError
+from ....spaces.readable import from_here
+from ....spaces.storage import masked
+from ....spaces.study import Tracker as TrackerName
+from ....spaces.trial import TrialRecord
+
+# Settings of a training that trackers show beside the searched parameters.
+_SETTINGS = (
+    *("effective_batch", "micro_batch", "accumulation", "devices", "activation_checkpointing", "rule", "learning_rate"),
+    *("weight_decay", "betas", "eps", "epochs", "samples_budget", "seed", "optimizer"),
+)
+_RESULTS = ("train_s", "device_s", "measured_train_s", "samples_per_s", "peak_bytes", "peak_reserved_bytes", "noise_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedTrial:
+    """A trial as trackers see it.
+
+    Args:
+        metric: name of the study's metric.
+        curve: its measurements in order, rows of the database: `samples_seen`, `elapsed_s`, `accuracy`, `scores`, `train_loss`.
+        on_front: at this moment.
+    """
+
+    study: str
+    record: TrialRecord
+    metric: str
+    curve: tuple[Mapping[str, Any], ...]
+    on_front: bool
+
+    @property
+    def ended(self) -> bool:
+        return self.record.outcome not in ("running", "waiting")
+
+    @property
+    def name(self) -> str:
+        return f"{self.study}-{self.record.number}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Searched parameters and settings by name; lists as text."""
+        settings = self.record.settings
+        chosen = {name: settings[name] for name in _SETTINGS if settings.get(name) is not None} | dict(self.record.parameters)
+        return {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in chosen.items()}
+
+    @property
+    def results(self) -> dict[str, float]:
+        """What it reached, numbers by name."""
+        facts = self.record.facts.to_dict()
+        found = {name: facts.get(name) for name in _RESULTS}
+        if self.record.accuracy is not None:
+            found[self.metric] = self.record.accuracy
+        return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+    def points(self, after: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
+        """Samples seen and numbers by name, of each measurement after so many samples."""
+        for row in self.curve:
+            if row["samples_seen"] > after:
+                values = {"train_loss": row["train_loss"], "elapsed_s": row["elapsed_s"], "accuracy": row["accuracy"]}
+                values |= json.loads(row["scores"])
+                yield row["samples_seen"], {name: float(one) for name, one in values.items() if one is not None}
+                after = row["samples_seen"]
+
+
+class Tracker(Protocol):
+    """One tracker of one study.
+
+    Attributes:
+        where: the place that its runs go to, for people.
+    """
+
+    where: str
+
+    def knows(self, number: int, on_front: bool) -> bool:
+        """Whether a trial that ended is all there."""
+
+    def tell(self, trial: TrackedTrial) -> None:
+        """Write what is new of a trial; anything may be raised, and it is told again later."""
+
+
+class MLflow:
+    """A run for each trial, in an experiment of the study's name; curves grow as trials train."""
+
+    def __init__(self, study: str, folder: Path) -> None:
+        # A server that is down is told again later: seconds of retries are enough.
+        usual = {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        }
+        for name, value in usual.items():
+            os.environ.setdefault(name, value)
+        mlflow = _imported("mlflow", "mlflow")
+        for noisy in ("mlflow", "alembic"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            folder.mkdir(parents=True, exist_ok=True)
+            mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+            self.where = str(from_here(folder / "mlflow.db"))
+        else:
+            self.where = masked(mlflow.get_tracking_uri())
+        self._client = mlflow.MlflowClient()
+        self._study, self._experiment = study, ""
+        # By number: run, samples told, outcome, and whether it was on the front.
+        self._runs: dict[int, tuple[str, int, str, bool]] = {}
+
+    def _open(self) -> None:
+        """Find the experiment and what it has, or create it."""
+        experiment = self._client.get_experiment_by_name(self._study)
+        self._experiment = experiment.experiment_id if experiment else self._client.create_experiment(self._study)
+        page = None
+        while True:
+            found = self._client.search_runs([self._experiment], page_token=page)
+            for run in found:
+                tags = run.data.tags
+                if "bsearch.trial" in tags:
+                    told, front = int(tags.get("bsearch.samples", 0)), tags.get("bsearch.front") == "true"
+                    self._runs[int(tags["bsearch.trial"])] = run.info.run_id, told, tags.get("bsearch.outcome", ""), front
+            page = found.token
+            if not page:
+                return
+
+    def knows(self, number: int, on_front: bool) -> bool:
+        if not self._experiment:
+            self._open()
+        known = self._runs.get(number)
+        return known is not None and bool(known[2]) and known[3] == on_front
+
+    def tell(self, trial: TrackedTrial) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        if not self._experiment:
+            self._open()
+        record, number = trial.record, trial.record.number
+        if number not in self._runs:
+            tags = {"bsearch.trial": str(number), "mlflow.runName": f"trial {number}"}
+            run = self._client.create_run(self._experiment, start_time=_ms(record.started_at), tags=tags)
+            self._runs[number] = run.info.run_id, 0, "", False
+        identity, told, outcome, _ = self._runs[number]
+        start, metrics = _ms(record.started_at) or 0, []
+        for samples, values in trial.points(told):
+            at = start + round(1000 * values.get("elapsed_s", 0.0))
+            metrics += [Metric(name, value, at, samples) for name, value in values.items() if math.isfinite(value)]
+            told = samples
+        tags = {"bsearch.samples": str(told), "bsearch.front": str(trial.on_front).lower()}
+        params: list[Any] = []
+        if trial.ended and not outcome:
+            params = [Param(name, str(value)[:500]) for name, value in trial.parameters.items()]
+            results = {name: value for name, value in trial.results.items() if name != trial.metric or not trial.curve}
+            metrics += [Metric(name, value, _ms(record.ended_at) or 0, told) for name, value in results.items()]
+            tags |= {"bsearch.message": record.message[:500]} if record.message else {}
+        for begin in range(0, max(len(metrics), 1), 900):
+            last = begin + 900 >= len(metrics)
+            self._client.log_batch(
+                identity,
+                metrics[begin : begin + 900],
+                params[:100] if last else [],
+                [RunTag(*tag) for tag in tags.items()] if last else [],
+            )
+        if trial.ended and not outcome:
+            outcome = record.outcome
+            self._client.set_tag(identity, "bsearch.outcome", outcome)
+            status = "FINISHED" if record.counts else "KILLED" if outcome == "interrupted" else "FAILED"
+            self._client.set_terminated(identity, status, _ms(record.ended_at))
+        self._runs[number] = identity, told, outcome, trial.on_front
+
+
+class TensorBoard:
+    """A folder of events for each trial; hyperparameters and results are written when it ends."""
+
+    def __init__(self, study: str, folder: Path) -> None:
+        _imported("tensorboard", "tensorboard")
+        self.folder = folder / "tensorboard"
+        self.where = str(from_here(self.folder))
+        self._told: dict[int, int] = {}
+
+    def _of(self, number: int) -> Path:
+        return self.folder / f"trial-{number:04}"
+
+    def knows(self, number: int, on_front: bool) -> bool:
+        return (self._of(number) / "ended").exists()
+
+    def tell(self, trial: TrackedTrial) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        number = trial.record.number
+        if self.knows(number, trial.on_front):
+            return
+        if number not in self._told:  # what another process had begun is written again
+            shutil.rmtree(self._of(number), ignore_errors=True)
+        with SummaryWriter(str(self._of(number))) as writer:
+            for samples, values in trial.points(self._told.get(number, 0)):
+                for name, value in values.items():
+                    writer.add_scalar(name, value, samples)
+                self._told[number] = samples
+            self._told.setdefault(number, 0)
+            if trial.ended:
+                results = {f"result/{name}": value for name, value in trial.results.items()}
+                writer.add_hparams(trial.parameters, results, run_name=".")
+        if trial.ended:
+            (self._of(number) / "ended").write_text(trial.record.outcome)
+
+
+class WandB:
+    """A run for each trial that has ended: one project for each study; offline without a key."""
+
+    def __init__(self, study: str, folder: Path) -> None:
+        self._wandb = _imported("wandb", "wandb")
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        offline = os.environ.get("WANDB_MODE", "online" if self._wandb.login(prompt=False) else "offline") != "online"
+        self._mode, self._project = "offline" if offline else "online", os.environ.get("WANDB_PROJECT", study)
+        self.where = (
+            f"{from_here(folder / 'wandb')} (offline; `wandb sync` sends it)" if offline else f"project {self._project}"
+        )
+        self._told: set[int] = set()
+        self._study = study
+
+    def _identity(self, number: int) -> str:
+        return hashlib.sha256(f"{self._study}/{self.folder}/{number}".encode()).hexdigest()[:12]
+
+    def knows(self, number: int, on_front: bool) -> bool:
+        if number not in self._told and self._is_there(self._identity(number)):
+            self._told.add(number)
+        return number in self._told
+
+    def _is_there(self, identity: str) -> bool:
+        if self._mode == "offline":
+            return any((self.folder / "wandb").glob(f"offline-run-*-{identity}/ended"))
+        try:
+            return bool(self._wandb.Api().run(f"{self._project}/{identity}").state == "finished")
+        except (ValueError, self._wandb.errors.CommError):
+            return False  # there is no such run
+
+    def tell(self, trial: TrackedTrial) -> None:
+        if not trial.ended or self.knows(trial.record.number, trial.on_front):
+            return
+        run = self._wandb.init(
+            project=self._project,
+            id=self._identity(trial.record.number),
+            name=f"trial {trial.record.number}",
+            dir=str(self.folder),
+            config=trial.parameters,
+            mode=self._mode,
+            resume="allow" if self._mode == "online" else None,
+            settings=self._wandb.Settings(silent=True, x_disable_stats=True, disable_git=True, console="off"),
+        )
+        for samples, values in trial.points():
+            run.log(values, step=samples)
+        run.summary.update({**trial.results, "outcome": trial.record.outcome, "on_front": trial.on_front})
+        place = Path(run.dir).parent
+        run.finish(exit_code=0 if trial.record.counts else 1)
+        if self._mode == "offline":
+            (place / "ended").write_text(trial.record.outcome)
+        self._told.add(trial.record.number)
+
+
+TRACKERS: dict[TrackerName, type[Any]] = {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB}
+
+
+def _imported(module: str, package: str) -> Any:
+    try:
+        return __import__(module)
+    except ImportError:
+        raise StudyFileError(f"tracking: {module} is not installed. Run pip install {package}, or remove it.") from None
+
+
+def _ms(text: str) -> int | None:
+    return round(1000 * datetime.fromisoformat(text).timestamp()) if text else None
+
+
+__all__ = ["TRACKERS", "TrackedTrial", "Tracker"]
