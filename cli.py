@@ -38,6 +38,7 @@ from .spaces.study_file import located, plain_value, read_study, resolve_study, 
 if TYPE_CHECKING:
     from .cluster.submit.submitter import Submitter
     from .search.run.driver import StudyResult
+    from .search.run.study_run import StudyRun
     from .search.store.stored import StoredStudy
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted.
@@ -184,6 +185,9 @@ def _terminal(as_json: bool = False) -> Console:
 )
 @click.option("--serial", is_flag=True, help="Run trials one after the other in this process, without Ray.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for front.csv, front.json and front.png.")
+@click.option(
+    "--metrics", metavar="HOST:PORT", help="Serve numbers for Prometheus there while it runs, such as 127.0.0.1:9100."
+)
 @storage_option
 @json_option
 @click.pass_context
@@ -201,6 +205,7 @@ def run(
     same_experiment: bool,
     serial: bool,
     out: Path | None,
+    metrics: str | None,
     storage: str | None,
     as_json: bool,
 ) -> None:
@@ -215,7 +220,7 @@ def run(
     with _located(file):
         with _documents_only(as_json):
             folder = out or _results(spec, spec.study)
-            result = _run(spec, folder, console, new=new, same_experiment=same_experiment, serial=serial)
+            result = _run(spec, folder, console, metrics, new=new, same_experiment=same_experiment, serial=serial)
         _print_result(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
     ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
 
@@ -313,13 +318,21 @@ def _located(file: Path | None) -> Any:
         raise (located(error, file) if file is not None else error) from None
 
 
-def _run(spec: StudySpec, out: Path, console: Console, *, new: bool, same_experiment: bool, serial: bool) -> StudyResult:
+def _run(
+    spec: StudySpec, out: Path, console: Console, metrics: str | None, *, new: bool, same_experiment: bool, serial: bool
+) -> StudyResult:
     from .cluster.study import run_study_here
+    from .search.report.metrics import metrics_server
     from .search.report.terminal.live import LiveView
 
-    with LiveView(console) as view:
+    with metrics_server(metrics) as serve, LiveView(console) as view:
+
+        def watch(run: StudyRun) -> None:
+            serve(run)
+            view.watch(run)
+
         return run_study_here(
-            spec, out, serial=serial, new=new, same_experiment=same_experiment, notify=view.notify, watch=view.watch
+            spec, out, serial=serial, new=new, same_experiment=same_experiment, notify=view.notify, watch=watch
         )
 
 

@@ -104,6 +104,8 @@ class StudyRun:
     Attributes:
         stop_reason: why the study stops before its budget; empty while it runs. Runners check it often.
         failure: why it cannot continue; empty if it can.
+        asks, asks_s: suggestions that the sampler made in this run, and the seconds they took.
+        reported_s: when a trial last reported a measurement, by the monotonic clock.
     """
 
     def __init__(
@@ -147,6 +149,8 @@ class StudyRun:
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
         self.started_s = time.monotonic()
         self.driven_s = driven_s
+        self.asks, self.asks_s = 0, 0.0
+        self.reported_s: float | None = None
         self._spans: deque[Span] = deque(maxlen=_LATEST_SPANS)  # of attempts that ended in this run
         self._load_curves()
 
@@ -163,7 +167,7 @@ class StudyRun:
                 return "wait" if self._running else None
             self._queue_repeat()
             # A sampler may be slow: the runner's loop continues meanwhile.
-            self._suggestion = self._suggestion or self._asker.submit(self._suggester.ask)
+            self._suggestion = self._suggestion or self._asker.submit(self._ask)
             if self._running and not self._suggestion.done():
                 return "wait"
             suggestion = self._suggestion.result()
@@ -178,6 +182,17 @@ class StudyRun:
             return self._start(_Attempt(suggestion, setup, self.timed_on, self._known_s(setup)))
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
+
+    def _ask(self) -> Suggestion:
+        started = time.perf_counter()
+        suggestion = self._suggester.ask()
+        self.asks, self.asks_s = self.asks + 1, self.asks_s + time.perf_counter() - started
+        return suggestion
+
+    @property
+    def devices_busy(self) -> int:
+        """Devices that trials train on now."""
+        return sum(attempt.setup.plan.devices for attempt in list(self._running.values()))
 
     def setups(self, number: int) -> dict[str, TrialSetup]:
         """An attempt that was just taken, as every kind of device would train it: the same batch, its own micro-batches."""
@@ -213,6 +228,7 @@ class StudyRun:
             attempt.host = host
             self._suggester.annotate(number, {"host": host})  # for `bsearch show --watch` in another process
         attempt.measurements.append(measurement)
+        self.reported_s = time.monotonic()
         self._records.add_measurement(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
         accuracy = self._sign * measurement.score(setup.metric)
