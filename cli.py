@@ -999,7 +999,8 @@ def track(
     chosen = trackers or stored.spec.tracking
     if not chosen:
         raise StudyFileError(
-            "tracking: expected mlflow, wandb or tensorboard. Write --to mlflow, or tracking: mlflow in the study."
+            "tracking: expected mlflow, wandb or tensorboard, got none. Pass --to mlflow, or write "
+            "tracking: mlflow in the study file."
         )
     tracked = tell(stored, chosen, _results_beside(study) / stored.name)
     if as_json:

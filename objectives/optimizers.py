@@ -65,7 +65,7 @@ def _muon(model: nn.Module, setup: TrialSetup) -> Optimizer:
     matrices = hidden_matrices(model)
     if not matrices:
         raise TaskError(
-            f"space.optimizer: muon is for matrices of hidden layers, of which {type(model).__name__} has none. Use adamw."
+            f"space.optimizer: expected a model with matrices in hidden layers for muon, got {type(model).__name__}. Use adamw."
         )
     of_muon = {id(matrix) for matrix in matrices}
     others = [one for one in model.parameters() if one.requires_grad and id(one) not in of_muon]

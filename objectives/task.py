@@ -102,7 +102,7 @@ class Task(ABC):
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         """The optimizer of the model's parameters, with the setup's learning rate; default: SGD with Nesterov momentum 0.9.
 
-        Parameters that require no gradient are left out afterwards.
+        Frozen parameters (requires_grad=False) are removed from it afterwards.
         """
         return torch.optim.SGD(
             model.parameters(),

@@ -161,7 +161,7 @@ def surge(reference: OptimizerSettings, kappa: float, constants: RuleConstants) 
 
 
 def adamw_tau(reference: OptimizerSettings, kappa: float, constants: RuleConstants) -> OptimizerSettings:
-    """Multiply AdamW's rate by the square root of kappa, and scale its weight decay so that the timescale tau is kept.
+    """Multiply AdamW's rate by sqrt(kappa); scale its weight decay so that tau ~ samples**m, m = timescale_exponent.
 
     tau = B / (rate * weight_decay * samples) is the share of the training over which AdamW averages its updates.
     The reference is the study's longest trial: with tau constant, training on half as many samples doubles the decay. With

@@ -197,8 +197,8 @@ class Space(Section):
     )
     timescale_exponent: Annotated[AnyDomain, AfterValidator(numbers), AfterValidator(real)] | None = Field(
         None,
-        description="How the timescale of the rule `adamw_tau` moves with a training's samples: 0 keeps it constant, -0.527 "
-        "was fitted to the pre-training of language models.",
+        description="Exponent m of the rule `adamw_tau`, whose timescale tau scales as samples**m: 0 keeps it constant; -0.527 "
+        "was fitted to language-model pre-training.",
     )
     noise_batch: (
         Annotated[AnyDomain, AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)] | None
@@ -308,8 +308,8 @@ class Training(Section):
     )
     batch_schedule: Literal["constant", "seesaw"] = Field(
         "constant",
-        description="seesaw: the batch doubles, up to three times, each time that the schedule has halved the rate, and the "
-        "rate falls by less instead, as the rule (linear or sqrt) says of the larger batch: fewer steps for the same samples.",
+        description="seesaw: the batch doubles, up to three times, each time the schedule has halved the rate, and the "
+        "rate is raised again as the rule (linear or sqrt) says for the larger batch: fewer steps for the same samples.",
     )
     warmup: Share = Field(0.05, description="Share of the trial's samples with the learning rate rising linearly from 0.")
     clip_norm: Number | None = Field(None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping.")
@@ -342,8 +342,8 @@ class Training(Section):
     )
     beta2_scaling: Literal["constant", "half_life"] = Field(
         "constant",
-        description="half_life: Adam's second beta keeps its half-life in samples at every batch, whatever the rule says of "
-        "the rate; not with `adam_sde`, which scales it in its own way.",
+        description="half_life: Adam's beta2 is scaled so that its half-life in samples is the same at every batch, with any "
+        "rule but `adam_sde`, which scales the betas itself.",
     )
     eps: Number = Field(
         1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch."
@@ -444,7 +444,7 @@ class Devices(Section):
         "ddp",
         description="ddp: every device of a trial holds the whole optimizer state; zero1: it is sharded across them (ZeRO "
         "stage 1), which saves memory and costs a broadcast of the updated parameters each step; fsdp2: parameters and "
-        "gradients too, gathered block by block as they are used. Results do not change.",
+        "gradients too; parameters are gathered block by block for use. Results change by rounding at most.",
     )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="What trials train on; auto: GPUs if there are any.")
     cpus: Annotated[StrictInt, Field(ge=1)] | Literal["auto"] = Field(
@@ -698,7 +698,7 @@ class StudySpec(Section):
     )
     tracking: Annotated[tuple[Tracker, ...], BeforeValidator(_several, json_schema_input_type=Tracker | list[Tracker])] = Field(
         (),
-        description="Experiment trackers that every trial becomes a run of: mlflow, wandb, tensorboard, or a list of them.",
+        description="Experiment trackers that log every trial as a run: mlflow, wandb or tensorboard, or a list of them.",
     )
     cluster: Cluster = Cluster()
     submit: Submit = Submit()
@@ -720,7 +720,10 @@ class StudySpec(Section):
         if self.grows_batches:
             where = "training.batch_schedule" if self.space.batch_schedule is None else "space.batch_schedule"
             if "constant" in values_of(self.space.schedule or Fixed(value=self.training.schedule)):
-                raise fault(f"{where}: expected constant with schedule constant, whose rate never falls; got seesaw")
+                raise fault(
+                    f"{where}: expected constant with schedule: constant, whose rate never falls; got seesaw. Write "
+                    "schedule: cosine."
+                )
             unknown = [rule for rule in values_of(self.space.rule) if rule not in GROWTH_RULES]
             if unknown:
                 raise fault(

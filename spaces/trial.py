@@ -96,7 +96,7 @@ class TrialSetup:
 
     @property
     def stages(self) -> tuple[tuple[float, int], ...]:
-        """Where its batch grows (`batch_stages`)."""
+        """Where the batch grows: pairs of (fraction of the budget, factor over the first batch)."""
         training = self.training
         return batch_stages(training.batch_schedule, training.schedule, training.warmup)
 
@@ -111,7 +111,7 @@ class TrialSetup:
     def rate_growth(self, growth: int) -> float:
         """The factor over the schedule's rate where the batch is `growth` times the first: what the rule says of such a batch.
 
-        So a batch that doubles where the rate would halve leaves a `linear` rate as it is, and a `sqrt` one at 1/sqrt(2).
+        Where the schedule is at 1/2 and the batch doubles, `linear` returns the rate to its peak, `sqrt` to 1/sqrt(2) of it.
         """
         return float(growth ** RULE_EXPONENTS.get(self.rule, 0.0))
 

@@ -142,7 +142,11 @@ class MemoryProbe:
             ProfilingError: the GPU is not here.
         """
         if self.like_gpu or self.ranks > 1:
-            where = "a GPU that is not here" if self.like_gpu else f"one of {self.ranks} devices that share its parameters"
+            where = (
+                "a GPU that is not here"
+                if self.like_gpu
+                else f"one of {self.ranks} devices that its parameters are sharded over"
+            )
             raise ProfilingError(f"expected a model that can be traced, to predict its memory on {where}; got {self.note}")
         device = torch.device("cuda" if self.setup.device == "gpu" else "cpu")
         run = self.run.on(copy.deepcopy(self.run.model).to(device), device)

@@ -118,7 +118,7 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
         raise StudyFileError(Fault("devices.sharding", message))
     if "none" not in request.memory.activation_checkpointing:
         message = (
-            "expected a list with none, since the task's training loop decides itself which activations it keeps; got "
+            "expected a list that includes none, since the task's training loop decides itself which activations it keeps; got "
             f"{', '.join(request.memory.activation_checkpointing)}. Remove it, or turn it on in the loop."
         )
         raise StudyFileError(Fault("memory.activation_checkpointing", message))
@@ -187,7 +187,7 @@ def _with_possible_checkpointing(task: Task, model: nn.Module, request: ProfileR
     allowed = request.memory.activation_checkpointing
     if "none" not in allowed:
         message = (
-            f"expected a list with none, since {type(task).__name__}.checkpoint_blocks returns no blocks; got "
+            f"expected a list that includes none, since {type(task).__name__}.checkpoint_blocks returns no blocks; got "
             f"{', '.join(allowed)}. Write none, or return the model's blocks there."
         )
         raise StudyFileError(Fault("memory.activation_checkpointing", message))

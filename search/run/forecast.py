@@ -186,8 +186,8 @@ def _advice(
         low, high = min(savings), max(savings)
         advice.append(
             f"`batch_schedule: seesaw` would save {savings[low]:.0%} of the training time at a batch of {low} and "
-            f"{max(savings[high], 0):.0%} at {high}, by the step-time law; what it does to {spec.objectives.metric.name} "
-            "shows if both are searched: `batch_schedule: [constant, seesaw]` in `space`"
+            f"{max(savings[high], 0):.0%} at {high}, by the step-time law; to see its effect on "
+            f"{spec.objectives.metric.name}, search both: `batch_schedule: [constant, seesaw]` in `space`"
         )
     if profile.batch_statistics and (micro_batch_cap(spec, profile) or spec.space.accumulation is not None):
         advice.append(

@@ -152,5 +152,5 @@ def test_frozen_parameters_are_left_out_and_keep_their_values() -> None:
 
 
 def test_a_model_without_hidden_matrices_is_told() -> None:
-    with pytest.raises(TaskError, match=r"space\.optimizer: muon is for matrices of hidden layers, of which Linear has none"):
+    with pytest.raises(TaskError, match=r"expected a model with matrices in hidden layers for muon, got Linear"):
         named_optimizer(nn.Linear(3, 4), setup(parameters={"optimizer": "muon"}))

@@ -131,7 +131,7 @@ def test_check_offers_it_where_the_law_predicts_a_gain() -> None:
     [
         (
             {"training": {"batch_schedule": "seesaw", "schedule": "constant"}},
-            "training.batch_schedule: expected constant with schedule constant, whose rate never falls; got seesaw",
+            "training.batch_schedule: expected constant with schedule: constant, whose rate never falls; got seesaw",
         ),
         (
             {"space": {"batch_schedule": ["constant", "seesaw"], "rule": ["sqrt", "adam_sde"]}},

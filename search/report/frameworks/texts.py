@@ -365,7 +365,7 @@ def _growth_notes(chosen: ChosenSettings) -> Iterator[str]:
     if chosen.setup.stages:
         yield (
             f"the trial's batch grew to {chosen.setup.steps()[-1].growth} times the first as the rate fell (seesaw); here it "
-            "stays, which takes more steps and about the same training"
+            "stays constant, which takes more steps for about the same result"
         )
 
 

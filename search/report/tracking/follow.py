@@ -174,14 +174,14 @@ def _ended(process: subprocess.Popen[str]) -> list[Tracked] | list[str]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return [f"tracking: not all was sent within {_LAST_S:.0f} s; `bsearch track` sends the rest"]
+        return [f"tracking: some trials were not sent within {_LAST_S:.0f} s; `bsearch track` sends the rest"]
     with contextlib.suppress(ValueError, KeyError, TypeError):
         document = json.loads(output.splitlines()[-1]) if output.strip() else {}
         if "tracked" in document:
             return [Tracked(**one) for one in document["tracked"]]
         if "error" in document:
             return [str(document["error"])]
-    return ["tracking: its process ended without a report; `bsearch track` sends what is missing"]
+    return ["tracking: the tracking process exited without a report; `bsearch track` sends what is missing"]
 
 
 def main() -> None:

@@ -248,7 +248,8 @@ class WandB:
         if self._mode == "offline":
             return any((self.folder / "wandb").glob(f"offline-run-*-{identity}/ended"))
         try:
-            return bool(self._wandb.Api().run(f"{self._project}/{identity}").state == "finished")
+            # Those that failed were written at once too; a crashed one was cut off.
+            return self._wandb.Api().run(f"{self._project}/{identity}").state in ("finished", "failed")
         except (ValueError, self._wandb.errors.CommError):
             return False  # there is no such run
 
@@ -282,7 +283,9 @@ def _imported(module: str, package: str) -> Any:
     try:
         return __import__(module)
     except ImportError:
-        raise StudyFileError(f"tracking: {module} is not installed. Run pip install {package}, or remove it.") from None
+        raise StudyFileError(
+            f"tracking: {module} is not installed. Run pip install {package}, or choose another tracker."
+        ) from None
 
 
 def _ms(text: str) -> int | None:
