@@ -41,6 +41,7 @@ from .parallel.fsdp2 import (
     optimizer_state,
     own_part,
     shard_parameters,
+    takes_unused_parameters,
 )
 from .parallel.zero1 import ShardedOptimizer
 from .profiling.live_bytes import LiveBytes
@@ -111,6 +112,7 @@ class TrainingRun:
         if self.ranks.rank:
             # Weights are identical on all ranks by now; random numbers drawn in training (dropout) must differ.
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
+        self._checks_parameters = self.fully_sharded and not takes_unused_parameters(self.loss)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=setup.training.precision == "fp16")
         self.sharded: ShardedOptimizer | None = None
         if setup.sharding == "zero1" and self.ranks.count > 1:
@@ -169,6 +171,7 @@ class TrainingRun:
             other._set_model(model)
             other.loss = _LossOf(self.task, model, self.setup)
         other.noise, other._last_weight, other.sharded = NoiseScale(), None, None
+        other._checks_parameters = False
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
 
@@ -220,6 +223,8 @@ class TrainingRun:
         if measures_noise and self.ranks.count > 1:
             small_batch = self.ranks.mean_share(size), denominator
         total, denominator = self.ranks.end_sum(pending)
+        if self._checks_parameters:
+            self._check_parameters()
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
         if isinstance(denominator, Tensor) or denominator != size:
@@ -513,6 +518,20 @@ class TrainingRun:
         """
         sizes = [samples for samples in plan.micro_batches(self.ranks.rank) if samples or self.fully_sharded]
         return [(samples, (lambda: next(loader)) if samples else self._any_sample) for samples in sizes]
+
+    def _check_parameters(self) -> None:
+        """Check that all ranks have gradients of the same parameters, where torch needs that.
+
+        Raises:
+            TaskError: they have not.
+        """
+        self._checks_parameters = False
+        used = tuple(parameter.grad is not None for parameter in self.parameters)
+        if len(set(self.ranks.all_gathered({"used": [used]})["used"])) > 1:
+            raise TaskError(
+                f"devices.sharding: expected a newer torch than {torch.__version__} for fsdp2 with a model whose devices use "
+                "different parameters in a step. Update torch, or write ddp."
+            )
 
     def _any_sample(self) -> Any:
         return self.train_fetcher.fetch(self.stream.take(0, 1))

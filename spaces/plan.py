@@ -174,7 +174,8 @@ def step_plans(
 
     Args:
         stages: where the batch grows, as from `batch_stages`: the first step that begins at such a fraction of the budget or
-            later is the first with the larger batch. Stages without room for a step are left out.
+            later is the first with the larger batch, in at least as many micro-batches. Stages without room for a step are left
+            out.
         limits: `largest_micro_batch`, `smallest_micro_batch`, `every_micro_batch` and `activation_checkpointing` as for
             `plan_batch`.
 
@@ -192,7 +193,7 @@ def step_plans(
             break
         runs.append(Steps(count, now, growth))
         left -= count * now.effective_batch
-        growth, now = factor, plan_batch(larger, devices=plan.devices, **limits)
+        growth, now = factor, plan_batch(larger, devices=plan.devices, accumulation=plan.accumulation, **limits)
     batch = now.effective_batch
     # All steps but the last two are the same, and there may be millions of them.
     same = max(left // batch - 1, 0)

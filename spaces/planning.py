@@ -20,7 +20,7 @@ from .learning_rate import (
     scaled_settings,
     with_beta2_half_life,
 )
-from .plan import BatchPlan, plan_batch, step_plans
+from .plan import BatchPlan, Steps, plan_batch, step_plans
 from .readable import readable_bytes
 from .schedule import batch_stages
 from .study import BETAS, RECIPE, StudySpec, Training
@@ -45,7 +45,7 @@ def trial_setup(
     limits = plan_limits(spec, profile.under(plan), devices)
     samples_budget = _samples_budget(profile, epochs, effective_batch)
     training = training_of(spec, values, seed=suggestion.notes.get("seed", spec.training.seed))
-    step_plans(plan, samples_budget, stages=_stages(training), **limits)
+    _check_growth(profile, step_plans(plan, samples_budget, stages=_stages(training), **limits))
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
     optimizer = optimizer_settings(spec, effective_batch, epochs, values)
     for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent", *RECIPE):
@@ -241,6 +241,24 @@ def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     return None if law is None else law.train_s(setup.plan, setup.samples_budget, stages=setup.stages, **setup.limits)
 
 
+def _check_growth(profile: DeviceProfile, runs: Iterable[Steps]) -> None:
+    """Raise where a batch that grows needs more micro-batches and BatchNorm, whose momentum is set for one number, forbids it.
+
+    Raises:
+        InfeasiblePlanError: so it is.
+    """
+    runs = list(runs)
+    first = runs[0].plan.effective_batch
+    # A remainder has its own, as without growth.
+    counts = {run.plan.accumulation for run in runs if run.plan.effective_batch == run.growth * first}
+    if profile.batch_statistics and runs[-1].growth > 1 and len(counts) > 1:
+        raise InfeasiblePlanError(
+            f"batch_schedule seesaw: expected as many micro-batches in every stage, since the model has BatchNorm; got "
+            f"{min(counts)} to {max(counts)}",
+            violation=max(counts) / min(counts) - 1,
+        )
+
+
 def _stages(training: Training) -> tuple[tuple[float, int], ...]:
     return batch_stages(training.batch_schedule, training.schedule, training.warmup)
 
@@ -275,7 +293,10 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
             if law is None:
                 return math.nan
             stages = _stages(training_of(spec, values)) if spec.grows_batches else ()
-            return law.train_s(batch_plan, samples_budget, stages=stages, **plan_limits(spec, profile, devices))
+            limits = plan_limits(spec, profile, devices)
+            if stages:
+                _check_growth(profile, step_plans(batch_plan, samples_budget, stages=stages, **limits))
+            return law.train_s(batch_plan, samples_budget, stages=stages, **limits)
         except InfeasiblePlanError:
             return math.nan
 
@@ -476,8 +497,8 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
                     f"Write high: {profile.training_set} or less.",
                 )
             )
-    if spec.grows_batches and profile.optimizer is None:
-        message = "expected constant for a training loop of your own, which chooses its steps itself; got seesaw. Remove it."
+    if spec.grows_batches and profile.validation_set is None:
+        message = "expected constant for a training loop, which chooses its steps itself; got seesaw. Remove it."
         faults.append(Fault("training.batch_schedule", message))
     if spec.training.sync_batch_norm and profile.kind == "cpu":
         message = "expected GPUs, since torch's SyncBatchNorm does not support CPUs; got cpu. Write false."

@@ -719,6 +719,11 @@ class StudySpec(Section):
             raise fault(f"{where}: expected constant with rule adam_sde, which scales betas itself; got half_life. Remove one.")
         if self.grows_batches:
             where = "training.batch_schedule" if self.space.batch_schedule is None else "space.batch_schedule"
+            if not self.budget.profile_s:
+                raise fault(
+                    f"{where}: expected constant with budget.profile_s: 0, since the time of a training whose batch grows "
+                    "cannot be extrapolated; got seesaw. Remove profile_s."
+                )
             if "constant" in values_of(self.space.schedule or Fixed(value=self.training.schedule)):
                 raise fault(
                     f"{where}: expected constant with schedule: constant, whose rate never falls; got seesaw. Write "

@@ -108,6 +108,11 @@ class TrialSetup:
         """
         return step_plans(self.plan, self.samples_budget, stages=self.stages, **self.limits)
 
+    @property
+    def largest_run_micro_batch(self) -> int:
+        """The largest micro-batch of any step: with a batch that grows, one of its last stage."""
+        return max(run.plan.largest_micro_batch for run in self.steps()) if self.stages else self.plan.largest_micro_batch
+
     def rate_growth(self, growth: int) -> float:
         """The factor over the schedule's rate where the batch is `growth` times the first: what the rule says of such a batch.
 

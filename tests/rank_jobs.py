@@ -63,6 +63,34 @@ class FrozenBlocks(Blocks):
         return model
 
 
+class Experts(nn.Module):
+    """Two layers, of which each sample uses one: ranks may use different parameters."""
+
+    def __init__(self, dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16, dtype=dtype), nn.Linear(16, 5, dtype=dtype)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, size, dtype=dtype), nn.Tanh(), nn.Linear(size, 16, dtype=dtype)) for size in sizes
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        mixed = torch.zeros_like(hidden)
+        for expert, chosen in zip(self.experts, (inputs[:, 0] > 0, inputs[:, 0] <= 0), strict=True):
+            if chosen.any():
+                mixed = mixed.index_copy(0, chosen.nonzero()[:, 0], expert(hidden[chosen]))
+        return self.last(mixed)  # type: ignore[no-any-return]
+
+
+class MixedExperts(Blocks):
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return Experts(self.dtype, (16, 24))
+
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        # To which a gradient of zero is none; with momentum, a parameter that no sample of a step uses would still move.
+        return torch.optim.SGD(model.parameters(), lr=setup.learning_rate)
+
+
 def peak(reference: str, setup: dict[str, Any]) -> Iterator[int]:
     """Bytes of live tensors on this rank, at most, in two steps."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]

@@ -36,7 +36,15 @@ def shard_parameters(root: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceM
 
     for block in blocks:
         fully_shard(block, mesh=mesh)
-    fully_shard(root, mesh=mesh)
+    sharded: Any = fully_shard(root, mesh=mesh)
+    if takes_unused_parameters(root):
+        # Ranks may use different parameters (mixtures of experts): those without a gradient send zeros.
+        sharded.set_reduce_scatter_unused_params(True)
+
+
+def takes_unused_parameters(root: nn.Module) -> bool:
+    """Whether this torch sums gradients right where ranks use different parameters; older versions would mix them up."""
+    return hasattr(root, "set_reduce_scatter_unused_params")
 
 
 @contextmanager
@@ -119,5 +127,6 @@ __all__ = [
     "optimizer_state",
     "own_part",
     "shard_parameters",
+    "takes_unused_parameters",
     "whole",
 ]

@@ -72,8 +72,13 @@ class MemoryProbe:
     ) -> None:
         self.task, self.like_gpu = task, like_gpu
         self.ranks = ranks
+        on_gpu = like_gpu or (ranks > 1 and setup.device == "gpu")
+        if ranks > 1:  # what is sharded may be too large for one device
+            precision = "fp32" if setup.training.precision == "tf32" else setup.training.precision
+            training = setup.training.model_copy(update={"precision": precision})
+            setup = replace(setup, device="cpu", training=training, memory_limit_bytes=None)
         self.run = TrainingRun(task, setup)
-        if like_gpu:
+        if on_gpu:
             setup = replace(setup, device="gpu")
             self.run.resident_bytes = self.run.resident_within(cap_bytes)
         self.setup = self.run.setup = setup

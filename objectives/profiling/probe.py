@@ -43,6 +43,11 @@ _MOST_RUNS = 4
 # Their update reads a whole parameter, or DTensor cannot do it in place.
 _UNSHARDABLE = ("Adafactor", "Muon", "MuonAdamW", "AdamW8bit", "Lion", "Lion8bit")
 
+# Their weight decay is part of the gradient.
+_COUPLED = tuple(
+    getattr(torch.optim, name) for name in ("SGD", "ASGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop", "LBFGS")
+)
+
 # From this factor between two parameter values, in a step's bytes or operations, one law does not cover both.
 _COST_FACTOR = 1.1
 
@@ -161,8 +166,12 @@ def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[
         try:
             return smallest_workable(task, setup)
         except Exception as error:
-            if not is_out_of_memory(error) or not task.checkpoint_blocks(task.model(setup)):
+            if not is_out_of_memory(error):
                 raise
+            if not task.checkpoint_blocks(task.model(setup)):
+                if setup.sharding != "fsdp2":
+                    raise
+                break
         release_memory(setup.device)
         setup = replace(setup, plan=replace(setup.plan, activation_checkpointing=mode))
     try:
@@ -224,8 +233,8 @@ def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> D
 
 
 def _decouples(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether weight decay is decoupled from the gradient; of those that do not say, SGD's is not."""
-    return bool(group.get("decoupled_weight_decay", not isinstance(optimizer, torch.optim.SGD)))
+    """Whether weight decay is decoupled from the gradient: torch's optimizers that do not say add it to the gradient."""
+    return bool(group.get("decoupled_weight_decay", not isinstance(optimizer, _COUPLED)))
 
 
 def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:

@@ -135,8 +135,9 @@ def growth_savings(spec: StudySpec, profile: DeviceProfile) -> dict[int, float]:
 
     Nothing where the study's rules or schedules do not say how such a training goes on, or where it searches this already.
     """
-    schedule = next(iter(values_of(spec.space.schedule or Fixed(value=spec.training.schedule))))
-    if spec.grows_batches or schedule == "constant" or not set(values_of(spec.space.rule)) <= set(GROWTH_RULES):
+    schedules = list(values_of(spec.space.schedule or Fixed(value=spec.training.schedule)))
+    schedule = schedules[0]
+    if spec.grows_batches or "constant" in schedules or not set(values_of(spec.space.rule)) <= set(GROWTH_RULES):
         return {}
     devices = spec.devices.counts[0]
     epochs = math.sqrt(math.prod(bounds(spec.space.epochs)))

@@ -438,7 +438,9 @@ class StudyRun:
         key = cost_key(self.spec, {**self.spec.fixed(), **attempt.setup.cost_parameters})
         profile = of_kind[key]
         of_kind[key] = profile.updated(
-            profile.under(plan).after_measurement(plan.largest_micro_batch, peak_bytes, self.spec.memory.headroom, plan.devices)
+            profile.under(plan).after_measurement(
+                attempt.setup.largest_run_micro_batch, peak_bytes, self.spec.memory.headroom, plan.devices
+            )
         )
 
     def _kills_its_workers(self, number: int, measurements: list[Measurement], outcome: Outcome) -> bool:
@@ -462,7 +464,7 @@ class StudyRun:
         # The same experiment: batch and rate stay, only micro-batches shrink. No later trial gets as large a micro-batch.
         of_kind = self.profiles[attempt.kind]
         key = cost_key(self.spec, {**self.spec.fixed(), **setup.cost_parameters})
-        failed, profile = setup.plan.largest_micro_batch, of_kind[key]
+        failed, profile = setup.largest_run_micro_batch, of_kind[key]
         now = profile.under(setup.plan).after_out_of_memory(failed)
         of_kind[key] = profile = profile.updated(now)
         devices = setup.plan.devices
@@ -590,6 +592,9 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
         # A user's own loop may have seen a few samples more or less, and a diverged trial far fewer.
         measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
         train_s = measured_s if known_s is None else known_s
+        # Where the batch grows, the rest of a stopped training takes less time a sample than its beginning.
+        extrapolates = not setup.stages or last.samples_seen >= setup.samples_budget
+        expected_s = expected_s if extrapolates else None
         error = measured_s / expected_s - 1 if expected_s else None
         reported = TrialFacts.of(last.facts)
         waited_s = None if reported.waited_s is None else reported.waited_s * setup.samples_budget / last.samples_seen
@@ -598,7 +603,7 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
             others_share=others_share,
             train_s=train_s,
             device_s=train_s * setup.plan.devices,
-            measured_train_s=measured_s,
+            measured_train_s=measured_s if extrapolates else None,
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,

@@ -73,6 +73,15 @@ def test_five_steps_are_those_of_one_device(ranks: RankProcesses, kind: str, bat
 
 
 @pytest.mark.slow
+def test_ranks_may_use_different_parameters(ranks: RankProcesses) -> None:
+    task = f"{TASKS}:MixedExperts"
+    for batch, micro_batches in ((4, 2), (5, 3), (33, 3)):
+        (sharded,) = ranks.run(optimizer_states, task, on(2, "fsdp2", batch, micro_batches), 4)
+        (alone,) = optimizer_states(task, on(1, "ddp", batch, micro_batches), 4)
+        assert distance(sharded[0], alone[0]) < 1e-10
+
+
+@pytest.mark.slow
 def test_a_state_goes_on_with_any_sharding_and_number_of_devices(ranks: RankProcesses) -> None:
     (through,) = ranks.run(optimizer_states, BLOCKS, on(2, "ddp"), 6)
     for first, second in (("fsdp2", "ddp"), ("ddp", "fsdp2"), ("zero1", "fsdp2"), ("fsdp2", "fsdp2")):

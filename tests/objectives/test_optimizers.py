@@ -104,6 +104,17 @@ def test_those_of_bitsandbytes_too(optimizer: str) -> None:
     assert known.adaptive == (optimizer == "adamw_8bit")
 
 
+class Coupled(Net):
+    dtype = torch.float32
+
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(model.parameters(), lr=setup.learning_rate, weight_decay=setup.weight_decay)
+
+
+def test_decay_that_is_part_of_the_gradient_is_known() -> None:
+    assert not profile_task(f"{__file__}:Coupled", ProfileRequest(setup(1), Memory(), highest=64)).decoupled_decay
+
+
 def test_eight_bits_are_a_quarter_of_the_state() -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     sizes = {}

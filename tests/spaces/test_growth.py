@@ -11,7 +11,7 @@ import torch
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.run.forecast import growth_savings
-from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.errors import InfeasiblePlanError, StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.plan import plan_batch, step_plans
@@ -95,7 +95,7 @@ def study(**changes: Any) -> Any:
         "epochs": 2,
         **changes.pop("space", {}),
     }
-    return study_from_dict(small_study(space=space, **changes))
+    return study_from_dict(small_study(space=space, **{"budget": {"trials": 20, "profile_s": 1}, **changes}))
 
 
 LAW = StepTime(((1, 0.001), (64, 0.0011), (512, 0.01)), update_s=0.0, interval=0.01)
@@ -124,11 +124,34 @@ def test_check_offers_it_where_the_law_predicts_a_gain() -> None:
     assert all(saving == 0 for saving in growth_savings(study(), slow).values())
     assert growth_savings(study(training={"batch_schedule": "seesaw"}), PROFILE) == {}
     assert growth_savings(study(space={"rule": "constant"}), PROFILE) == {}
+    assert growth_savings(study(space={"schedule": ["cosine", "constant"]}), PROFILE) == {}
+
+
+def test_stages_have_at_least_the_micro_batches_of_the_first_and_memory_is_that_of_the_largest() -> None:
+    made = setup(64, 4, 4000, 0.1, training={"batch_schedule": "seesaw"}, rule="linear", largest_micro_batch=64)
+    assert [run.plan.accumulation for run in made.steps() if run.plan.effective_batch == 64 * run.growth] == [4, 4, 4, 8]
+    assert made.plan.largest_micro_batch == 16
+    assert made.largest_run_micro_batch == 64
+    assert replace(made, training=made.training.model_copy(update={"batch_schedule": "constant"})).largest_run_micro_batch == 16
+
+
+def test_batch_norm_wants_as_many_micro_batches_in_every_stage() -> None:
+    spec = study(training={"batch_schedule": "seesaw"})
+    norms = replace(PROFILE, batch_statistics=True, largest_micro_batch=64, smallest_micro_batch=2)
+    parameters = {**spec.fixed(), "effective_batch": 32, "reference_rate": 0.05}
+    with pytest.raises(InfeasiblePlanError, match="expected as many micro-batches in every stage"):
+        trial_setup(spec, "s", Suggestion(0, parameters), norms, "cpu")
+    assert trial_setup(spec, "s", Suggestion(0, {**parameters, "effective_batch": 8}), norms, "cpu").steps()[-1].growth == 8
+    assert trial_setup(study(), "s", Suggestion(0, parameters), norms, "cpu").stages == ()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"training": {"batch_schedule": "seesaw"}, "budget": {"trials": 3, "profile_s": 0}},
+            "training.batch_schedule: expected constant with budget.profile_s: 0",
+        ),
         (
             {"training": {"batch_schedule": "seesaw", "schedule": "constant"}},
             "training.batch_schedule: expected constant with schedule: constant, whose rate never falls; got seesaw",

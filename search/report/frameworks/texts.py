@@ -362,9 +362,10 @@ def _checkpointing_notes(chosen: ChosenSettings, *, enabled: bool) -> Iterator[s
 
 
 def _growth_notes(chosen: ChosenSettings) -> Iterator[str]:
-    if chosen.setup.stages:
+    growth = chosen.setup.steps()[-1].growth
+    if growth > 1:
         yield (
-            f"the trial's batch grew to {chosen.setup.steps()[-1].growth} times the first as the rate fell (seesaw); here it "
+            f"the trial's batch grew to {growth} times the first as the rate fell (seesaw); here it "
             "stays constant, which takes more steps for about the same result"
         )
 

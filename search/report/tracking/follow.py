@@ -7,8 +7,10 @@ process, by the next run, or by `bsearch track`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -30,6 +32,8 @@ from .trackers import TRACKERS, TrackedTrial, Tracker
 
 # Seconds between two looks at the database, and after a tracker failed, at first and at most.
 _EVERY_S, _RETRY_S, _LONGEST_RETRY_S = 2.0, 5.0, 60.0
+# Trials that a tracker may refuse before it is taken to be down, beside as many as it took.
+_REFUSED = 1
 # How long a driver whose study is over waits for trackers.
 _LAST_S = 20.0
 
@@ -61,26 +65,38 @@ class Tracked:
 class _Telling:
     """One tracker, and when to try it again after it failed."""
 
-    def __init__(self, to: TrackerName, study: str, folder: Path) -> None:
+    def __init__(self, to: TrackerName, study: str, identity: str, folder: Path) -> None:
         self.to: TrackerName = to
-        self.tracker: Tracker = TRACKERS[to](study, folder)
+        self.tracker: Tracker = TRACKERS[to](study, identity, folder)
         self.known: dict[int, tuple[int, bool, bool]] = {}  # by number: samples, ended, on the front
         self.error, self._wait_s, self._again = "", _RETRY_S, 0.0
 
     def tell(self, trials: Iterable[TrackedTrial], *, now: bool) -> None:
         if not now and time.monotonic() < self._again:
             return
+        self.error, told, failed = "", 0, 0
         try:
             for trial in trials:
                 state = (trial.curve[-1]["samples_seen"] if trial.curve else 0, trial.ended, trial.on_front)
-                if self.known.get(trial.record.number) != state:
+                if self.known.get(trial.record.number) == state:
+                    continue
+                try:
                     self.tracker.tell(trial)
-                    self.known[trial.record.number] = state
-        except Exception as error:  # whatever a tracker raises, trials go on
-            self.error = cut(plain(f"{type(error).__name__}: {error}".splitlines()[0]), 200)
+                except (
+                    Exception
+                ) as error:  # one trial that it refuses keeps no other from it; a tracker that is down is left alone
+                    self.error, failed = _told(error), failed + 1
+                    if failed > told + _REFUSED:
+                        break
+                    continue
+                self.known[trial.record.number] = state
+                told += 1
+        except Exception as error:  # asked what it has
+            self.error = _told(error)
+        if self.error:
             self._again, self._wait_s = time.monotonic() + self._wait_s, min(2 * self._wait_s, _LONGEST_RETRY_S)
         else:
-            self.error, self._wait_s = "", _RETRY_S
+            self._wait_s = _RETRY_S
 
     def tracked(self, ended: int) -> Tracked:
         told = sum(done for _, done, _ in self.known.values())
@@ -99,8 +115,11 @@ def tell(
     Raises:
         StudyFileError: a tracker is not installed.
     """
-    telling = [_Telling(one, study.name, folder) for one in to]
     tables = study.tables()
+    created = next(row.created_at for row in tables.studies() if row.name == study.name)
+    # Another study of the same name, such as one that was begun anew, is another.
+    identity = hashlib.sha256(f"{study.name} {created}".encode()).hexdigest()[:12]
+    telling = [_Telling(one, study.name, identity, folder) for one in to]
     try:
         with StoredTrials(study.url, study.name, RetryPolicy(study.url)) as stored:
             while True:
@@ -128,6 +147,12 @@ def tell(
         tables.close()
 
 
+def _told(error: Exception) -> str:
+    """An error in one line; without passwords, which addresses in it may hold."""
+    line = (str(error).splitlines() or [""])[0]
+    return cut(plain(re.sub(r"//[^/@\s]*@", "//***@", f"{type(error).__name__}: {line}")), 200)
+
+
 @contextmanager
 def tracking(
     to: tuple[TrackerName, ...], url: str, folder: Path, say: Callable[[str], None]
@@ -145,7 +170,8 @@ def tracking(
         if not to:
             return
         # What it needs goes through the pipe: a database's URL may hold a password, and arguments are public.
-        job = {"url": url, "name": run.name, "to": list(to), "folder": str(folder)}
+        own = folder if run.name == run.spec.study else folder.parent / run.name  # as of `run --new`
+        job = {"url": url, "name": run.name, "to": list(to), "folder": str(own)}
         process = subprocess.Popen(  # noqa: S603  # ourselves
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -200,7 +226,7 @@ def main() -> None:
         tracked = tell(StoredStudy.open(job["url"], job["name"]), job["to"], Path(job["folder"]), over)
         document: dict[str, Any] = {"tracked": [asdict(one) for one in tracked]}
     except Exception as error:
-        document = {"error": cut(plain(f"tracking: {type(error).__name__}: {error}"), 300)}
+        document = {"error": f"tracking: {_told(error)}"}
     report.write(json.dumps(document) + "\n")
 
 

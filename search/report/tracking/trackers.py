@@ -6,11 +6,11 @@ study's folder of results.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,7 +60,8 @@ class TrackedTrial:
     def parameters(self) -> dict[str, Any]:
         """Searched parameters and settings by name; lists as text."""
         settings = self.record.settings
-        chosen = {name: settings[name] for name in _SETTINGS if settings.get(name) is not None} | dict(self.record.parameters)
+        chosen = {name: settings[name] for name in _SETTINGS if settings.get(name) is not None}
+        chosen = {**self.record.parameters, **chosen}  # as trained: the rule and the plan have replaced what was suggested
         return {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in chosen.items()}
 
     @property
@@ -101,7 +102,7 @@ class Tracker(Protocol):
 class MLflow:
     """A run for each trial, in an experiment of the study's name; curves grow as trials train."""
 
-    def __init__(self, study: str, folder: Path) -> None:
+    def __init__(self, study: str, identity: str, folder: Path) -> None:
         # A server that is down is told again later: seconds of retries are enough.
         usual = {
             "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -113,14 +114,12 @@ class MLflow:
         mlflow = _imported("mlflow", "mlflow")
         for noisy in ("mlflow", "alembic"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
-        if "MLFLOW_TRACKING_URI" not in os.environ:
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        self.where = masked(address) if address else str(from_here(folder / "mlflow.db"))
+        if not address:
             folder.mkdir(parents=True, exist_ok=True)
-            mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-            self.where = str(from_here(folder / "mlflow.db"))
-        else:
-            self.where = masked(mlflow.get_tracking_uri())
-        self._client = mlflow.MlflowClient()
-        self._study, self._experiment = study, ""
+        self._client = mlflow.MlflowClient(address or f"sqlite:///{folder / 'mlflow.db'}")
+        self._study, self._identity, self._experiment = study, identity, ""
         # By number: run, samples told, outcome, and whether it was on the front.
         self._runs: dict[int, tuple[str, int, str, bool]] = {}
 
@@ -133,7 +132,7 @@ class MLflow:
             found = self._client.search_runs([self._experiment], page_token=page)
             for run in found:
                 tags = run.data.tags
-                if "bsearch.trial" in tags:
+                if tags.get("bsearch.study") == self._identity:
                     told, front = int(tags.get("bsearch.samples", 0)), tags.get("bsearch.front") == "true"
                     self._runs[int(tags["bsearch.trial"])] = run.info.run_id, told, tags.get("bsearch.outcome", ""), front
             page = found.token
@@ -153,21 +152,21 @@ class MLflow:
             self._open()
         record, number = trial.record, trial.record.number
         if number not in self._runs:
-            tags = {"bsearch.trial": str(number), "mlflow.runName": f"trial {number}"}
+            tags = {"bsearch.study": self._identity, "bsearch.trial": str(number), "mlflow.runName": f"trial {number}"}
             run = self._client.create_run(self._experiment, start_time=_ms(record.started_at), tags=tags)
             self._runs[number] = run.info.run_id, 0, "", False
         identity, told, outcome, _ = self._runs[number]
         start, metrics = _ms(record.started_at) or 0, []
         for samples, values in trial.points(told):
             at = start + round(1000 * values.get("elapsed_s", 0.0))
-            metrics += [Metric(name, value, at, samples) for name, value in values.items() if math.isfinite(value)]
+            metrics += [Metric(_allowed(name), value, at, samples) for name, value in values.items() if math.isfinite(value)]
             told = samples
         tags = {"bsearch.samples": str(told), "bsearch.front": str(trial.on_front).lower()}
         params: list[Any] = []
         if trial.ended and not outcome:
-            params = [Param(name, str(value)[:500]) for name, value in trial.parameters.items()]
+            params = [Param(_allowed(name), str(value)[:500]) for name, value in trial.parameters.items()]
             results = {name: value for name, value in trial.results.items() if name != trial.metric or not trial.curve}
-            metrics += [Metric(name, value, _ms(record.ended_at) or 0, told) for name, value in results.items()]
+            metrics += [Metric(_allowed(name), value, _ms(record.ended_at) or 0, told) for name, value in results.items()]
             tags |= {"bsearch.message": record.message[:500]} if record.message else {}
         for begin in range(0, max(len(metrics), 1), 900):
             last = begin + 900 >= len(metrics)
@@ -188,8 +187,9 @@ class MLflow:
 class TensorBoard:
     """A folder of events for each trial; hyperparameters and results are written when it ends."""
 
-    def __init__(self, study: str, folder: Path) -> None:
+    def __init__(self, study: str, identity: str, folder: Path) -> None:
         _imported("tensorboard", "tensorboard")
+        self._identity = identity
         self.folder = folder / "tensorboard"
         self.where = str(from_here(self.folder))
         self._told: dict[int, int] = {}
@@ -198,7 +198,8 @@ class TensorBoard:
         return self.folder / f"trial-{number:04}"
 
     def knows(self, number: int, on_front: bool) -> bool:
-        return (self._of(number) / "ended").exists()
+        mark = self._of(number) / "ended"
+        return mark.exists() and mark.read_text() == self._identity
 
     def tell(self, trial: TrackedTrial) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -218,13 +219,13 @@ class TensorBoard:
                 results = {f"result/{name}": value for name, value in trial.results.items()}
                 writer.add_hparams(trial.parameters, results, run_name=".")
         if trial.ended:
-            (self._of(number) / "ended").write_text(trial.record.outcome)
+            (self._of(number) / "ended").write_text(self._identity)
 
 
 class WandB:
     """A run for each trial that has ended: one project for each study; offline without a key."""
 
-    def __init__(self, study: str, folder: Path) -> None:
+    def __init__(self, study: str, identity: str, folder: Path) -> None:
         self._wandb = _imported("wandb", "wandb")
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -234,10 +235,10 @@ class WandB:
             f"{from_here(folder / 'wandb')} (offline; `wandb sync` sends it)" if offline else f"project {self._project}"
         )
         self._told: set[int] = set()
-        self._study = study
+        self._study = identity
 
     def _identity(self, number: int) -> str:
-        return hashlib.sha256(f"{self._study}/{self.folder}/{number}".encode()).hexdigest()[:12]
+        return f"{self._study}-{number}"
 
     def knows(self, number: int, on_front: bool) -> bool:
         if number not in self._told and self._is_there(self._identity(number)):
@@ -268,7 +269,7 @@ class WandB:
         )
         for samples, values in trial.points():
             run.log(values, step=samples)
-        run.summary.update({**trial.results, "outcome": trial.record.outcome, "on_front": trial.on_front})
+        run.summary.update({**trial.results, "outcome": trial.record.outcome})
         place = Path(run.dir).parent
         run.finish(exit_code=0 if trial.record.counts else 1)
         if self._mode == "offline":
@@ -286,6 +287,15 @@ def _imported(module: str, package: str) -> Any:
         raise StudyFileError(
             f"tracking: {module} is not installed. Run pip install {package}, or choose another tracker."
         ) from None
+
+
+def _allowed(name: str) -> str:
+    """A name as MLflow takes it.
+
+    >>> _allowed("recall@5")
+    'recall_5'
+    """
+    return re.sub(r"[^\w\-. /]", "_", name)
 
 
 def _ms(text: str) -> int | None:

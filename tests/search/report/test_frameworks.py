@@ -355,8 +355,8 @@ def test_the_script_sees_exactly_the_batch_at_exactly_the_rate(schedule: str, ba
             seen.append(len(batch[1]))
         return plain_loss(net, batch)
 
-    def optimizer(parameters: Any) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = plain_optimizer(parameters)
+    def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = plain_optimizer(net)
         made.register_step_post_hook(lambda made, *_: (found.append((sum(seen), made.param_groups[0]["lr"])), seen.clear())[0])
         return made
 

@@ -41,6 +41,8 @@ def test_a_curve_that_was_measured_twice_is_told_once() -> None:
     trial = TrackedTrial("s", record, "accuracy", rows((10, 0.1), (20, 0.2), (10, 0.1), (20, 0.2), (30, 0.3)), True)
     assert [at for at, _ in trial.points()] == [10, 20, 30]
     assert list(trial.points(20)) == [(30, {"elapsed_s": 0.3, "accuracy": 0.3})]
+    derived = replace(record, parameters={"weight_decay": 0.1}, facts=TrialFacts(weight_decay=0.4))
+    assert replace(trial, record=derived).parameters["weight_decay"] == 0.4  # as the rule made it
     assert trial.parameters == {
         "effective_batch": 8,
         "samples_budget": 100,
@@ -130,6 +132,28 @@ def test_mlflow_has_every_trial_once(study: StoredStudy, tmp_path: Path) -> None
             assert len(curve) == 3
             assert curve[-1].value == pytest.approx(record.accuracy)
             assert run.data.metrics["train_s"] == pytest.approx(record.train_s)
+
+
+@pytest.mark.frameworks
+def test_what_one_trial_is_called_and_what_a_stranger_has_stay_apart(
+    study: StoredStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    # Another study of the same name, in the same place.
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    other = client.create_experiment(study.name)
+    for number in range(3):
+        client.create_run(other, tags={"bsearch.trial": str(number), "bsearch.study": "0123", "bsearch.outcome": "complete"})
+    monkeypatch.setattr(TrackedTrial, "results", {"recall@5": 1.0})
+    (told,) = tell(study, ["mlflow"], tmp_path)
+    assert (told.trials, told.left, told.error) == (len(study.records), 0, "")
+    runs = mlflow_runs(tmp_path)
+    assert len(runs) == len(study.records) + 3
+    assert any("recall_5" in run.data.metrics for run in runs)
+    # A password in an address stays out of what is said.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://alice:s3cret@127.0.0.1:9")
+    (down,) = tell(study, ["mlflow"], tmp_path)
+    assert down.left == len(study.records) and "s3cret" not in down.sentence
 
 
 @pytest.mark.frameworks
