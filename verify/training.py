@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import yaml
@@ -23,7 +23,7 @@ from ..objectives.training import TrainingRun
 from ..objectives.trial import start_attempt
 from ..search.store.stored import StoredStudy
 from ..spaces.errors import BsearchError
-from ..spaces.plan import BatchPlan
+from ..spaces.plan import BatchPlan, Sharding
 from ..spaces.trial import COUNTED, Measurement, TrialSetup
 from .claims import Claim, Fact, worst
 from .stage import Found, Stage
@@ -46,12 +46,14 @@ def exact(stage: Stage) -> Iterator[Found]:
     yield Fact("training loss of two runs of one seed", f"{first:.9g} and {second:.9g}, {abs(second / first - 1):.1g} apart")
     devices = torch.cuda.device_count() if stage.device == "gpu" else 2
     if devices > 1:
-        several = replace(setup, plan=BatchPlan(33, devices=devices))
-        alone = replace(setup, plan=BatchPlan(33))
-        difference = abs(_train_loss(TOKENS, several) / _train_loss(TOKENS, alone) - 1)
-        close_ranks()
+        alone = _train_loss(TOKENS, replace(setup, plan=BatchPlan(33)))
         what = f"{devices} GPUs" if stage.device == "gpu" else f"{devices} processes"
-        yield Claim(f"training loss on {what} against one, uneven shares", 1e-4, difference, unit="")
+        for sharding in get_args(Sharding):
+            several = replace(setup, plan=BatchPlan(33, devices=devices), sharding=sharding)
+            difference = abs(_train_loss(TOKENS, several) / alone - 1)
+            kind = "uneven shares" if sharding == "ddp" else f"sharded by {sharding}"
+            yield Claim(f"training loss on {what} against one, {kind}", 1e-4, difference, unit="")
+        close_ranks()
 
 
 def study(stage: Stage) -> Iterator[Found]:
