@@ -117,7 +117,7 @@ def test_the_memory_of_a_rank_is_known_without_the_others(
         (measured,) = ranks.run(peak, task, on(2, "fsdp2", 4 * size, 2, mode))
         assert not probe.note
         # gloo's threads let go of what they gathered a moment later: seen where gathering a block is the peak.
-        late = 2 * 33_088 * 8 / 2 if frozen and size == 1 else 0.001 * measured
+        late = 2 * 33_088 * 8 if size == 1 else 0.04 * measured
         assert 0 <= measured - traced <= late
         whole = MemoryProbe(load_task(task), replace(made, sharding="ddp")).train_peak(size).total  # type: ignore[arg-type]
         assert traced < whole

@@ -178,7 +178,7 @@ def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(
     path = study_file(
         task=f"{TASKS}:Slow",
         space={"effective_batch": 40, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1},
-        budget={"trials": 30, "profile_s": 0},
+        budget={"trials": 400, "profile_s": 0},
         training={"evaluations": 5},
         tracking=["mlflow"],
     )
@@ -191,7 +191,7 @@ def test_a_run_tells_trackers_as_it_goes_and_does_not_wait_for_one_that_is_down(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     # The study goes on while no tracker can be reached.
-    spec = path.read_text().replace("trials: 30", "trials: 3")
+    spec = path.read_text().replace("trials: 400", "trials: 3")
     path.write_text(spec)
     environment = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     ran = subprocess.run([BSEARCH, "run", path, "--serial"], env=environment, capture_output=True, text=True, check=False)
