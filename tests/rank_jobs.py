@@ -186,7 +186,7 @@ def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterato
     """So many measurements of a training that is left then, and the weights it stood at."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     measured = [(one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)]
-    yield measured, [value.clone() for value in run.model.state_dict().values()]
+    yield measured, [value.clone() for value in run.state()["model"].values() if value is not None]
 
 
 def optimizer_states(

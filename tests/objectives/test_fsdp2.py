@@ -25,7 +25,7 @@ from bsearch.spaces.study import Memory
 from bsearch.spaces.study_file import read_study, study_from_dict
 from conftest import small_study
 from helpers import setup
-from rank_jobs import evaluated, optimizer_states, peak
+from rank_jobs import cut_off, evaluated, optimizer_states, peak
 
 DIGITS = "bsearch.objectives.digits:Digits"
 TASKS = rank_jobs.__file__
@@ -91,6 +91,19 @@ def test_a_state_goes_on_with_any_sharding_and_number_of_devices(ranks: RankProc
         assert distance(through[0], end[0]) < 1e-10
     (alone,) = optimizer_states(BLOCKS, on(1, "ddp"), 3, before)
     assert distance(through[0], alone[0]) < 1e-10
+
+
+@pytest.mark.slow
+def test_an_attempt_goes_on_from_its_checkpoint_to_the_same_end(ranks: RankProcesses, tmp_path: Path) -> None:
+    made = replace(setup(33, budget=600, rate=0.003, training={"evaluations": 4}), sharding="fsdp2", plan=BatchPlan(33, 3, 2))
+    (through,) = ranks.run(cut_off, BLOCKS, made.to_dict(), 4)
+    made = replace(made, checkpoint=f"file://{tmp_path}/c.pt", checkpoint_every_s=0.0)
+    (first,) = ranks.run(cut_off, BLOCKS, made.to_dict(), 3)
+    assert (tmp_path / "c.pt").exists()
+    (second,) = ranks.run(cut_off, BLOCKS, replace(made, attempt=1).to_dict(), 4)
+    assert first[0] == through[0][:3] == second[0][:3]
+    assert second[0] == through[0]
+    assert all(torch.equal(one, other) for one, other in zip(through[1], second[1], strict=True))
 
 
 @pytest.mark.slow
