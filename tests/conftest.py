@@ -8,12 +8,15 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from hypothesis import settings
 from postgres_server import PostgresServer, postgres_server
+
+if TYPE_CHECKING:
+    from bsearch.objectives.parallel.data_parallel import RankProcesses
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -127,3 +130,22 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/small.db"
     return str(request.getfixturevalue("postgres").new_database())
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankProcesses]:
+    """Two processes on CPUs that train together."""
+    from bsearch.objectives.parallel.data_parallel import RankProcesses
+
+    started = RankProcesses(2, "cpu", 1)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def ended_ranks() -> Iterator[None]:
+    """Ends the ranks that a module's studies have left for the next trial."""
+    from bsearch.objectives.parallel.data_parallel import close_ranks
+
+    yield
+    close_ranks()

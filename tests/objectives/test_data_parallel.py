@@ -33,13 +33,6 @@ pytestmark = pytest.mark.slow
 WIDE = f"{TASKS}:WideNet"
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankProcesses]:
-    started = RankProcesses(2, "cpu", 1)
-    yield started
-    started.close()
-
-
 def on(devices: int, batch: int, accumulation: int = 1, **changes: Any) -> dict[str, Any]:
     return setup(batch, **({"plan": BatchPlan(batch, accumulation, devices)} | changes)).to_dict()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import rank_jobs
 import torch
 from bsearch.cluster.study import Study
 from bsearch.objectives.loading import load_task
-from bsearch.objectives.parallel.data_parallel import RankProcesses, close_ranks
+from bsearch.objectives.parallel.data_parallel import RankProcesses
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.task_code import task_code_hash
@@ -32,17 +32,7 @@ TASKS = rank_jobs.__file__
 BLOCKS = f"{TASKS}:Blocks"
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankProcesses]:
-    started = RankProcesses(2, "cpu", 1)
-    yield started
-    started.close()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def ended_ranks() -> Iterator[None]:
-    yield
-    close_ranks()
+pytestmark = pytest.mark.usefixtures("ended_ranks")
 
 
 def on(

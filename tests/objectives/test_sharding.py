@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from bsearch.objectives.checkpoint import experiment_of
-from bsearch.objectives.parallel.data_parallel import RankProcesses, close_ranks
+from bsearch.objectives.parallel.data_parallel import RankProcesses
 from bsearch.objectives.parallel.zero1 import owners
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.task_code import task_code_hash
@@ -32,17 +32,7 @@ from torch import nn
 DIGITS = "bsearch.objectives.digits:Digits"
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankProcesses]:
-    started = RankProcesses(2, "cpu", 1)
-    yield started
-    started.close()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def ended_ranks() -> Iterator[None]:
-    yield
-    close_ranks()
+pytestmark = pytest.mark.usefixtures("ended_ranks")
 
 
 def on(devices: int, sharding: str, optimizer: str = "adamw", batch: int = 33) -> dict[str, Any]:
