@@ -969,7 +969,7 @@ def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], *, to
     return exported.text
 
 
-# ---------------------------------------------------------------- train
+# ---------------------------------------------------------------- track
 
 
 @main.command(epilog=_epilog("bsearch track study.yaml\n  bsearch track study.yaml --to mlflow"))
@@ -1009,6 +1009,9 @@ def track(
         for one in tracked:
             click.echo(one.sentence)
     ctx.exit(FAILED if any(one.left for one in tracked) else 0)
+
+
+# ---------------------------------------------------------------- train
 
 
 @main.command(

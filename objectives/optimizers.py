@@ -1,7 +1,8 @@
-"""Optimizers by name, for the ready tasks: torch's own, and those of bitsandbytes."""
+"""Optimizers by name, for the ready tasks; and what rules and sharding have to know of any optimizer."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -129,6 +130,39 @@ class MuonAdamW(Optimizer):
             part.step()
 
 
+# What rules and sharding have to know of any optimizer
+
+# Their weight decay is part of the gradient.
+_COUPLED = tuple(
+    getattr(torch.optim, name) for name in ("SGD", "ASGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop", "LBFGS")
+)
+# Their update reads a whole parameter, or DTensor cannot do it in place.
+_OF_WHOLE_PARAMETERS = ("Adafactor", "Muon", "MuonAdamW", "AdamW8bit", "Lion", "Lion8bit")
+
+
+def has_adams_betas(optimizer: Optimizer) -> bool:
+    """Whether it has betas that rules may scale: Lion's are of another kind, and Muon has a momentum beside AdamW's."""
+    return any("betas" in group for group in optimizer.param_groups) and not _kind(optimizer).startswith(("Lion", "Muon"))
+
+
+def decouples_decay(optimizer: Optimizer) -> bool:
+    """Whether weight decay is decoupled from the gradient, in some group: torch's optimizers that do not say add it to it."""
+    default = not isinstance(optimizer, _COUPLED)
+    return any(group.get("decoupled_weight_decay", default) for group in optimizer.param_groups)
+
+
+def takes_shards(optimizer: Optimizer) -> bool:
+    """Whether it can update shards of parameters."""
+    return _kind(optimizer) not in _OF_WHOLE_PARAMETERS
+
+
+def _kind(optimizer: Optimizer) -> str:
+    return type(optimizer).__name__
+
+
+# The settings of each
+
+
 def _rate_and_decay(setup: TrialSetup) -> dict[str, Any]:
     return {"lr": setup.learning_rate, "weight_decay": setup.weight_decay}
 
@@ -142,6 +176,7 @@ def _fused(setup: TrialSetup) -> dict[str, Any]:
 
 
 def _bitsandbytes(name: str) -> Any:
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels that these optimizers do not use
     try:
         from bitsandbytes import optim
     except ImportError:
@@ -149,4 +184,12 @@ def _bitsandbytes(name: str) -> Any:
     return optim
 
 
-__all__ = ["OPTIMIZERS", "MuonAdamW", "hidden_matrices", "named_optimizer"]
+__all__ = [
+    "OPTIMIZERS",
+    "MuonAdamW",
+    "decouples_decay",
+    "has_adams_betas",
+    "hidden_matrices",
+    "named_optimizer",
+    "takes_shards",
+]

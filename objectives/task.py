@@ -1,10 +1,12 @@
-"""What a user writes: data, a model and, where the defaults do not fit, loss, optimizer and score.
+"""What a user writes: data, a model and, where the defaults do not fit, loss, optimizer and score; and what is checked of it.
 
 Every method gets the trial's `setup`, so anything can be searched: `setup.parameters["width"]`.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ..spaces.errors import TaskError
 from ..spaces.trial import Measurement, TrialSetup
 from .checkpoint import save_state
 from .model.activation_checkpointing import transformer_layers
@@ -129,3 +132,109 @@ class Task(ABC):
             "accuracy": Score((logits.argmax(-1) == labels).sum(), len(labels)),
             "val_loss": Score(nn.functional.cross_entropy(logits.float(), labels, reduction="sum"), len(labels)),
         }
+
+
+# What is checked of it
+
+
+def name_of(task: Task) -> str:
+    return type(task).__name__
+
+
+def checked_data(data: Any) -> Data:
+    if not isinstance(data, Data):
+        raise TaskError(f"Task.data: expected Data(train, validation), got {type(data).__name__}")
+    for name in ("train", "validation"):
+        dataset = getattr(data, name)
+        if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
+            raise TaskError(f"Task.data: {name}: expected a map-style dataset with a length, got {type(dataset).__name__}")
+        if len(dataset) == 0:
+            raise TaskError(f"Task.data: {name}: expected at least one sample, got an empty dataset")
+    if data.lengths is not None and len(data.lengths) != len(data.train):  # type: ignore[arg-type]
+        size = len(data.train)  # type: ignore[arg-type]
+        raise TaskError(f"Task.data: lengths: expected one for each of the {size} training samples, got {len(data.lengths)}")
+    if not data.unit.isidentifier() or data.unit == "samples":
+        raise TaskError(f"Task.data: unit: expected a word of its own, such as tokens, got {data.unit!r}")
+    return data
+
+
+def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+    """The task's optimizer, for trainable parameters alone.
+
+    Raises:
+        TaskError: it is none, or does not use the setup's settings.
+    """
+    where = f"{name_of(task)}.optimizer"
+    if "parameters" in inspect.signature(task.optimizer).parameters:
+        raise TaskError(
+            f"{where}: expected optimizer(self, model, setup), got optimizer(self, parameters, setup). Take the model, and "
+            "write model.parameters()."
+        )
+    optimizer = task.optimizer(model, setup)
+    check_optimizer(where, optimizer, setup)
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    return optimizer
+
+
+def check_loss(task: Task, loss: Any, samples: int) -> None:
+    where = f"{name_of(task)}.loss"
+    if not isinstance(loss, Loss):
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+        raise TaskError(
+            f"{where}: expected Loss(total, denominator), got {type(loss).__name__}{shape}. "
+            "Write Loss(cross_entropy(..., reduction='sum'), len(labels))."
+        )
+    if not isinstance(loss.total, Tensor) or loss.total.dim() != 0:
+        shape = str(tuple(loss.total.shape)) if isinstance(loss.total, Tensor) else type(loss.total).__name__
+        raise TaskError(f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'.")
+    if not isinstance(loss.denominator, Tensor) and not (math.isfinite(loss.denominator) and loss.denominator >= 0):
+        raise TaskError(f"{where}: expected a denominator >= 0 that the mean divides by, got {loss.denominator!r}")
+    if not loss.total.requires_grad:
+        raise TaskError(f"{where}: expected a total that depends on the model's parameters, got one without a graph")
+
+
+def named_scores(task: Task, scores: Any) -> Mapping[str, Score]:
+    """The scores that a task's `score` returned, by name.
+
+    Raises:
+        TaskError: no scores.
+    """
+    if isinstance(scores, Score):
+        return {"accuracy": scores}
+    if isinstance(scores, Mapping) and all(isinstance(score, Score) for score in scores.values()):
+        return scores
+    raise TaskError(f"{name_of(task)}.score: expected Score(total, denominator) or a dict of them, got {type(scores).__name__}")
+
+
+def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:
+    """Check that the optimizer uses the scaling rule's settings in at least one group; other groups may use fractions of them.
+
+    Raises:
+        TaskError: no group does; `where` names the code that created the optimizer.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TaskError(f"{where}: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    groups = optimizer.param_groups
+    if not any(math.isclose(float(group["lr"]), setup.learning_rate, rel_tol=1e-6) for group in groups):
+        rates = ", ".join(f"{float(group['lr']):.4g}" for group in groups)
+        raise TaskError(
+            f"{where}: expected a group at setup.learning_rate = {setup.learning_rate:.4g}, got {rates}. "
+            "Write lr=setup.learning_rate."
+        )
+    scaled_by = "rule adam_sde" if setup.rule == "adam_sde" else "training.beta2_scaling: half_life"
+    if (setup.rule == "adam_sde" or setup.training.beta2_scaling == "half_life") and not any(
+        all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(group.get("betas", (0, 0)), setup.betas, strict=True))
+        for group in groups
+    ):
+        raise TaskError(
+            f"{where}: {scaled_by}: expected a group with betas=setup.betas = {setup.betas}. "
+            "Write betas=setup.betas, eps=setup.eps."
+        )
+    if setup.rule == "adamw_tau" and not any(
+        math.isclose(float(group.get("weight_decay", 0.0)), setup.weight_decay, rel_tol=1e-6) for group in groups
+    ):
+        raise TaskError(
+            f"{where}: rule adamw_tau: expected a group with weight_decay=setup.weight_decay = {setup.weight_decay:.4g}. "
+            "Write weight_decay=setup.weight_decay."
+        )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import inspect
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,7 +45,7 @@ from .parallel.fsdp2 import (
 from .parallel.zero1 import ShardedOptimizer
 from .profiling.live_bytes import LiveBytes
 from .step_clock import COUNTED_STEPS, StepClock
-from .task import Data, Loss, Score, Task
+from .task import Task, check_loss, checked_data, checked_optimizer, name_of, named_scores
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -77,7 +76,7 @@ class TrainingRun:
         configure_torch(setup)
         limit_memory(setup.memory_limit_bytes, self.device)
         seed_everything(setup.seed)
-        self.data = _checked_data(task.data(setup))
+        self.data = checked_data(task.data(setup))
         self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
         self.train_fetcher, self.validation_fetcher = map(self._fetcher, (self.data.train, self.data.validation))
         self.resident_bytes = 0
@@ -91,7 +90,7 @@ class TrainingRun:
         seed_everything(setup.seed)
         model = task.model(setup)
         if not isinstance(model, nn.Module):
-            raise TaskError(f"{_name(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
+            raise TaskError(f"{name_of(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
         correct_batch_norm(model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         if setup.training.sync_batch_norm and self.ranks.count > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -140,8 +139,8 @@ class TrainingRun:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
-            raise TaskError(f"{_name(self.task)}.model: expected trainable parameters, got none")
-        self.optimizer = _checked_optimizer(self.task, model, self.setup)
+            raise TaskError(f"{name_of(self.task)}.model: expected trainable parameters, got none")
+        self.optimizer = checked_optimizer(self.task, model, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     @property
@@ -332,7 +331,7 @@ class TrainingRun:
         ratios = {name: ratio if (of := functions.get(name)) is None else of(ratio) for name, ratio in ratios.items()}
         if ratios.get("accuracy", 0.0) > 1 + 1e-6:
             raise TaskError(
-                f"{_name(self.task)}.score: expected an accuracy, correct answers over all answers, of at most 1, got "
+                f"{name_of(self.task)}.score: expected an accuracy, correct answers over all answers, of at most 1, got "
                 f"{ratios['accuracy']:.4g}. Check the shapes: (N, 1) == (N,) broadcasts to (N, N)."
             )
         return ratios
@@ -572,7 +571,7 @@ class _LossOf(nn.Module):
 
     def forward(self, batch: Any, samples: int) -> tuple[Tensor, Tensor | float]:
         loss = self.task.loss(self.model, batch, self.setup)
-        _check_loss(self.task, loss, samples)
+        check_loss(self.task, loss, samples)
         return loss.total, loss.denominator
 
 
@@ -643,106 +642,3 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(int(mixed(seed)) & 0xFFFFFFFF)
     torch.manual_seed(seed)
-
-
-def _name(task: Task) -> str:
-    return type(task).__name__
-
-
-def _checked_data(data: Any) -> Data:
-    if not isinstance(data, Data):
-        raise TaskError(f"Task.data: expected Data(train, validation), got {type(data).__name__}")
-    for name in ("train", "validation"):
-        dataset = getattr(data, name)
-        if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
-            raise TaskError(f"Task.data: {name}: expected a map-style dataset with a length, got {type(dataset).__name__}")
-        if len(dataset) == 0:
-            raise TaskError(f"Task.data: {name}: expected at least one sample, got an empty dataset")
-    if data.lengths is not None and len(data.lengths) != len(data.train):  # type: ignore[arg-type]
-        size = len(data.train)  # type: ignore[arg-type]
-        raise TaskError(f"Task.data: lengths: expected one for each of the {size} training samples, got {len(data.lengths)}")
-    if not data.unit.isidentifier() or data.unit == "samples":
-        raise TaskError(f"Task.data: unit: expected a word of its own, such as tokens, got {data.unit!r}")
-    return data
-
-
-def _checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
-    """The task's optimizer, for trainable parameters alone.
-
-    Raises:
-        TaskError: it is none, or does not use the setup's settings.
-    """
-    where = f"{_name(task)}.optimizer"
-    if "parameters" in inspect.signature(task.optimizer).parameters:
-        raise TaskError(
-            f"{where}: expected optimizer(self, model, setup), got optimizer(self, parameters, setup). Take the model, and "
-            "write model.parameters()."
-        )
-    optimizer = task.optimizer(model, setup)
-    check_optimizer(where, optimizer, setup)
-    for group in optimizer.param_groups:
-        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-    return optimizer
-
-
-def _check_loss(task: Task, loss: Any, samples: int) -> None:
-    where = f"{_name(task)}.loss"
-    if not isinstance(loss, Loss):
-        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
-        raise TaskError(
-            f"{where}: expected Loss(total, denominator), got {type(loss).__name__}{shape}. "
-            "Write Loss(cross_entropy(..., reduction='sum'), len(labels))."
-        )
-    if not isinstance(loss.total, Tensor) or loss.total.dim() != 0:
-        shape = str(tuple(loss.total.shape)) if isinstance(loss.total, Tensor) else type(loss.total).__name__
-        raise TaskError(f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'.")
-    if not isinstance(loss.denominator, Tensor) and not (math.isfinite(loss.denominator) and loss.denominator >= 0):
-        raise TaskError(f"{where}: expected a denominator >= 0 that the mean divides by, got {loss.denominator!r}")
-    if not loss.total.requires_grad:
-        raise TaskError(f"{where}: expected a total that depends on the model's parameters, got one without a graph")
-
-
-def named_scores(task: Task, scores: Any) -> Mapping[str, Score]:
-    """The scores that a task's `score` returned, by name.
-
-    Raises:
-        TaskError: no scores.
-    """
-    if isinstance(scores, Score):
-        return {"accuracy": scores}
-    if isinstance(scores, Mapping) and all(isinstance(score, Score) for score in scores.values()):
-        return scores
-    raise TaskError(f"{_name(task)}.score: expected Score(total, denominator) or a dict of them, got {type(scores).__name__}")
-
-
-def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:
-    """Check that the optimizer uses the scaling rule's settings in at least one group; other groups may use fractions of them.
-
-    Raises:
-        TaskError: no group does; `where` names the code that created the optimizer.
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TaskError(f"{where}: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    groups = optimizer.param_groups
-    if not any(math.isclose(float(group["lr"]), setup.learning_rate, rel_tol=1e-6) for group in groups):
-        rates = ", ".join(f"{float(group['lr']):.4g}" for group in groups)
-        raise TaskError(
-            f"{where}: expected a group at setup.learning_rate = {setup.learning_rate:.4g}, got {rates}. "
-            "Write lr=setup.learning_rate."
-        )
-    scaled_by = "rule adam_sde" if setup.rule == "adam_sde" else "training.beta2_scaling: half_life"
-    if (setup.rule == "adam_sde" or setup.training.beta2_scaling == "half_life") and not any(
-        all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(group.get("betas", (0, 0)), setup.betas, strict=True))
-        for group in groups
-    ):
-        raise TaskError(
-            f"{where}: {scaled_by}: expected a group with betas=setup.betas = {setup.betas}. "
-            "Write betas=setup.betas, eps=setup.eps."
-        )
-    if setup.rule == "adamw_tau" and not any(
-        math.isclose(float(group.get("weight_decay", 0.0)), setup.weight_decay, rel_tol=1e-6) for group in groups
-    ):
-        raise TaskError(
-            f"{where}: rule adamw_tau: expected a group with weight_decay=setup.weight_decay = {setup.weight_decay:.4g}. "
-            "Write weight_decay=setup.weight_decay."
-        )

@@ -499,7 +499,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
             )
     if spec.grows_batches and profile.validation_set is None:
         message = "expected constant for a training loop, which chooses its steps itself; got seesaw. Remove it."
-        faults.append(Fault("training.batch_schedule", message))
+        faults.append(Fault(spec.place_of("batch_schedule"), message))
     if spec.training.sync_batch_norm and profile.kind == "cpu":
         message = "expected GPUs, since torch's SyncBatchNorm does not support CPUs; got cpu. Write false."
         faults.append(Fault("training.sync_batch_norm", message))
@@ -529,9 +529,8 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
                 "weight_decay=setup.weight_decay in the task's optimizer, or remove the key.",
             )
         )
-    scaling = "training.beta2_scaling" if spec.space.beta2_scaling is None else "space.beta2_scaling"
     wanted = [f"space.{name}" for name in BETAS if getattr(spec.space, name) is not None]
-    wanted += [scaling] if spec.keeps_beta2_half_life else []
+    wanted += [spec.place_of("beta2_scaling")] if spec.keeps_beta2_half_life else []
     if wanted and not (profile.applies_betas and profile.adaptive):
         faults.append(
             Fault(

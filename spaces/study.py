@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -94,6 +94,8 @@ Share = Annotated[float, BeforeValidator(share, json_schema_input_type=float | s
 
 # Keys of `training` that may be searched in `space` instead; `betas` by one name each.
 BETAS = ("beta1", "beta2")
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Beta2Scaling = Literal["constant", "half_life"]
 RECIPE = ("schedule", "batch_schedule", "warmup", "clip_norm", "precision", "beta2_scaling", *BETAS)
 
 
@@ -101,28 +103,20 @@ def _below_one(domain: Domain) -> Domain:
     return real(every(domain, lambda value: is_number(value) and 0 <= value < 1, "a number >= 0 and < 1"))
 
 
-def _schedules(domain: Domain) -> Domain:
-    for value in values_of(domain):
-        one_of(value, list(SCHEDULES))
-    return domain
+def _each_of(known: Collection[str]) -> Callable[[Domain], Domain]:
+    """Check that every value of a domain is one of the known words."""
 
+    def check(domain: Domain) -> Domain:
+        for value in values_of(domain):
+            one_of(value, known)
+        return domain
 
-def _batch_schedules(domain: Domain) -> Domain:
-    for value in values_of(domain):
-        one_of(value, BATCH_SCHEDULES)
-    return domain
-
-
-def _beta2_scalings(domain: Domain) -> Domain:
-    for value in values_of(domain):
-        one_of(value, get_args(Training.model_fields["beta2_scaling"].annotation))
-    return domain
+    return check
 
 
 def _precisions(domain: Domain) -> Domain:
     """Every precision has step times and memory of its own."""
-    for value in values_of(domain):
-        one_of(value, get_args(Training.model_fields["precision"].annotation))
+    _each_of(get_args(Precision))(domain)
     return domain.model_copy(update={"changes_cost": True}) if isinstance(domain, Choices) else domain
 
 
@@ -219,10 +213,10 @@ class Space(Section):
         Fixed(value=0.0), description="Weight decay of the optimizer."
     )
 
-    schedule: Annotated[AnyDomain, AfterValidator(_schedules)] | None = Field(
+    schedule: Annotated[AnyDomain, AfterValidator(_each_of(SCHEDULES))] | None = Field(
         None, description="Searched instead of `training.schedule`."
     )
-    batch_schedule: Annotated[AnyDomain, AfterValidator(_batch_schedules)] | None = Field(
+    batch_schedule: Annotated[AnyDomain, AfterValidator(_each_of(BATCH_SCHEDULES))] | None = Field(
         None, description="Searched instead of `training.batch_schedule`."
     )
     warmup: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
@@ -234,7 +228,7 @@ class Space(Section):
     precision: Annotated[AnyDomain, AfterValidator(_precisions)] | None = Field(
         None, description="Searched instead of `training.precision`; each value is profiled separately."
     )
-    beta2_scaling: Annotated[AnyDomain, AfterValidator(_beta2_scalings)] | None = Field(
+    beta2_scaling: Annotated[AnyDomain, AfterValidator(_each_of(get_args(Beta2Scaling)))] | None = Field(
         None, description="Searched instead of `training.beta2_scaling`."
     )
     beta1: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
@@ -298,7 +292,7 @@ class Space(Section):
 class Training(Section):
     """Settings that all trials train with."""
 
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
+    precision: Precision = Field(
         "fp32",
         description="Precision of the forward pass; tf32 (NVIDIA GPUs from 2020 on) rounds the factors of matrix products and "
         "convolutions, fp32 rounds nothing; bf16 and fp16 use torch's autocast, fp16 with loss scaling.",
@@ -340,7 +334,7 @@ class Training(Section):
     betas: tuple[Number, Number] = Field(
         (0.9, 0.999), description="Adam's betas at the reference batch; the rule `adam_sde` scales them with the batch."
     )
-    beta2_scaling: Literal["constant", "half_life"] = Field(
+    beta2_scaling: Beta2Scaling = Field(
         "constant",
         description="half_life: Adam's beta2 is scaled so that its half-life in samples is the same at every batch, with any "
         "rule but `adam_sde`, which scales the betas itself.",
@@ -715,16 +709,16 @@ class StudySpec(Section):
             if getattr(self.space, name) is not None and getattr(self.training, written) != default:
                 raise fault(f"space.{name}: expected it or training.{written}, got both. Remove one.")
         if self.keeps_beta2_half_life and "adam_sde" in values_of(self.space.rule):
-            where = "training.beta2_scaling" if self.space.beta2_scaling is None else "space.beta2_scaling"
+            where = self.place_of("beta2_scaling")
             raise fault(f"{where}: expected constant with rule adam_sde, which scales betas itself; got half_life. Remove one.")
         if self.grows_batches:
-            where = "training.batch_schedule" if self.space.batch_schedule is None else "space.batch_schedule"
+            where = self.place_of("batch_schedule")
             if not self.budget.profile_s:
                 raise fault(
                     f"{where}: expected constant with budget.profile_s: 0, since the time of a training whose batch grows "
                     "cannot be extrapolated; got seesaw. Remove profile_s."
                 )
-            if "constant" in values_of(self.space.schedule or Fixed(value=self.training.schedule)):
+            if "constant" in self.recipe_values("schedule"):
                 raise fault(
                     f"{where}: expected constant with schedule: constant, whose rate never falls; got seesaw. Write "
                     "schedule: cosine."
@@ -749,7 +743,7 @@ class StudySpec(Section):
                 raise fault(
                     f"devices.sharding: expected ddp for one device per trial, got {self.devices.sharding}. Write per_trial: 2"
                 )
-            if "fp16" in (self.training.precision, *values_of(self.space.precision or Fixed(value="fp32"))):
+            if "fp16" in self.recipe_values("precision"):
                 raise fault(
                     "devices.sharding: expected ddp with fp16, since each device would unscale only a share of gradients; got "
                     f"{self.devices.sharding}. Write precision: bf16."
@@ -762,15 +756,23 @@ class StudySpec(Section):
     # Sections that must not change, so that old and new trials are comparable.
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")
 
+    def place_of(self, name: str) -> str:
+        """Where a key of the recipe stands: in `space`, if it is searched there, else in `training`."""
+        return f"training.{name}" if getattr(self.space, name) is None else f"space.{name}"
+
+    def recipe_values(self, name: str) -> tuple[Any, ...]:
+        """Every value that a key of the recipe may have in this study; a continuous domain gives its ends."""
+        return tuple(values_of(getattr(self.space, name) or Fixed(value=getattr(self.training, name))))
+
     @property
     def grows_batches(self) -> bool:
         """Whether the batch may grow in the course of a training."""
-        return "seesaw" in values_of(self.space.batch_schedule or Fixed(value=self.training.batch_schedule))
+        return "seesaw" in self.recipe_values("batch_schedule")
 
     @property
     def keeps_beta2_half_life(self) -> bool:
-        """Whether Adam's second beta may keep its half-life in samples."""
-        return "half_life" in values_of(self.space.beta2_scaling or Fixed(value=self.training.beta2_scaling))
+        """Whether Adam's beta2 may keep its half-life in samples."""
+        return "half_life" in self.recipe_values("beta2_scaling")
 
     @property
     def folder(self) -> Path:

@@ -25,7 +25,8 @@ from ..checkpoint import Checkpoint, random_state, set_random_state
 from ..model.batch_norm import batch_norms, correct_batch_norm
 from ..profiling.live_bytes import LiveBytes
 from ..step_clock import StepClock
-from ..training import check_optimizer, configure_torch, seed_everything
+from ..task import check_optimizer
+from ..training import configure_torch, seed_everything
 
 
 def study_faults(where: str, given: Container[str], study_keys: Mapping[str, str]) -> list[str]:
@@ -78,7 +79,8 @@ class DrivenLoop:
         self.diverged = False  # the loss is no longer finite: measure and end
         self._facts: dict[str, Parameter] = {"steps": len(self.plans), **({"resumed_at": self.seen} if self.seen else {})}
         self._fetched = self.number
-        self._tokens: dict[int, int] = {}  # by step
+        self._tokens = 0  # of the steps so far
+        self._fetched_tokens: dict[int, int] = {}  # by step, of those that are not over
         self._micro_batches: Generator[Any] | None = None
         self._step_context: AbstractContextManager[None] | None = None
         self.measuring = False  # from the step after which to measure until `resume_clock`
@@ -134,7 +136,7 @@ class DrivenLoop:
             for _ in plan.micro_batches():
                 batch = LiveBytes.fetched(lambda: next(stream))
                 tokens += _tokens_of(batch)
-                self._tokens[self._fetched] = tokens
+                self._fetched_tokens[self._fetched] = tokens
                 yield batch
             if self._fetched in self._measured_after:
                 return
@@ -199,7 +201,7 @@ class DrivenLoop:
             if scaler is not None:
                 scaler.load_state_dict(self._state["scaler"])
             self.clock.set_state(self._state["clock"])
-            self._tokens[0] = self._state.get("tokens", 0)
+            self._tokens = self._state.get("tokens", 0)
             set_random_state(self._state["rng_state"], self.device)
             self._state = None
         self.resume_clock()
@@ -245,6 +247,7 @@ class DrivenLoop:
         self._loss_steps += 1
         self.seen += self.plan.effective_batch
         self.number += 1
+        self._tokens += self._fetched_tokens.pop(self.number, 0)
         number = self.number
         # Reading the loss synchronises with the GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
         self.diverged = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(self._loss_sum))
@@ -257,8 +260,9 @@ class DrivenLoop:
         """The measurement with these scores; writes a checkpoint if one is due."""
         train_loss = float(self._loss_sum) / max(self._loss_steps, 1)
         self._facts |= self.clock.facts()
-        if tokens := sum(count for step, count in self._tokens.items() if step <= self.number):
-            self._facts |= {"tokens": tokens, "tokens_per_s": tokens / self._elapsed_s if self._elapsed_s else 0.0}
+        if self._tokens:
+            per_s = self._tokens / self._elapsed_s if self._elapsed_s else 0.0
+            self._facts |= {"tokens": self._tokens, "tokens_per_s": per_s}
         measurement = Measurement(
             samples_seen=self.seen,
             elapsed_s=self._elapsed_s,
@@ -276,7 +280,7 @@ class DrivenLoop:
                     "optimizer": self.optimizer.state_dict(),
                     "scaler": self._scaler.state_dict() if self._scaler is not None else {},
                     "clock": self.clock.state(),
-                    "tokens": self._facts.get("tokens", 0),
+                    "tokens": self._tokens,
                     "rng_state": random_state(self.device),
                 }
             )

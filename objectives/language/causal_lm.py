@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import warnings
 from functools import lru_cache
@@ -211,6 +212,7 @@ def _frozen_or_whole(setup: TrialSetup) -> Any:
 
 
 def _with_adapters(model: Any, setup: TrialSetup) -> Any:
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it warns of kernels that are not there
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:

@@ -216,9 +216,8 @@ def backward(loss: Tensor, gradient: Tensor, *, retain_graph: bool = False, hook
     del gradient
     if not retain_graph:
         loss.detach_()  # else the loss would hold the whole graph
-    task = next(_TASKS)
     # Activation checkpointing computes a block again once a backward pass, which it knows by the engine's number for it.
-    engine = _Engine()
+    task, engine = next(_TASKS), _Engine()
     with (
         torch.no_grad(),
         patch.object(torch._C, "_current_graph_task_id", lambda: task),

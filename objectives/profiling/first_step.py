@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from ...spaces.errors import BsearchError, TaskError
 from ...spaces.trial import Parameter, TrialSetup
 from ..batches import SampleKeys, to_device
 from ..loading import user_code_location
-from ..task import Loss, Score, Task
-from ..training import TrainingRun, named_scores
+from ..task import Loss, Score, Task, named_scores
+from ..training import TrainingRun
 
 
 class ParameterNotFound(KeyError):
@@ -64,6 +65,13 @@ def user_code_errors(reference: str, activity: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         message = f"{activity} failed: {type(error).__name__}: {error}{user_code_location(error)}"
         raise TaskError(f"task {reference}: {message}") from error
+
+
+def on_cpu(setup: TrialSetup) -> TrialSetup:
+    """The setup on a CPU, without a limit: with the precision of as many bytes, where a CPU does not have its own."""
+    precision = "fp32" if setup.training.precision == "tf32" else setup.training.precision
+    training = setup.training.model_copy(update={"precision": precision})
+    return replace(setup, device="cpu", training=training, memory_limit_bytes=None)
 
 
 def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:

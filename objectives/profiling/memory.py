@@ -32,6 +32,7 @@ from ..task import Task
 from ..training import TrainingRun
 from .allocator import AllocatorFullError, CachingAllocator
 from .as_cuda import as_cuda, move_to_fake_cuda
+from .first_step import on_cpu
 from .live_bytes import LiveBytes
 
 # Two micro-batches have the same peak as more; one has a peak up to 12 % lower.
@@ -74,9 +75,7 @@ class MemoryProbe:
         self.ranks = ranks
         on_gpu = like_gpu or (ranks > 1 and setup.device == "gpu")
         if ranks > 1:  # what is sharded may be too large for one device
-            precision = "fp32" if setup.training.precision == "tf32" else setup.training.precision
-            training = setup.training.model_copy(update={"precision": precision})
-            setup = replace(setup, device="cpu", training=training, memory_limit_bytes=None)
+            setup = on_cpu(setup)
         self.run = TrainingRun(task, setup)
         if on_gpu:
             setup = replace(setup, device="gpu")

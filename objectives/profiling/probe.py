@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,24 +28,17 @@ from ..batches import in_order
 from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..model.batch_norm import batch_norms
+from ..optimizers import decouples_decay, has_adams_betas, takes_shards
 from ..parallel.data_parallel import close_ranks
 from ..parallel.zero1 import state_bytes
 from ..task import Task, TrainFunction
 from ..training import TrainingRun
-from .first_step import ReadParameters, check_sums, smallest_workable, user_code_errors
+from .first_step import ReadParameters, check_sums, on_cpu, smallest_workable, user_code_errors
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
 from .step_time import measured_step_time, refined_step_time, timed_rounds
 
 # Real runs that may look for the largest micro-batch.
 _MOST_RUNS = 4
-
-# Their update reads a whole parameter, or DTensor cannot do it in place.
-_UNSHARDABLE = ("Adafactor", "Muon", "MuonAdamW", "AdamW8bit", "Lion", "Lion8bit")
-
-# Their weight decay is part of the gradient.
-_COUPLED = tuple(
-    getattr(torch.optim, name) for name in ("SGD", "ASGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop", "LBFGS")
-)
 
 # From this factor between two parameter values, in a step's bytes or operations, one law does not cover both.
 _COST_FACTOR = 1.1
@@ -83,7 +75,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
             f"({', '.join(scores)}), got {setup.metric!r}"
         )
     sharded = setup.sharding == "fsdp2"
-    if sharded and type(run.optimizer).__name__ in _UNSHARDABLE:
+    if sharded and not takes_shards(run.optimizer):
         message = (
             f"expected ddp or zero1 with {type(run.optimizer).__name__}, which cannot update shards of parameters; got fsdp2. "
             "Write zero1, or use AdamW."
@@ -180,9 +172,7 @@ def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[
         if not is_out_of_memory(error) or setup.sharding != "fsdp2" or setup.device == "cpu":
             raise
     release_memory(setup.device)
-    precision = "fp32" if setup.training.precision == "tf32" else setup.training.precision
-    training = setup.training.model_copy(update={"precision": precision})
-    return smallest_workable(task, replace(setup, device="cpu", training=training, memory_limit_bytes=None))
+    return smallest_workable(task, on_cpu(setup))
 
 
 def _with_possible_checkpointing(task: Task, model: nn.Module, request: ProfileRequest) -> ProfileRequest:
@@ -209,17 +199,15 @@ def _unknown_memory(error: Exception) -> str:
 
 
 def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> DeviceProfile:
-    optimizer = type(run.optimizer).__name__
     return replace(
         profile,
         training_set=len(run.data.train),  # type: ignore[arg-type]
         smallest_micro_batch=smallest,
         unit="" if run.data.lengths is None else run.data.unit,
         units_per_sample=None if run.data.lengths is None else sum(run.data.lengths) / len(run.data.lengths),
-        optimizer=optimizer,
-        # Lion's betas are of another kind, and Muon has a momentum beside AdamW's: no rule scales those.
-        adaptive=any("betas" in group for group in run.optimizer.param_groups) and not optimizer.startswith(("Lion", "Muon")),
-        decoupled_decay=any(_decouples(run.optimizer, group) for group in run.optimizer.param_groups),
+        optimizer=type(run.optimizer).__name__,
+        adaptive=has_adams_betas(run.optimizer),
+        decoupled_decay=decouples_decay(run.optimizer),
         applies_decay=any(
             math.isclose(float(group.get("weight_decay", 0.0)), run.setup.weight_decay) for group in run.optimizer.param_groups
         ),
@@ -230,11 +218,6 @@ def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> D
         model_parameters=sum(parameter.numel() for parameter in run.parameters),
         gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in run.parameters),
     )
-
-
-def _decouples(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether weight decay is decoupled from the gradient: torch's optimizers that do not say add it to the gradient."""
-    return bool(group.get("decoupled_weight_decay", not isinstance(optimizer, _COUPLED)))
 
 
 def with_other_costs(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:

@@ -135,14 +135,13 @@ def growth_savings(spec: StudySpec, profile: DeviceProfile) -> dict[int, float]:
 
     Nothing where the study's rules or schedules do not say how such a training goes on, or where it searches this already.
     """
-    schedules = list(values_of(spec.space.schedule or Fixed(value=spec.training.schedule)))
-    schedule = schedules[0]
+    schedules = spec.recipe_values("schedule")
     if spec.grows_batches or "constant" in schedules or not set(values_of(spec.space.rule)) <= set(GROWTH_RULES):
         return {}
     devices = spec.devices.counts[0]
     epochs = math.sqrt(math.prod(bounds(spec.space.epochs)))
     samples = round(epochs * (profile.training_set or 0))
-    stages = batch_stages("seesaw", schedule, spec.training.warmup)
+    stages = batch_stages("seesaw", schedules[0], spec.training.warmup)
     savings: dict[int, float] = {}
     for batch in sample_batches(spec):
         try:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import select
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ....spaces.errors import cut, plain
+from ....spaces.storage import masked
 from ....spaces.study import Tracker as TrackerName
 from ...analysis.pareto import study_front
 from ...run.study_run import StudyRun
@@ -82,17 +82,16 @@ class _Telling:
                     continue
                 try:
                     self.tracker.tell(trial)
-                except (
-                    Exception
-                ) as error:  # one trial that it refuses keeps no other from it; a tracker that is down is left alone
-                    self.error, failed = _told(error), failed + 1
+                except Exception as error:
+                    # A trial that it refuses keeps no other from it; a tracker that is down is left alone.
+                    self.error, failed = _in_one_line(error), failed + 1
                     if failed > told + _REFUSED:
                         break
                     continue
                 self.known[trial.record.number] = state
                 told += 1
         except Exception as error:  # asked what it has
-            self.error = _told(error)
+            self.error = _in_one_line(error)
         if self.error:
             self._again, self._wait_s = time.monotonic() + self._wait_s, min(2 * self._wait_s, _LONGEST_RETRY_S)
         else:
@@ -137,7 +136,7 @@ def tell(
                             one.known[record.number] = (record.facts.samples_budget or 0, True, on)
                             continue
                         curve = tuple(tables.curve(study.name, record.number))
-                        yield TrackedTrial(study.name, record, study.spec.objectives.metric.name, curve, on)
+                        yield TrackedTrial(record, study.spec.objectives.metric.name, curve, on)
 
                 for one in telling:
                     one.tell(trials(one), now=last)
@@ -147,10 +146,10 @@ def tell(
         tables.close()
 
 
-def _told(error: Exception) -> str:
-    """An error in one line; without passwords, which addresses in it may hold."""
+def _in_one_line(error: Exception) -> str:
+    """An error's first line, without passwords, which addresses in it may hold."""
     line = (str(error).splitlines() or [""])[0]
-    return cut(plain(re.sub(r"//[^/@\s]*@", "//***@", f"{type(error).__name__}: {line}")), 200)
+    return cut(plain(masked(f"{type(error).__name__}: {line}")), 200)
 
 
 @contextmanager
@@ -226,7 +225,7 @@ def main() -> None:
         tracked = tell(StoredStudy.open(job["url"], job["name"]), job["to"], Path(job["folder"]), over)
         document: dict[str, Any] = {"tracked": [asdict(one) for one in tracked]}
     except Exception as error:
-        document = {"error": f"tracking: {_told(error)}"}
+        document = {"error": f"tracking: {_in_one_line(error)}"}
     report.write(json.dumps(document) + "\n")
 
 

@@ -42,7 +42,6 @@ class TrackedTrial:
         on_front: at this moment.
     """
 
-    study: str
     record: TrialRecord
     metric: str
     curve: tuple[Mapping[str, Any], ...]
@@ -51,10 +50,6 @@ class TrackedTrial:
     @property
     def ended(self) -> bool:
         return self.record.outcome not in ("running", "waiting")
-
-    @property
-    def name(self) -> str:
-        return f"{self.study}-{self.record.number}"
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -111,7 +106,7 @@ class MLflow:
         }
         for name, value in usual.items():
             os.environ.setdefault(name, value)
-        mlflow = _imported("mlflow", "mlflow")
+        mlflow = _imported("mlflow")
         for noisy in ("mlflow", "alembic"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         address = os.environ.get("MLFLOW_TRACKING_URI")
@@ -178,9 +173,9 @@ class MLflow:
             )
         if trial.ended and not outcome:
             outcome = record.outcome
-            self._client.set_tag(identity, "bsearch.outcome", outcome)
             status = "FINISHED" if record.counts else "KILLED" if outcome == "interrupted" else "FAILED"
             self._client.set_terminated(identity, status, _ms(record.ended_at))
+            self._client.set_tag(identity, "bsearch.outcome", outcome)  # last: what says that all of it is there
         self._runs[number] = identity, told, outcome, trial.on_front
 
 
@@ -188,7 +183,7 @@ class TensorBoard:
     """A folder of events for each trial; hyperparameters and results are written when it ends."""
 
     def __init__(self, study: str, identity: str, folder: Path) -> None:
-        _imported("tensorboard", "tensorboard")
+        _imported("tensorboard")
         self._identity = identity
         self.folder = folder / "tensorboard"
         self.where = str(from_here(self.folder))
@@ -205,8 +200,6 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         number = trial.record.number
-        if self.knows(number, trial.on_front):
-            return
         if number not in self._told:  # what another process had begun is written again
             shutil.rmtree(self._of(number), ignore_errors=True)
         with SummaryWriter(str(self._of(number))) as writer:
@@ -226,26 +219,18 @@ class WandB:
     """A run for each trial that has ended: one project for each study; offline without a key."""
 
     def __init__(self, study: str, identity: str, folder: Path) -> None:
-        self._wandb = _imported("wandb", "wandb")
+        self._wandb = _imported("wandb")
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         offline = os.environ.get("WANDB_MODE", "online" if self._wandb.login(prompt=False) else "offline") != "online"
         self._mode, self._project = "offline" if offline else "online", os.environ.get("WANDB_PROJECT", study)
-        self.where = (
-            f"{from_here(folder / 'wandb')} (offline; `wandb sync` sends it)" if offline else f"project {self._project}"
-        )
-        self._told: set[int] = set()
-        self._study = identity
-
-    def _identity(self, number: int) -> str:
-        return f"{self._study}-{number}"
+        self.where = f"project {self._project}"
+        if offline:
+            self.where = f"{from_here(folder / 'wandb')} (offline; `wandb sync` uploads it)"
+        self._identity = identity
 
     def knows(self, number: int, on_front: bool) -> bool:
-        if number not in self._told and self._is_there(self._identity(number)):
-            self._told.add(number)
-        return number in self._told
-
-    def _is_there(self, identity: str) -> bool:
+        identity = f"{self._identity}-{number}"
         if self._mode == "offline":
             return any((self.folder / "wandb").glob(f"offline-run-*-{identity}/ended"))
         try:
@@ -255,11 +240,11 @@ class WandB:
             return False  # there is no such run
 
     def tell(self, trial: TrackedTrial) -> None:
-        if not trial.ended or self.knows(trial.record.number, trial.on_front):
+        if not trial.ended:
             return
         run = self._wandb.init(
             project=self._project,
-            id=self._identity(trial.record.number),
+            id=f"{self._identity}-{trial.record.number}",
             name=f"trial {trial.record.number}",
             dir=str(self.folder),
             config=trial.parameters,
@@ -274,19 +259,17 @@ class WandB:
         run.finish(exit_code=0 if trial.record.counts else 1)
         if self._mode == "offline":
             (place / "ended").write_text(trial.record.outcome)
-        self._told.add(trial.record.number)
 
 
 TRACKERS: dict[TrackerName, type[Any]] = {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB}
 
 
-def _imported(module: str, package: str) -> Any:
+def _imported(package: str) -> Any:
     try:
-        return __import__(module)
+        return __import__(package)
     except ImportError:
-        raise StudyFileError(
-            f"tracking: {module} is not installed. Run pip install {package}, or choose another tracker."
-        ) from None
+        advice = f"Run pip install {package}, or choose another tracker."
+        raise StudyFileError(f"tracking: {package} is not installed. {advice}") from None
 
 
 def _allowed(name: str) -> str:

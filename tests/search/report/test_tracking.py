@@ -40,7 +40,7 @@ def rows(*points: tuple[int, float]) -> tuple[dict[str, Any], ...]:
 
 def test_a_curve_that_was_measured_twice_is_told_once() -> None:
     record = TrialRecord(3, "complete", {"width": 7, "effective_batch": 8}, FACTS, 1.5, 0.9)
-    trial = TrackedTrial("s", record, "accuracy", rows((10, 0.1), (20, 0.2), (10, 0.1), (20, 0.2), (30, 0.3)), True)
+    trial = TrackedTrial(record, "accuracy", rows((10, 0.1), (20, 0.2), (10, 0.1), (20, 0.2), (30, 0.3)), True)
     assert [at for at, _ in trial.points()] == [10, 20, 30]
     assert list(trial.points(20)) == [(30, {"elapsed_s": 0.3, "accuracy": 0.3})]
     derived = replace(record, parameters={"weight_decay": 0.1}, facts=TrialFacts(weight_decay=0.4))
