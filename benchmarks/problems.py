@@ -5,6 +5,8 @@
   true accuracy is their mean.
 - laws: synthetic tasks: steps to learn S = S_min (1 + B_crit / B), a best rate that depends on the batch, step times with
   tiles, width and epochs that cost time; accuracy with noise of 1 %.
+- late: of those tables, the batches at which early and final ranks disagree most.
+- crossing2, crossing4: laws of two and four parameters whose curves cross: the best rates look bad at a third of a training.
 - zeus: six workloads measured for Zeus (NSDI 2023, https://github.com/ml-energy/zeus), each on every GPU with at least four
   measured batch sizes, at that GPU's highest power limit. Only the batch size is searched, the rate follows a
   rule: seconds of one epoch against epochs to the paper's target, relative to the fewest. A trial gets a random run.
@@ -79,10 +81,10 @@ def random_value(distribution: Any, rng: np.random.Generator) -> float:
 class Table(Problem):
     """Measured trainings, looked up at their nearest neighbour."""
 
-    def __init__(self, name: str, lowest: float) -> None:
+    def __init__(self, name: str, lowest: float, least_batch: int = 0) -> None:
         self.lowest = lowest
         with gzip.open(DATA / f"{name}.csv.gz", "rt") as file:
-            rows = list(csv.DictReader(file))
+            rows = [row for row in csv.DictReader(file) if int(row["effective_batch"]) >= least_batch]
         self.names = [key for key in rows[0] if key not in ("seed", "train_s", "curve")]
         self.curves: dict[tuple[float, ...], list[list[float]]] = {}
         taken: dict[tuple[float, ...], list[float]] = {}
@@ -196,6 +198,35 @@ class OddLaws(Laws):
         return math.log(parameters["reference_rate"] * math.sqrt(batch / 256) / (self.rate * (batch / 256) ** self.exponent))
 
 
+class CrossingLaws(Laws):
+    """Laws whose curves cross: the higher the rate, the more of the accuracy comes at the end of the schedule.
+
+    The best rates look bad at a third of their training, as under long cosine schedules.
+
+    Args:
+        parameters: of the space, in its order; the others are fixed.
+    """
+
+    fixed = {"epochs": 6, "width": 48}
+
+    def __init__(self, seed: int, parameters: int) -> None:
+        super().__init__(seed)
+        self.space = dict(list(Laws.space.items())[:parameters])
+
+    def seconds(self, parameters: Mapping[str, Any]) -> float:
+        return super().seconds({**self.fixed, **parameters})
+
+    def accuracy(self, parameters: Mapping[str, Any]) -> float:
+        return super().accuracy({**self.fixed, **parameters})
+
+    def curve(self, parameters: Mapping[str, Any], rng: np.random.Generator) -> list[float]:
+        final, away = self.accuracy(parameters), self._away(parameters)
+        late = 0.7 / (1 + math.exp(-2 * away - 1))
+        held = [1 - late * (1 - (tenth + 1) / FRACTIONS) ** 0.7 for tenth in range(FRACTIONS)]
+        noise = 0.01 * rng.standard_normal(FRACTIONS)
+        return [0.1 + (final - 0.1) * one + more for one, more in zip(held, noise, strict=True)]
+
+
 class Zeus(Problem):
     """One workload of Zeus on one GPU: which batch size.
 
@@ -266,6 +297,11 @@ def problems(family: str) -> list[Problem]:
             return [Table("digits", 0.5)]
         case "cifar":
             return [Table("cifar", 0.15)]
+        case "late":
+            # Of both tables, the batches where ranks at a third of a training and at its end disagree most.
+            return [Table("digits", 0.5, least_batch=353), Table("cifar", 0.15, least_batch=1000)]
+        case "crossing2" | "crossing4":
+            return [CrossingLaws(seed, int(family[-1])) for seed in range(4)]
         case "laws":
             return [Laws(seed) for seed in range(4)]
         case "odd":

@@ -63,7 +63,7 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
     return Search(
         space,
         sampler="front" if sampler == "known" else sampler,
-        stopping={"": "none", "stop": "front", "halving": "halving"}[stopping],
+        stopping={"": "none", "stop": "front"}.get(stopping, stopping),
         known_seconds=(lambda one: problem.seconds(problem_parameters(way, one))) if sampler == "known" else None,
         seed=seed,
     )
@@ -93,10 +93,15 @@ def one_by_one(way: str, problem: Problem, trials: int, seed: int, noise: float)
     return result
 
 
-def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: float) -> SearchResult:
-    """Run trials on four simulated workers for `limit_s` seconds."""
+def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: float, restart_s: float = 0.0) -> SearchResult:
+    """Run trials on four simulated workers for `limit_s` seconds.
+
+    Args:
+        restart_s: what it takes to resume a paused trial.
+    """
     search, result, rng = search_of(way, problem, seed), SearchResult(), np.random.default_rng(seed)
     seen_ends: list[tuple[float, float]] = []
+    paused: dict[int, list[float]] = {}  # whole curves of trials that were paused
 
     def steps() -> Iterator[float]:
         """A worker: yields the seconds until its next report."""
@@ -107,10 +112,18 @@ def side_by_side(way: str, problem: Problem, limit_s: float, seed: int, noise: f
             parameters = problem_parameters(way, suggestion.parameters)
             seconds, curve = problem.seconds(parameters), problem.curve(parameters, rng)
             noisy = seconds if way.startswith("known") else seconds * math.exp(noise * rng.standard_normal())
-            for tenth, accuracy in enumerate(curve, start=1):
+            trained = 0
+            if suggestion.resumes_from:
+                trained, curve = round(suggestion.resumes_from * FRACTIONS), paused.pop(suggestion.number)
+                yield restart_s
+            for tenth, accuracy in list(enumerate(curve, start=1))[trained:]:
                 yield seconds / FRACTIONS
                 seen = accuracy + 0.1 * noise * rng.standard_normal()
                 if search.report(suggestion.number, tenth / FRACTIONS, noisy, seen):
+                    if "+pause" in way:
+                        paused[suggestion.number] = curve
+                        search.tell(suggestion.number, noisy, seen, "paused")
+                        break
                     result.stopped.append(
                         curve[-1] > max((end for taken, end in seen_ends if taken <= seconds), default=-math.inf)
                     )
@@ -162,6 +175,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--restart", type=float, default=0.0, help="of a paused trial, in mean trainings")
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--asks", nargs="*", type=int, help="only time an ask after these numbers of trials")
     options = parser.parse_args()
@@ -190,7 +204,8 @@ def main() -> None:
                 unit_s = problem.mean_seconds() / WORKERS
                 for seed in range(options.seeds):
                     if options.time:
-                        result = side_by_side(way, problem, after[-1] * unit_s, seed, options.noise)
+                        restart_s = options.restart * WORKERS * unit_s
+                        result = side_by_side(way, problem, after[-1] * unit_s, seed, options.noise, restart_s)
                         counts = [sum(at <= count * unit_s for at in result.ended_s) for count in after]
                     else:
                         result = one_by_one(way, problem, options.trials, seed, options.noise)

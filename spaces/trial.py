@@ -26,12 +26,15 @@ Parameter = bool | int | float | str
 class Suggestion:
     """A proposed trial: a value for every parameter of the space, searched or fixed.
 
-    `notes` were attached when it was queued: which setting it repeats, with which seed.
+    Args:
+        notes: attached when it was queued: which setting it repeats, with which seed.
+        resumes_from: the share of its training that it has had, above 0 where it was paused and goes on.
     """
 
     number: int
     parameters: Mapping[str, Parameter]
     notes: Mapping[str, Any] = field(default_factory=dict)
+    resumes_from: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,7 @@ class Measurement:
         return cls(**values)
 
 
-OutcomeKind = Literal["complete", "stopped", "diverged", "out_of_memory", "infeasible", "interrupted", "error"]
+OutcomeKind = Literal["complete", "stopped", "paused", "diverged", "out_of_memory", "infeasible", "interrupted", "error"]
 
 # The outcomes after which a trial counts towards `budget.trials`.
 COUNTED: frozenset[OutcomeKind] = frozenset({"complete", "stopped", "diverged"})
@@ -277,6 +280,8 @@ class TrialFacts:
         repeats: the trial whose setting this one repeats.
         continues, continued_by, began_as: links between trials that continue one experiment after interruptions.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
+        rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
+        paused: it was left off there, and waits to be resumed.
         expected_seconds, expected_accuracy, expected_std: prediction for the full budget from its learning curve.
         runs, failed_runs: numbers of runs of its setting, over all seeds.
         mean_low, mean_high: 90 % interval of the setting's mean, if settings were repeated.
@@ -324,6 +329,9 @@ class TrialFacts:
     began_as: int | None = None
     stopped_fraction: float | None = None
     stopped_accuracy: float | None = None
+    rung_fraction: float | None = None
+    rung_accuracy: float | None = None
+    paused: bool | None = None
     expected_seconds: float | None = None
     expected_accuracy: float | None = None
     expected_std: float | None = None

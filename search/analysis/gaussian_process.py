@@ -127,7 +127,7 @@ def fitted(
     values: Array,
     start: tuple[Array, float] | None = None,
     most_steps: int = 40,
-    noise_variance: Array | None = None,
+    own_noise: Array | None = None,
     prior: tuple[float, float] | None = None,
     structure: Structure | None = None,
 ) -> GaussianProcess:
@@ -141,13 +141,13 @@ def fitted(
         start: free parameters and log noise variance to start from; not given, length scales of 0.5 and the prior noise, or
             the means of a given structure's prior.
         most_steps: iterations of L-BFGS.
-        noise_variance: (n,), of each value beyond the common noise.
+        own_noise: of the values beyond the common noise: variances (n,), or their covariance (n, n).
         prior: mean and standard deviation of the process far from all points; not given, those of the values.
         structure: what is known beforehand; not given, `Plain`.
     """
     mean, std = prior or (float(values.mean()), float(values.std()) or 1.0)
     targets = (values - mean) / std
-    own_noise = np.zeros(len(values)) if noise_variance is None else noise_variance / std**2
+    known_noise = 0.0 if own_noise is None else _covariance(own_noise) / std**2
     dimensions = points.shape[1]
     known = Plain(dimensions) if structure is None else structure
     unsheared = known.coordinates(points, np.zeros(len(known.means)))
@@ -165,10 +165,10 @@ def fitted(
         scaled = apart * np.exp(-2 * log_scales)
         distance = np.sqrt(scaled.sum(-1))
         features = known.features(z)
-        covariance = matern52(distance) + features @ features.T
+        covariance = matern52(distance) + features @ features.T + known_noise
         residual = targets - known.mean(z)
         noise = math.exp(log_noise)
-        covariance[np.diag_indices_from(covariance)] += noise + own_noise + _JITTER
+        covariance[np.diag_indices_from(covariance)] += noise + _JITTER
         try:
             factor = np.linalg.cholesky(covariance)
         except np.linalg.LinAlgError:
@@ -198,7 +198,7 @@ def fitted(
     bounds = [(-4.0, 6.0)] * len(known.means) + [(-12.0, 1.0)]
     begin = np.append(*start)
     found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": most_steps})
-    return conditioned(points, values, found.x[:-1], float(found.x[-1]), mean, std, noise_variance, structure=known)
+    return conditioned(points, values, found.x[:-1], float(found.x[-1]), mean, std, own_noise, structure=known)
 
 
 def conditioned(
@@ -208,14 +208,14 @@ def conditioned(
     log_noise: float,
     mean: float,
     std: float,
-    noise_variance: Array | None = None,
+    own_noise: Array | None = None,
     noiseless: int = 0,
     structure: Structure | None = None,
 ) -> GaussianProcess:
     """The process with given length scales, slope and noise, conditioned on values at points.
 
     Args:
-        noise_variance: (n,), of each value beyond the common noise.
+        own_noise: of the values beyond the common noise: variances (n,), or their covariance (n, n).
         noiseless: how many of the last values have no noise at all.
         structure: what is known beforehand; not given, `Plain`.
     """
@@ -224,13 +224,17 @@ def conditioned(
     features = known.features(z)
     covariance = matern52(distances(z, z, free[: points.shape[1]])) + features @ features.T
     noise = np.full(len(points), math.exp(log_noise))
-    if noise_variance is not None:
-        noise += noise_variance / std**2
+    if own_noise is not None:
+        covariance += _covariance(own_noise) / std**2
     noise[len(points) - noiseless :] = 0.0
     covariance[np.diag_indices_from(covariance)] += noise + _JITTER
     factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
     weights = cho_solve((factor, True), (values - mean) / std - known.mean(z), check_finite=False)
     return GaussianProcess(points, free, log_noise, mean, std, factor, weights, known)
+
+
+def _covariance(noise: Array) -> Array:
+    return np.diag(noise) if noise.ndim == 1 else noise
 
 
 def distances(some: Array, others: Array, log_scales: Array) -> Array:

@@ -30,10 +30,10 @@ from ...spaces.study import Metric, Objectives, near_miss
 from ...spaces.trial import ParetoFront, Suggestion, TrialFacts, TrialRecord, TrialResult
 from ..analysis.pareto import study_front
 from ..store.optuna_storage import frozen_record
-from .stopping import EARLY_STOPPING, EarlyStopping
+from .stopping import STOPPING_RULES, EarlyStopping, early_stopping
 from .suggester import Suggester
 
-TellOutcome = Literal["complete", "stopped", "diverged", "error"]
+TellOutcome = Literal["complete", "stopped", "paused", "diverged", "error"]
 
 
 class Search:
@@ -76,7 +76,7 @@ class Search:
         faults = []
         rules = [name for name in RATE_RULES if name != "adamw_tau"]  # it needs a trial's samples
         named: list[tuple[str, Any, Collection[str]]] = [
-            ("stopping", stopping, EARLY_STOPPING),
+            ("stopping", stopping, STOPPING_RULES),
             ("direction", direction, ("minimize", "maximize")),
             *([("rule", rule, rules)] if rule is not None else []),
             *([("space.rule", value, rules) for value in values_of(domains["rule"])] if "rule" in domains else []),
@@ -96,9 +96,16 @@ class Search:
         self.objectives = Objectives(metric=Metric(name=metric, direction=direction))
         self._sign = self.objectives.metric.sign
         self._suggester = Suggester(
-            storage, name, domains, self.objectives, sampler=sampler, seed=seed, known_seconds=known_seconds
+            storage,
+            name,
+            domains,
+            self.objectives,
+            sampler=sampler,
+            seed=seed,
+            known_seconds=known_seconds,
+            pauses=stopping == "pause",
         )
-        self._early_stopping: EarlyStopping = EARLY_STOPPING[stopping](risk)
+        self._early_stopping: EarlyStopping = early_stopping(stopping, risk, self._suggester.is_new_ground)
         for record in self.records():
             if record.outcome == "complete":
                 assert record.train_s is not None
@@ -113,6 +120,9 @@ class Search:
     def ask(self) -> Suggestion:
         """The next suggestion, with `learning_rate` among its parameters where a rule gives it."""
         suggestion = self._suggester.ask()
+        assert suggestion is not None
+        if suggestion.resumes_from:
+            self._early_stopping.resume(suggestion.number)
         values = suggestion.parameters
         rule = str(values.get("rule", self.rule or ""))
         if "reference_rate" not in values or "effective_batch" not in values or not rule:
@@ -124,7 +134,7 @@ class Search:
             effective_batch=int(values["effective_batch"]),
             constants=RuleConstants.at(self.reference_batch, values.get("exponent"), values.get("noise_batch")),  # type: ignore[arg-type]
         )
-        return Suggestion(suggestion.number, {**values, "learning_rate": scaled.learning_rate})
+        return replace(suggestion, parameters={**values, "learning_rate": scaled.learning_rate})
 
     def report(self, number: int, fraction: float, train_s: float, accuracy: float) -> bool:
         """Report a trial's progress; True where it should be stopped.
@@ -165,7 +175,10 @@ class Search:
             if accuracy is None or (outcome == "complete" and not math.isfinite(accuracy)):
                 raise TaskError(f"trial {number}: expected a finite accuracy of a trial that is {outcome}, got {accuracy!r}")
         finite = accuracy is not None and math.isfinite(accuracy) and outcome in ("complete", "diverged")
-        facts = TrialFacts(train_s=train_s)
+        facts = TrialFacts(train_s=train_s) | self._early_stopping.rung_facts(number, self._sign)
+        if outcome == "paused":
+            self._suggester.pause(number, replace(facts, expected_seconds=train_s))
+            return
         if outcome == "stopped":
             stopped = TrialFacts(train_s=train_s, stopped_accuracy=accuracy)
             facts = stopped | self._early_stopping.stopped_facts(number, self._sign)

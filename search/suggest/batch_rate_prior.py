@@ -134,13 +134,26 @@ _SHARES, _BATCHES = (0.7, 0.1, 0.4), (0.5, 0.15, 0.85)
 DRAWN, _NEAREST = 512, 8
 
 
+# Where trials are paused, two more: fast ones at a high and a low rate, which are trained to their ends, so that it is known
+# early whether curves of different rates cross.
+_ANCHOR_RATES, _FASTEST = (0.85, 0.15), 0.1
+ANCHORS = len(_ANCHOR_RATES)
+
+
 def first_points(known: bool) -> int:
-    """Trials that are spread over the space before the model is asked."""
+    """Trials that are spread over the space before the model is asked, without anchors."""
     return 2 if known else 3
 
 
 def first_point(
-    place: BatchRate, points: Array, log_seconds: Array | None, number: int, parameters: int, rng: np.random.Generator
+    place: BatchRate,
+    points: Array,
+    log_seconds: Array | None,
+    number: int,
+    parameters: int,
+    rng: np.random.Generator,
+    *,
+    anchors: bool = False,
 ) -> Array:
     """One of the first points (width,): spread over times, or over batches, with a rate on the ridge.
 
@@ -149,7 +162,18 @@ def first_point(
         log_seconds: (n,) by a law; None: there is none.
         number: of first points so far.
         parameters: searched.
+        anchors: trials are paused, so anchors follow.
     """
+    anchor = number - first_points(log_seconds is not None)
+    if anchors and 0 <= anchor < ANCHORS:
+        chosen = points[0].copy()
+        if log_seconds is None:
+            chosen[place.batch] = 1 - _FASTEST  # large batches are fast
+        else:
+            fastest = np.argsort(log_seconds)[: max(1, round(_FASTEST * len(points)))]
+            chosen = points[int(rng.choice(fastest))].copy()
+        chosen[place.rate] = _ANCHOR_RATES[anchor] + rng.normal(0.0, 0.04)
+        return np.clip(chosen, 0.0, 1.0)
     if log_seconds is None:
         chosen = points[0].copy()
         if number < len(_BATCHES):
@@ -162,4 +186,4 @@ def first_point(
     return np.asarray(place.on_ridge(chosen[None, :], rng)[0])
 
 
-__all__ = ["BARE", "DRAWN", "SCALED", "AccuracyPrior", "BatchRate", "SecondsPrior", "first_point", "first_points"]
+__all__ = ["ANCHORS", "BARE", "DRAWN", "SCALED", "AccuracyPrior", "BatchRate", "SecondsPrior", "first_point", "first_points"]

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
+from scipy.linalg import block_diag
 from scipy.special import ndtr
 
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure, conditioned, fitted
 from .batch_rate_prior import AccuracyPrior, BatchRate, SecondsPrior
+from .pausing import GapKernel
 from .space_transform import SpaceTransform
 
 # Candidates evaluated: spread over the space, then around the best, in several rounds of shrinking radius.
@@ -40,6 +42,9 @@ _WORST = 20.0
 LEAST_PROBABILITY = 0.5
 # User attributes of a stopped trial that hold the prediction for its full budget.
 EXPECTED = {"expected_seconds", "expected_accuracy", "expected_std"}
+# User attributes of a trial that had its measurement at the rung: those of a paused one, and its expected seconds.
+AT_RUNG = {"rung_fraction", "rung_accuracy"}
+PAUSED = AT_RUNG | {"expected_seconds"}
 # Nodes and weights of Gauss-Hermite quadrature, for expectations of what is normal on the `AccuracyScale`.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
@@ -50,6 +55,30 @@ Fits = dict[str, tuple[Array, float, int]]
 PriorTrial = tuple[Mapping[str, Any], float, float]
 # Log seconds (n,) of points (n, width) by a law, NaN where it knows none; None where there is no law.
 KnownLogSeconds = Callable[[Array], "Array | None"]
+
+
+@dataclass(frozen=True)
+class PausedTrials:
+    """Trials that were paused at the rung.
+
+    Args:
+        numbers: (p,), of the trials.
+        points: (p, width).
+        seconds: (p,), > 0, of their full training.
+        fractions: (p,), shares of it that they had.
+        accuracy: (p,), there; higher is better.
+        waiting: (p,), not training again by now.
+    """
+
+    numbers: np.ndarray[Any, np.dtype[np.int64]]
+    points: Array
+    seconds: Array
+    fractions: Array
+    accuracy: Array
+    waiting: np.ndarray[Any, np.dtype[np.bool_]]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 @dataclass(frozen=True)
@@ -64,6 +93,8 @@ class Observations:
         own: (n,), of this study rather than an earlier one.
         pending: (m, width), running trials.
         failed: (l, width), trials that ended without values.
+        rung_fractions, rung_accuracy: (n,), of those that were measured at the rung; NaN for others.
+        paused: trials at the rung.
     """
 
     points: Array
@@ -73,6 +104,9 @@ class Observations:
     own: np.ndarray[Any, np.dtype[np.bool_]]
     pending: Array
     failed: Array
+    rung_fractions: Array
+    rung_accuracy: Array
+    paused: PausedTrials
 
     def success_model(self, known: tuple[Array, float] | None = None) -> GaussianProcess | None:
         """A model of the probability that training finishes; None where it never failed.
@@ -100,15 +134,8 @@ class Observations:
         ranked = np.argsort(reached - self.accuracy, kind="stable")
         near, rest = ranked[:_NEAREST], np.sort(ranked[_NEAREST:])
         kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - _NEAREST).astype(int)]])
-        return Observations(
-            self.points[kept],
-            self.seconds[kept],
-            self.accuracy[kept],
-            self.std[kept],
-            self.own[kept],
-            self.pending,
-            self.failed[-most:],
-        )
+        per_trial = ("points", "seconds", "accuracy", "std", "own", "rung_fractions", "rung_accuracy")
+        return replace(self, failed=self.failed[-most:], **{name: getattr(self, name)[kept] for name in per_trial})
 
 
 # What a trial is to the models: not over, an observation, a failure, or nothing.
@@ -126,7 +153,7 @@ class TrialHistory:
         self.transform, self._signs = transform, signs
         # Indexed by trial number, which Optuna counts from 0 without gaps.
         self._kinds = np.empty(0, dtype=np.int8)
-        self._points, self._values = np.empty((0, transform.width)), np.empty((0, 3))
+        self._points, self._values = np.empty((0, transform.width)), np.empty((0, 5))
 
     def observations(self, trials: Sequence[FrozenTrial], asked: int, prior: Sequence[PriorTrial] = ()) -> Observations:
         """What all trials show, except the one being asked for.
@@ -138,19 +165,26 @@ class TrialHistory:
         if count > capacity:  # doubled, so that copying stays rare
             self._kinds = np.append(self._kinds, np.zeros(count, dtype=np.int8))
             self._points = np.vstack([self._points, np.zeros((count, self.transform.width))])
-            self._values = np.vstack([self._values, np.zeros((count, 3))])
-        pending = []
+            self._values = np.vstack([self._values, np.zeros((count, 5))])
+        pending, paused = [], []
         for number in np.flatnonzero(self._kinds[:count] == _OPEN).tolist():
             trial = trials[number]
             complete = self.transform.is_whole(trial.params)
             if trial.state.is_finished():
                 self._kinds[number] = self._read(number, trial) if complete else _IGNORED
             elif complete and trial.state == TrialState.RUNNING and number != asked:
-                pending.append(self.transform.encode(trial.params))
+                point, facts = self.transform.encode(trial.params), trial.user_attrs
+                waiting = bool(facts.get("paused"))
+                if not waiting:
+                    pending.append(point)
+                if set(facts) >= PAUSED:
+                    values = facts["expected_seconds"], facts["rung_fraction"], self._signs[1] * facts["rung_accuracy"]
+                    paused.append((number, point, *values, waiting))
         observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
         earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
-        values_of_prior = [(seconds, self._signs[1] * accuracy, 0.0) for _, seconds, accuracy in prior]
-        values = np.vstack([np.array(values_of_prior).reshape(-1, 3), self._values[observed]])
+        values_of_prior = [(seconds, self._signs[1] * accuracy, 0.0, math.nan, math.nan) for _, seconds, accuracy in prior]
+        values = np.vstack([np.array(values_of_prior).reshape(-1, 5), self._values[observed]])
+        numbers, places, seconds, fractions, at_rung, waiting = zip(*paused, strict=True) if paused else ((),) * 6
         return Observations(
             np.vstack([earlier, self._points[observed]]),
             values[:, 0],
@@ -159,6 +193,16 @@ class TrialHistory:
             np.arange(len(values)) >= len(prior),
             np.array(pending).reshape(-1, self.transform.width),
             self._points[failed],
+            values[:, 3],
+            values[:, 4],
+            PausedTrials(
+                np.array(numbers, dtype=np.int64),
+                np.array(places).reshape(-1, self.transform.width),
+                np.array(seconds, dtype=float),
+                np.array(fractions, dtype=float),
+                np.array(at_rung, dtype=float),
+                np.array(waiting, dtype=bool),
+            ),
         )
 
     def _read(self, number: int, trial: FrozenTrial) -> int:
@@ -166,13 +210,18 @@ class TrialHistory:
         facts, signs = trial.user_attrs, self._signs
         self._points[number] = self.transform.encode(trial.params)
         if trial.state == TrialState.COMPLETE and np.isfinite(trial.values).all():
-            self._values[number] = -signs[0] * trial.values[0], signs[1] * trial.values[1], 0.0
+            rung = math.nan, math.nan
+            if set(facts) >= AT_RUNG:
+                rung = facts["rung_fraction"], signs[1] * facts["rung_accuracy"]
+            self._values[number] = -signs[0] * trial.values[0], signs[1] * trial.values[1], 0.0, *rung
             return _OBSERVED
         if trial.state == TrialState.PRUNED and set(facts) >= EXPECTED:
             self._values[number] = (
                 facts["expected_seconds"],
                 signs[1] * facts["expected_accuracy"],
                 facts["expected_std"],
+                math.nan,
+                math.nan,
             )
             return _OBSERVED
         # A trial whose driver died is run again, and did not fail.
@@ -195,24 +244,41 @@ class FrontModel:
     """
 
     def __init__(self, observations: Observations, last: Fits, ended: int = 0, place: BatchRate | None = None) -> None:
-        self.log_seconds = np.log(observations.seconds)
-        self.scale = AccuracyScale(observations.accuracy)
-        self.accuracy = self.scale.of(observations.accuracy)
-        up, down = (self.scale.of(observations.accuracy + sign * observations.std) for sign in (1, -1))
-        self.noise_variance = np.where(observations.std > 0, ((up - down) / 2) ** 2, 0.0)
-        self.points, self.own = observations.points, observations.own
+        paused = observations.paused
+        self.log_seconds = np.log(np.append(observations.seconds, paused.seconds))
+        self.scale = AccuracyScale(np.append(observations.accuracy, paused.accuracy))
+        self.points = np.vstack([observations.points, paused.points])
+        self.on_front = np.append(observations.own, np.zeros(len(paused), dtype=bool))
         self.slowest = -math.inf  # log seconds of the slowest candidate, where the last strip ends
         self._last, self._ended = last, ended
         self._structures: dict[str, Structure] = {}
         if place is not None:
             self._structures = {"seconds": SecondsPrior(place), "accuracy": AccuracyPrior(place)}
+        self._set_accuracy(observations, place)
         self.models = {
             "seconds": self._fit("seconds", self.log_seconds),
-            "accuracy": self._fit("accuracy", self.accuracy, self.noise_variance),
+            "accuracy": self._fit("accuracy", self.accuracy, self.own_noise),
         }
         self.success = observations.success_model(self._current_fit("success"))
         if self.success is not None:
             self._store_fit("success", self.success)
+
+    def _set_accuracy(self, observations: Observations, place: BatchRate | None) -> None:
+        """Values and noise of the accuracy's process: finished trials, stopped ones as predicted, paused ones with their gap."""
+        paused = observations.paused
+        at_end = self.scale.of(observations.accuracy)
+        up, down = (self.scale.of(observations.accuracy + sign * observations.std) for sign in (1, -1))
+        variance = np.where(observations.std > 0, ((up - down) / 2) ** 2, 0.0)
+        self.accuracy, self.own_noise = at_end, np.diag(variance)
+        if not len(paused):
+            return
+        measured = np.isfinite(observations.rung_accuracy)
+        gaps = at_end[measured] - self.scale.of(observations.rung_accuracy[measured])
+        mean, covariance = gap_kernel(place, self._last, self.points.shape[1]).predicted(
+            observations.points[measured], gaps, observations.rung_fractions[measured], paused.points, paused.fractions
+        )
+        self.accuracy = np.append(at_end, self.scale.of(paused.accuracy) + mean)
+        self.own_noise = block_diag(self.own_noise, covariance)
 
     def _size(self, name: str) -> int:
         """The number of free parameters of a process, beside its noise."""
@@ -228,16 +294,16 @@ class FrontModel:
         if self._current_fit(name) is None:
             self._last[name] = process.free, process.log_noise, self._ended
 
-    def _fit(self, name: str, values: Array, noise_variance: Array | None = None) -> GaussianProcess:
+    def _fit(self, name: str, values: Array, own_noise: Array | None = None) -> GaussianProcess:
         structure = self._structures.get(name)
         if (known := self._current_fit(name)) is not None:
             mean, std = float(values.mean()), float(values.std()) or 1.0
-            return conditioned(self.points, values, *known, mean, std, noise_variance, structure=structure)
+            return conditioned(self.points, values, *known, mean, std, own_noise, structure=structure)
         start = self._last.get(name)
         near = start is not None and len(start[0]) == self._size(name) and len(self.points) >= _WARM_START_FROM
         start_from = start[:2] if start is not None and near else None
         steps = _MORE_STEPS if near else _FIRST_STEPS
-        process = fitted(self.points, values, start_from, steps, noise_variance, structure=structure)
+        process = fitted(self.points, values, start_from, steps, own_noise, structure=structure)
         self._store_fit(name, process)
         return process
 
@@ -257,13 +323,13 @@ class FrontModel:
         expected = {name: process.mean_at(pending) for name, process in self.models.items()}
         times = known(pending)
         self.points = np.vstack([self.points, pending])
-        self.own = np.append(self.own, np.ones(len(pending), dtype=bool))
+        self.on_front = np.append(self.on_front, np.ones(len(pending), dtype=bool))
         times = expected["seconds"] if times is None else np.where(np.isnan(times), expected["seconds"], times)
         self.log_seconds = np.append(self.log_seconds, times)
         self.accuracy = np.append(self.accuracy, expected["accuracy"])
-        self.noise_variance = np.append(self.noise_variance, np.zeros(len(pending)))
-        targets = ("seconds", self.log_seconds, None), ("accuracy", self.accuracy, self.noise_variance)
-        for name, values, noise_variance in targets:
+        self.own_noise = block_diag(self.own_noise, np.zeros((len(pending), len(pending))))
+        targets = ("seconds", self.log_seconds, None), ("accuracy", self.accuracy, self.own_noise)
+        for name, values, own_noise in targets:
             old = self.models[name]
             # Without noise, so that a running trial's point counts as known however noisy trials are.
             self.models[name] = conditioned(
@@ -273,7 +339,7 @@ class FrontModel:
                 old.log_noise,
                 old.mean,
                 old.std,
-                noise_variance,
+                own_noise,
                 noiseless=len(pending),
                 structure=old.structure,
             )
@@ -316,7 +382,7 @@ class FrontModel:
     def _front_strips(self) -> tuple[Array, Array]:
         """Ends c_i of the strips on the log time axis, and the level l_i of each, from the models' noise-free front."""
         mean = self.scale.back(self.models["accuracy"].mean_at(self.points))
-        order = [index for index in np.lexsort((-mean, self.log_seconds)) if self.own[index]]
+        order = [index for index in np.lexsort((-mean, self.log_seconds)) if self.on_front[index]]
         # A diverging loss as reference point would make everything that is merely faster look valuable.
         worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
         cuts, levels, best = [], [worst], worst
@@ -328,8 +394,8 @@ class FrontModel:
         cuts.append(max(self.slowest, float(self.log_seconds.max())) + 0.05)
         return np.array(cuts), np.array(levels)
 
-    def best(self, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator) -> Array:
-        """The point (width,) of largest expected hypervolume improvement among many candidates."""
+    def best(self, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator) -> tuple[Array, float]:
+        """The point (width,) of largest expected hypervolume improvement among many candidates, and that improvement."""
         # It takes a second to import, and the first points do without it: other trials are running by now.
         from scipy.stats import qmc
 
@@ -347,13 +413,38 @@ class FrontModel:
             around = transform.round_to_feasible(_perturb(top, _AROUND, 0.1 / 3**part, rng))
             candidates = np.vstack([candidates, around])
             improvement = np.append(improvement, self.expected_hypervolume_improvement(around, known(around)))
-        return np.asarray(candidates[int(np.argmax(improvement))])
+        chosen = int(np.argmax(improvement))
+        return np.asarray(candidates[chosen]), float(improvement[chosen])
+
+    def seconds_at(self, points: Array, log_seconds: Array | None) -> Array:
+        """Seconds of full trainings at points (m, width), as (m,): by the law, or where it knows none by the model."""
+        modelled = self.models["seconds"].mean_at(points)
+        return np.exp(modelled if log_seconds is None else np.where(np.isnan(log_seconds), modelled, log_seconds))
+
+    def paused_worth_more(self, paused: PausedTrials, known: KnownLogSeconds, worth: float) -> int | None:
+        """The waiting trial of the largest improvement in a second of what is left of it; None where none is above `worth`."""
+        if not paused.waiting.any():
+            return None
+        times = known(paused.points)
+        left_s = self.seconds_at(paused.points, times) * (1 - paused.fractions)
+        each = np.where(paused.waiting, self.expected_hypervolume_improvement(paused.points, times) / left_s, -math.inf)
+        best = int(np.argmax(each))
+        return int(paused.numbers[best]) if each[best] > worth else None
 
     def margin_to_front(self) -> Array:
         """Accuracy of each trial minus its strip's level, (n,): 0 on the front, negative below."""
         mean = self.scale.back(self.models["accuracy"].mean_at(self.points))
         cuts, levels = self._front_strips()
         return np.asarray(mean - levels[np.searchsorted(cuts, self.log_seconds, side="right")])
+
+
+def gap_kernel(place: BatchRate | None, last: Fits, width: int) -> GapKernel:
+    """The kernel of gaps over points (n, width), with the accuracy's length scales as last fitted."""
+    structure: Structure = Plain(width) if place is None else AccuracyPrior(place)
+    free = last["accuracy"][0] if "accuracy" in last else np.empty(0)
+    return GapKernel(
+        structure, free if len(free) == len(structure.means) else structure.means, None if place is None else place.rate
+    )
 
 
 def _perturb(points: Array, count: int, std: float, rng: np.random.Generator) -> Array:

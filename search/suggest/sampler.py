@@ -6,7 +6,7 @@ It is an ordinary Optuna sampler, usable in plain Optuna too. The models behind 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,8 +18,17 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
-from .batch_rate_prior import DRAWN, BatchRate, first_point, first_points
-from .front_model import LEAST_PROBABILITY, MOST_POINTS, Fits, FrontModel, KnownLogSeconds, PriorTrial, TrialHistory
+from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
+from .front_model import (
+    LEAST_PROBABILITY,
+    MOST_POINTS,
+    Fits,
+    FrontModel,
+    KnownLogSeconds,
+    PriorTrial,
+    TrialHistory,
+    gap_kernel,
+)
 from .space_transform import SpaceTransform
 
 # Random points before the model is used: this many more than there are parameters.
@@ -53,8 +62,11 @@ class FrontSampler(BaseSampler):
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         scaled: bool = True,
+        pauses: bool = False,
         seed: int = 0,
     ) -> None:
+        self._pauses = pauses
+        self._prepared: tuple[int, dict[str, Any]] | None = None  # a proposal for the trial of this number
         self._scaled = scaled
         self._prior_trials = tuple(prior_trials)
         self._space = dict(space) if space is not None else None
@@ -85,32 +97,67 @@ class FrontSampler(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         if not search_space:
             return {}
+        if self._prepared is not None and self._prepared[0] == trial.number:
+            return self._prepared[1]
+        values, _ = self._proposed(study, trial.number, search_space)
+        return self._by_tpe(study, trial) if values is None else values
+
+    def trial_to_resume(self, study: Study, *, or_new: bool = True) -> int | None:
+        """The number of the paused trial that is worth more in a second than the best new one; None where none is.
+
+        Args:
+            or_new: a new trial may be started; else the best paused one is resumed, whatever it is worth.
+        """
+        asked = len(study.get_trials(deepcopy=False))
+        space = self._space if self._space is not None else self._common.calculate(study)
+        space = {name: distribution for name, distribution in space.items() if not distribution.single()}
+        values, resumed = self._proposed(study, asked, space, or_new=or_new)
+        self._prepared = None if values is None else (asked, values)
+        return resumed
+
+    def is_new_ground(self, study: Study, number: int, others: Collection[int]) -> bool:
+        """Whether too little is known of how a trial's curve goes on, from those `others` that go on, to pause it."""
+        history = self._histories.get(study)
+        if history is None:
+            return True
+        transform, trials = history.transform, study.get_trials(deepcopy=False)
+        kernel = gap_kernel(BatchRate.of(transform, self._scaled), self._last, transform.width)
+        known = np.array([transform.encode(trials[one].params) for one in others]).reshape(-1, transform.width)
+        return kernel.is_unknown(transform.encode(trials[number].params), known)
+
+    def _proposed(
+        self, study: Study, number: int, search_space: dict[str, BaseDistribution], *, or_new: bool = True
+    ) -> tuple[dict[str, Any] | None, int | None]:
+        """What to try as trial `number`, None where the objectives are others'; and the paused trial that is worth more."""
         transform = SpaceTransform(search_space, self._conditions)
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         if len(signs) != 2 or signs[0] > 0:
-            return self._by_tpe(study, trial)
+            return None, None
         history = self._histories.get(study)
         if history is None or history.transform.space != transform.space:
             history = self._histories[study] = TrialHistory(transform, signs)
-        observations = history.observations(study.get_trials(deepcopy=False), trial.number, self._prior_trials)
+        observations = history.observations(study.get_trials(deepcopy=False), number, self._prior_trials)
         if (observations.seconds <= 0).any():
-            return self._by_tpe(study, trial)
-        known, rng = self._known(transform), np.random.default_rng((self._seed, trial.number))
+            return None, None
+        known, rng = self._known(transform), np.random.default_rng((self._seed, number))
         place = BatchRate.of(transform, self._scaled)
         first = transform.parameters + _FIRST if place is None else first_points(self._known_seconds is not None)
-        if len(observations.points) < first:
+        first += ANCHORS if place is not None and self._pauses else 0
+        seen = len(observations.points) + len(observations.paused)
+        if seen < first:
             success = observations.success_model()
             if place is None or len(observations.failed):
-                return transform.decode(_random_point(transform, known, rng, success))
-            return transform.decode(
-                _first_point(place, transform, known, rng, len(observations.points) + len(observations.pending))
-            )
+                return transform.decode(_random_point(transform, known, rng, success)), None
+            number = seen + len(observations.pending)
+            return transform.decode(_first_point(place, transform, known, rng, number, anchors=self._pauses)), None
         with single_threaded_blas():
             ended = len(observations.points) + len(observations.failed)
             model = FrontModel(observations.subset_near_front(MOST_POINTS), self._last, ended, place)
             model.condition_on_pending(observations.pending, known)
-            best = model.best(transform, known, rng)
-        return transform.decode(best)
+            best, improvement = model.best(transform, known, rng)
+            worth = improvement / float(model.seconds_at(best[None, :], known(best[None, :]))[0])
+            resumed = model.paused_worth_more(observations.paused, known, worth if or_new else -1.0)
+        return transform.decode(best), resumed
 
     def _by_tpe(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
         """Optuna's own proposal, where the first objective is not a time."""
@@ -148,7 +195,7 @@ def _random_point(
 
 
 def _first_point(
-    place: BatchRate, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator, number: int
+    place: BatchRate, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator, number: int, *, anchors: bool
 ) -> Array:
     """One of the first points (width,), where batch and rate are searched."""
     points = transform.round_to_feasible(rng.random((DRAWN, transform.width)))
@@ -157,7 +204,7 @@ def _first_point(
         points, times = points[~np.isnan(times)], times[~np.isnan(times)]
     else:
         times = None
-    chosen = first_point(place, points, times, number, transform.parameters, rng)
+    chosen = first_point(place, points, times, number, transform.parameters, rng, anchors=anchors)
     return np.asarray(transform.round_to_feasible(chosen[None, :])[0])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from ...spaces.trial import TrialFacts
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array
 from ..analysis.pareto import front_members
+from .pausing import RUNG
 
 # Finished curves before the first trial is stopped: fewer say little about how curves continue.
 LEAST_CURVES = 6
@@ -84,7 +85,12 @@ class EarlyStopping(ABC):
     """Decides which running trials to stop, from every measurement and every end.
 
     Accuracies are higher is better: signs are flipped before.
+
+    Attributes:
+        pauses: trials that it stops are paused, and may be resumed later.
     """
+
+    pauses = False
 
     def __init__(self) -> None:
         self.curves: dict[int, Curve] = {}
@@ -146,6 +152,17 @@ class EarlyStopping(ABC):
             expected_accuracy=sign * prediction.accuracy,
             expected_std=prediction.accuracy_std,
         )
+
+    def rung_facts(self, number: int, sign: float) -> TrialFacts:
+        """What is stored of a trial's measurement at the rung; nothing where trials are not paused.
+
+        Args:
+            sign: -1 where the metric is minimized and was flipped.
+        """
+        return TrialFacts()
+
+    def resume(self, number: int) -> None:
+        """A paused trial goes on."""
 
     @abstractmethod
     def should_stop(self, number: int, fraction: float) -> bool:
@@ -222,11 +239,67 @@ class RankHalving(EarlyStopping):
         return False
 
 
-EARLY_STOPPING: dict[str, Callable[[float], EarlyStopping]] = {
-    "front": lambda risk: FrontStopping(risk),
-    "halving": lambda risk: RankHalving(),
-    "none": lambda risk: NoEarlyStopping(),
-}
+class PauseAtRung(EarlyStopping):
+    """Pause every trial at the rung, unless too little is known of how its curve goes on. The sampler resumes them.
+
+    Args:
+        is_new_ground: whether that is so of a trial, given those that go on.
+    """
+
+    pauses = True
+
+    def __init__(self, is_new_ground: Callable[[int, Collection[int]], bool]) -> None:
+        super().__init__()
+        self._is_new_ground = is_new_ground
+        self._going_on: set[int] = set()
+
+    def should_stop(self, number: int, fraction: float) -> bool:
+        if fraction < RUNG or number in self._going_on:
+            return False
+        if self._is_new_ground(number, sorted(self._going_on)):
+            self._going_on.add(number)
+            return False
+        return True
+
+    def rung_facts(self, number: int, sign: float) -> TrialFacts:
+        curve = self.curves.get(number)
+        for fraction, accuracy in zip(curve.fractions, curve.accuracies, strict=True) if curve else ():
+            if RUNG <= fraction < 1:
+                return TrialFacts(rung_fraction=fraction, rung_accuracy=sign * accuracy)
+        return TrialFacts()
+
+    def resume(self, number: int) -> None:
+        self._going_on.add(number)
+
+    def end(self, number: int, seconds: float, accuracy: float | None) -> None:
+        super().end(number, seconds, accuracy)
+        if number not in self.curves:
+            self._going_on.discard(number)
+
+    def learn(self, number: int, seconds: float, curve: Sequence[tuple[float, float]], done: bool) -> None:
+        super().learn(number, seconds, curve, done)
+        if done and curve:
+            self._going_on.add(number)
+
+
+STOPPING_RULES = ("front", "halving", "pause", "none")
+
+
+def early_stopping(kind: str, risk: float, is_new_ground: Callable[[int, Collection[int]], bool]) -> EarlyStopping:
+    """The named rule.
+
+    Args:
+        kind: one of `STOPPING_RULES`.
+        risk: of `FrontStopping`.
+        is_new_ground: of `PauseAtRung`.
+    """
+    rules: dict[str, Callable[[], EarlyStopping]] = {
+        "front": lambda: FrontStopping(risk),
+        "halving": RankHalving,
+        "pause": lambda: PauseAtRung(is_new_ground),
+        "none": NoEarlyStopping,
+    }
+    return rules[kind]()
 
 
 def front_ranks(points: Sequence[tuple[float, float]]) -> list[int]:

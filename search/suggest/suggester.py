@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -46,6 +46,7 @@ def _sampler(
     trials: int,
     conditions: Mapping[str, Mapping[str, Sequence[Any]]],
     scaled: bool,
+    pauses: bool,
 ) -> BaseSampler:
     """The named sampler, for a study that already has `trials` trials.
 
@@ -63,6 +64,7 @@ def _sampler(
             known_seconds=known_seconds,
             prior_trials=prior_trials,
             scaled=scaled,
+            pauses=pauses,
             seed=seed,
         )
     seed += trials  # a new sampler with the same seed would replay its first points
@@ -86,6 +88,11 @@ def _sampler(
     if not isinstance(sampler, BaseSampler):
         raise StudyFileError(Fault("sampler", f"expected an Optuna sampler at {named}, got {type(sampler).__name__}"))
     return sampler
+
+
+def is_paused(trial: FrozenTrial) -> bool:
+    """Whether a trial is RUNNING for Optuna, but trains nowhere until it is resumed."""
+    return trial.state == TrialState.RUNNING and bool(trial.user_attrs.get("paused"))
 
 
 def distribution(domain: Domain) -> BaseDistribution:
@@ -112,6 +119,7 @@ class Suggester:
         prior_trials: trials of earlier studies that the sampler `front` learns from.
         retry_policy: for when the storage is unavailable; not given, nothing is retried.
         single_writer: no other process writes to this study, so it can be cached in memory.
+        pauses: trials are paused and resumed; only with the sampler `front`.
     """
 
     def __init__(
@@ -128,7 +136,9 @@ class Suggester:
         prior_trials: Sequence[PriorTrial] = (),
         retry_policy: RetryPolicy | None = None,
         single_writer: bool = False,
+        pauses: bool = False,
     ) -> None:
+        self._pauses = pauses
         self.url = url or "memory"
         self.retry_policy = retry_policy or RetryPolicy(self.url)
         self.storage = open_storage(url)
@@ -153,7 +163,7 @@ class Suggester:
         with translate_optuna_errors(self.url):
             scaled = self.fixed.get("rule") != "constant"
             self.study.sampler = _sampler(
-                sampler, self.searched, known_seconds, prior_trials, seed, len(trials), conditions, scaled
+                sampler, self.searched, known_seconds, prior_trials, seed, len(trials), conditions, scaled, pauses
             )
 
     @retrying
@@ -179,12 +189,49 @@ class Suggester:
                 study.set_metric_names([objectives.speed, metric.name])
         return study
 
-    def ask(self) -> Suggestion:
-        """The next suggestion; its trial is RUNNING from here on."""
+    def ask(self, *, new: bool = True) -> Suggestion | None:
+        """The next suggestion; its trial is RUNNING from here on.
+
+        Args:
+            new: a new trial may be started; else a paused one is resumed, and where none is paused there is no suggestion.
+        """
+        if (resumed := self._resumed(new)) is not None or not new:
+            return resumed
         tries = itertools.count()
         trial = self.retry_policy(lambda: self._ask(again=next(tries) > 0))
         self._known.add(trial.number)
         return Suggestion(trial.number, applying(self._domains, {**self.fixed, **trial.params}), dict(trial.user_attrs))
+
+    def _resumed(self, new: bool) -> Suggestion | None:
+        """The paused trial to go on with before anything new."""
+        sampler = self.study.sampler
+        if not self._pauses or not isinstance(sampler, FrontSampler):
+            return None
+        trials = self.trials()
+        queued = any(trial.state == TrialState.WAITING for trial in trials)
+        if queued or not any(is_paused(trial) for trial in trials):
+            return None
+        with translate_optuna_errors(self.url):
+            number = sampler.trial_to_resume(self.study, or_new=new)
+        if number is None:
+            return None
+        self.annotate(number, {"paused": False})
+        trial = self.trials()[number]
+        parameters = applying(self._domains, {**self.fixed, **trial.params})
+        return Suggestion(number, parameters, dict(trial.user_attrs), trial.user_attrs["rung_fraction"])
+
+    def pause(self, number: int, facts: TrialFacts) -> None:
+        """Leave a RUNNING trial paused, to be resumed by a later `ask`.
+
+        Args:
+            facts: its expected seconds, and its fraction and accuracy at the rung.
+        """
+        self.annotate(number, {**facts.to_dict(), "paused": True})
+
+    def is_new_ground(self, number: int, others: Collection[int]) -> bool:
+        """Whether too little is known of how a trial's curve goes on, from those of others, to pause it."""
+        sampler = self.study.sampler
+        return isinstance(sampler, FrontSampler) and sampler.is_new_ground(self.study, number, others)
 
     def _ask(self, *, again: bool) -> Trial:
         with translate_optuna_errors(self.url):

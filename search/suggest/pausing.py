@@ -1,0 +1,91 @@
+"""What the rest of a paused trial's training is expected to add to its accuracy.
+
+A trial that is paused at the rung is an observation with doubt: its accuracy there plus the gap to its end. Gaps differ with
+the learning rate most of all: at high rates a curve is low until its schedule ends and rises late, so curves cross, and a
+ranking at the rung would finish low rates only. The gap is therefore a process over places of its own, with the rate as a
+feature, learned from the trials that went on.
+
+    gap(x) ~ GP(0.3 (1 − f), τ² (k(x, x') + 0.15 δ)),  k = ½ + a·a' + ½ Matérn-5/2(z),  a = 2 u_rate − 1
+    τ² = (gᵀ (K + 0.15 I)⁻¹ g + 3 t₀²) / (n + 3),  t₀ = 0.4 √(1 − f)
+
+on the `AccuracyScale`, where f is the share of training at the rung and g the finished gaps less their prior mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from ..analysis.gaussian_process import Array, Structure, distances, matern52
+
+# The share of its training from which on a trial may be paused, at its next measurement. A fifth is too early; a third and a
+# half are alike (docs/decisions/0035).
+RUNG = 0.3
+# Of gaps: their own variance relative to the process's, the prior's mean and standard deviation per share left (and its root),
+# and how many gaps the prior is worth.
+_OWN, _RISE, _SPREAD, _WORTH = 0.15, 0.3, 0.4, 3.0
+# A trial goes on at the rung where this much of what could be known of its gap is not.
+_UNKNOWN = 0.3
+
+
+@dataclass(frozen=True)
+class GapKernel:
+    """How alike the gaps of two places are.
+
+    Args:
+        structure: of the accuracy's process: its coordinates, and the prior of its length scales.
+        free: that process's log length scales and slope, as last fitted or of the prior; gaps vary at least as slowly as the
+            prior's.
+        rate: the rate's coordinate; None where no rate is searched.
+    """
+
+    structure: Structure
+    free: Array
+    rate: int | None
+
+    def __call__(self, some: Array, others: Array) -> Array:
+        """Of points (m, d) and others (n, d), as (m, n)."""
+        z, theirs = (self.structure.coordinates(points, self.free) for points in (some, others))
+        dimensions = some.shape[1]
+        scales = np.maximum(self.free[:dimensions], self.structure.means[:dimensions])
+        alike = 0.5 + 0.5 * matern52(distances(z, theirs, scales))
+        if self.rate is not None:
+            alike = alike + np.outer(2 * some[:, self.rate] - 1, 2 * others[:, self.rate] - 1)
+        return np.asarray(alike)
+
+    def is_unknown(self, point: Array, known: Array) -> bool:
+        """Whether too little is known of the gap at a point (d,) from trials at others (n, d) that go on to their ends."""
+        here = float(self(point[None, :], point[None, :])[0, 0])
+        if not len(known):
+            return True
+        cross = self(point[None, :], known)[0]
+        explained = cross @ cho_solve(self._factor(known), cross)
+        return bool((here - explained) / here > _UNKNOWN)
+
+    def predicted(
+        self, known: Array, gaps: Array, shares: Array, paused: Array, paused_shares: Array
+    ) -> tuple[Array, Array]:
+        """Gaps of paused trials: their mean (p,) and joint covariance (p, p).
+
+        Args:
+            known, gaps, shares: places (n, d) of finished trials, their gaps (n,), and their shares of training at the rung.
+            paused, paused_shares: places (p, d) of paused trials, and theirs.
+        """
+        rest = float(1 - paused_shares.mean()) if len(paused_shares) else 1.0
+        residual = gaps - _RISE * (1 - shares)
+        mean, covariance = _RISE * (1 - paused_shares), self(paused, paused) + _OWN * np.eye(len(paused))
+        scale = _WORTH * _SPREAD**2 * rest
+        if len(known):
+            factor, cross = self._factor(known), self(paused, known)
+            weights = cho_solve(factor, residual)
+            scale += float(residual @ weights)
+            mean = mean + cross @ weights
+            covariance = covariance - cross @ cho_solve(factor, cross.T)
+        return mean, covariance * (scale / (len(known) + _WORTH))
+
+    def _factor(self, known: Array) -> tuple[Array, bool]:
+        factor, lower = cho_factor(self(known, known) + _OWN * np.eye(len(known)), lower=True)
+        return np.asarray(factor), bool(lower)
