@@ -342,15 +342,16 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     from .search.report.page.draw import picture
     from .search.report.page.figures import StudyFigures
     from .search.report.terminal.tables import outcome_counts
-    from .spaces.readable import seconds
+    from .spaces.readable import count, seconds
+    from .spaces.trial import counted
 
     stored = result.study
     document = study_document(stored.name, masked(stored.url), stored.front, stored.records)
     document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s}
-    counted = sum(record.counts for record in stored.records)
+    done = counted(stored.records)
     console.print()
     if stored.front.trials:
-        _print_front(stored, counted, console)
+        _print_front(stored, done, console)
         for path in write_front(out, document, picture(StudyFigures(stored).front_figure(), "png")):
             console.print(f"wrote {from_here(path)}", style="dim")
     else:
@@ -367,8 +368,8 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     elif result.stopped:
         more = "raise it, then " if "budget.hours" in result.stopped else ""
         console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To resume: {more}{again}")
-    elif counted < spec.budget.trials:
-        console.print(f"{counted} of {spec.budget.trials} trials are done. To resume: {again}")
+    elif done < spec.budget.trials:
+        console.print(f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}")
     shown = _shown(study, spec)
     following = {
         f"bsearch report {shown}": "an HTML page to explore and choose from",
@@ -840,12 +841,13 @@ def _watch(study: str, name: str | None, storage: str | None, every_s: float) ->
     return 0 if end.done else FAILED
 
 
-def _print_front(stored: StoredStudy, trials: int, console: Console) -> None:
+def _print_front(stored: StoredStudy, trials: float, console: Console) -> None:
     """The front of so many trials as table, plot and sentences."""
     from .search.report.terminal.tables import front_plot, front_summary, front_table
+    from .spaces.readable import count
 
     front, records = stored.front, stored.records
-    console.print(f"Front of {stored.name}: {len(front.trials)} of {trials} trials", style="bold")
+    console.print(f"Front of {stored.name}: {len(front.trials)} of {count(trials)} trials", style="bold")
     console.print(front_table(front))
     plot = front_plot(front, records, console.width)
     console.print(f"\n{plot}" if plot else "")

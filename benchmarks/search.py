@@ -6,10 +6,11 @@
     BSEARCH_DATA=... .venv/bin/python benchmarks/search.py --problems zeus --trials 10
 
 Printed is the share of the true front's hypervolume (log seconds against accuracy) reached by the true values of the complete
-trials, mean and standard error over seeds and problems: after 10, 25, 50, ... trials (3, 6 and 10 if at most 10), or after
-each quarter of the time of `--trials` random trials. `known` is `front` with seconds known beforehand, as in a study; `/2`
-searches only powers of two, `/rate` the learning rate without a rule; `+stop` and `+halving` stop trials early. `--noise` is
-added to times (a share) and accuracies.
+trials, mean and standard error over seeds and problems: after 10, 25, 50, ... trials (3, 6 and 10 if at most 10), or with
+`--time` after the mean time of so many random trials. `known` is `front` with seconds known beforehand, as in a study; `/2`
+searches only powers of two, `/rate` the learning rate without a rule; `+stop` and `+halving` stop trials early, `+pause` pauses
+and resumes them at `--restart` mean trainings each, `+time` divides improvements by time. `--noise` is added to times (a share)
+and accuracies.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def search_of(way: str, problem: Problem, seed: int) -> Search:
     return Search(
         space,
         sampler="front" if sampler == "known" else sampler,
-        stopping={"": "none", "stop": "front"}.get(stopping, stopping),
+        stopping={"": "none", "time": "none", "stop": "front"}.get(stopping, stopping),
+        by_time=stopping == "time",
         known_seconds=(lambda one: problem.seconds(problem_parameters(way, one))) if sampler == "known" else None,
         seed=seed,
     )
@@ -188,8 +190,7 @@ def main() -> None:
             taken = [1e3 * ask_s(way, problems(options.problems[0])[0], count) for count in counts]
             print(f"{way:<34}" + "".join(f"{one:>10.0f}" for one in taken), flush=True)
         return
-    quarters = [round(options.trials * part / 4) for part in (1, 2, 3, 4)]
-    after = quarters if options.time else [count for count in AFTER[options.trials > max(AFTER[0])] if count <= options.trials]
+    after = [count for count in AFTER[options.trials > max(AFTER[0])] if count <= options.trials]
     title = "share after mean trials' time" if options.time else "share of the front after trials"
     print(head(title, after))
     for family in options.problems:

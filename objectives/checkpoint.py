@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import random
 import time
@@ -42,6 +43,7 @@ _ATTEMPT_FIELDS = {
     "memory_limit_bytes",
     "checkpoint",
     "checkpoint_every_s",
+    "pauses_at",
     "cpus",
     "device",
     "sharding",
@@ -60,8 +62,9 @@ class Checkpoint:
     (True, False)
     """
 
-    def __init__(self, url: str | None, every_s: float, experiment: str) -> None:
+    def __init__(self, url: str | None, every_s: float, experiment: str, pauses_after: float = math.inf) -> None:
         self.url, self.every_s, self.experiment = url, every_s, experiment
+        self._pauses_after = pauses_after  # samples seen from which on the trial may be paused
         self.measurements: list[Measurement] = []
         self.write_error = ""  # why the last read or write failed
         self._last = time.monotonic()
@@ -69,7 +72,8 @@ class Checkpoint:
     @classmethod
     def of(cls, setup: TrialSetup) -> Checkpoint:
         """The checkpoint that belongs to a trial's setup."""
-        return cls(setup.checkpoint, setup.checkpoint_every_s, experiment_of(setup))
+        pauses_after = math.inf if setup.pauses_at is None else setup.pauses_at * setup.samples_budget
+        return cls(setup.checkpoint, setup.checkpoint_every_s, experiment_of(setup), pauses_after)
 
     def load(self) -> Any:
         """The state that was saved last; None if the trial starts from scratch.
@@ -103,8 +107,10 @@ class Checkpoint:
         return self.url is not None and (self.waited_s() if waited_s is None else waited_s) >= self.every_s
 
     def waited_s(self) -> float:
-        """Seconds since the last save, or since the attempt started."""
-        return time.monotonic() - self._last
+        """Seconds since the last save, or since the attempt started; infinite where the trial may be paused now."""
+        late = [one for one in self.measurements if one.samples_seen >= self._pauses_after]
+        at_rung = len(late) == 1 and late == self.measurements[-1:]
+        return math.inf if at_rung else time.monotonic() - self._last
 
     def save(self, state: Any) -> None:
         """Replace the file atomically. Call it only if a save is `due`.

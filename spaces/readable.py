@@ -30,6 +30,15 @@ def number(value: object) -> str:
     return f"{value:.4g}"
 
 
+def count(trials: float) -> str:
+    """A number of trials, of which paused ones are shares.
+
+    >>> count(12.0), count(3.3003)
+    ('12', '3.3')
+    """
+    return f"{trials:.1f}".removesuffix(".0")
+
+
 def readable_bytes(value: float) -> str:
     """Bytes in the binary unit that leaves one to four digits before the decimal point.
 

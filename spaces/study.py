@@ -503,7 +503,10 @@ class Budget(Section):
     """When the study ends: at whichever limit is reached first."""
 
     trials: StrictInt = Field(
-        20, ge=1, description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not."
+        20,
+        ge=1,
+        description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. A paused "
+        "trial counts as the share of its training that it has had.",
     )
     hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
     profile_s: Number = Field(
@@ -573,16 +576,17 @@ class Cluster(Section):
     )
 
 
-STOPPINGS = ("front", "halving", "none")
+STOPPINGS = ("front", "halving", "pause", "none")
 
 
 class StoppingRule(Section):
-    """Which trials are stopped early."""
+    """Which trials are stopped or paused early."""
 
     kind: Annotated[StrictStr, AfterValidator(lambda value: one_of(value, STOPPINGS))] = Field(
         "front",
         description="front: stop trials that are unlikely to reach the front at their training time; halving: asynchronous "
-        "successive halving by Pareto rank; none: every trial trains its full budget.",
+        "successive halving by Pareto rank; pause: trials are left off at a third of their training and resumed from their "
+        "checkpoints where that is worth more than a new one; none: every trial trains its full budget.",
     )
     risk: Share = Field(
         0.05, description="For `front`: of the trials that would have improved the front, the share that may be stopped."
@@ -683,7 +687,7 @@ class StudySpec(Section):
         "front is bsearch's own, the others are Optuna's.",
     )
     stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = Field(
-        StoppingRule(), description="Which trials are stopped early: front, halving, none, or `{kind, risk}`."
+        StoppingRule(), description="Which trials are stopped or paused early: front, halving, pause, none, or `{kind, risk}`."
     )
     confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Field(
         Confirm(),
@@ -703,6 +707,15 @@ class StudySpec(Section):
     def _check(self) -> Self:
         if self.warm_start and self.sampler != "front":
             raise fault(f"warm_start: expected sampler: front, which alone learns from earlier studies; got {self.sampler}")
+        if self.stopping.kind == "pause":
+            if self.sampler != "front":
+                raise fault(f"stopping: expected sampler: front with pause, which alone resumes trials; got {self.sampler}")
+            if self.cluster.checkpoints is None:
+                raise fault(
+                    "stopping: expected cluster.checkpoints with pause, from which trials go on; got null. Name a folder."
+                )
+            if self.training.evaluations == 1:
+                raise fault("training.evaluations: expected 2 or more with stopping: pause, which reads one on the way; got 1")
         for name in RECIPE:
             written = "betas" if name in BETAS else name
             default = type(self.training).model_fields[written].default
@@ -755,6 +768,11 @@ class StudySpec(Section):
 
     # Sections that must not change, so that old and new trials are comparable.
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")
+
+    @property
+    def is_limited_by_time(self) -> bool:
+        """Whether time ends the study rather than a number of trials: fast trials are then worth more to the sampler."""
+        return self.budget.hours is not None or self.stopping.kind == "pause"
 
     def place_of(self, name: str) -> str:
         """Where a key of the recipe stands: in `space`, if it is searched there, else in `training`."""

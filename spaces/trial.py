@@ -7,7 +7,7 @@ package to understand each other, whatever they run on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -79,6 +79,7 @@ class TrialSetup:
     folder: str = "."
     checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0
+    pauses_at: float | None = None  # share of training from which on it may be paused: a checkpoint is written there
     model_folder: str | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
@@ -446,9 +447,22 @@ class TrialRecord:
     ended_at: str = ""
 
     @property
-    def counts(self) -> bool:
-        """Whether it counts towards `budget.trials`."""
-        return self.outcome in COUNTED
+    def counts(self) -> float:
+        """What it counts towards `budget.trials`: 1, the share of its training that it had when it was paused, or 0."""
+        if self.outcome in ("paused", "running"):
+            return self.facts.rung_fraction or 0.0
+        return float(self.outcome in COUNTED)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will train no more; a paused trial of a study whose budget is not met may be resumed."""
+        return self.outcome not in ("running", "waiting") and not self.facts.paused
+
+    @property
+    def trained_share(self) -> float:
+        """The share of its training that it has had, where it was left off early, else 1."""
+        share = self.facts.rung_fraction if self.outcome == "paused" else self.facts.stopped_fraction
+        return 1.0 if share is None else share
 
     @property
     def is_baseline(self) -> bool:
@@ -488,6 +502,11 @@ class TrialRecord:
         if self.train_s is None or speed == "train_s":
             return self.train_s
         return self.train_s * (self.facts.devices or 1)
+
+
+def counted(records: Iterable[TrialRecord]) -> float:
+    """What trials count towards `budget.trials`, without the rounding of shares."""
+    return round(sum(record.counts for record in records), 6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.runner import Event, Runner
 from bsearch.search.store.records import Records
 from bsearch.spaces.study_file import read_study
+from bsearch.spaces.trial import counted
 from conftest import TASKS
 
 Run = Callable[..., StudyResult]
@@ -158,6 +159,50 @@ class StudyContract(Studies):
         # The next run of the study knows the curves of this one.
         more = go("known_by_its_rate", space=space, training=training, budget={"trials": 30}, sampler="qmc")
         assert sum(record.counts for record in more.study.records) == 30
+
+    def test_trials_are_paused_and_resumed_or_given_up(self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path) -> None:
+        changes: dict[str, Any] = {
+            "space": {
+                "effective_batch": {"low": 16, "high": 64},
+                "reference_rate": {"low": 0.01, "high": 1, "at_batch": 32},
+                "epochs": 1,
+            },
+            "training": {"evaluations": 10},
+            "budget": {"trials": 8},
+            "stopping": "pause",
+            "cluster": {"checkpoint_every_s": 3600},
+        }
+
+        def interrupt(event: Event) -> None:
+            if event.record is not None and event.record.outcome == "paused":
+                signal.raise_signal(signal.SIGINT)
+
+        assert go("Points", notify=interrupt, **changes).interrupted
+        paused = [trial.number for trial in kept().trials if trial.user_attrs.get("paused")]
+        assert paused
+        assert {kept().trials[number].state.name for number in paused} == {"RUNNING"}
+        folder = tmp_path / "results" / "small" / "checkpoints"
+        assert {int(file.name.partition("-")[0]) for file in folder.iterdir()} >= set(paused)
+        result = go("Points", **changes)
+        trials = kept().trials
+        records = Records(f"sqlite:///{kept_path(kept())}")
+        assert 8 <= counted(result.study.records) < 9
+        assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
+        resumed = [trial for trial in trials if "resumed_at" in trial.user_attrs and trial.state.name == "COMPLETE"]
+        assert resumed
+        curves = records.curves("small")
+        for trial in resumed:
+            facts = trial.user_attrs
+            assert 0.29 <= facts["resumed_at"] / facts["samples_budget"] == pytest.approx(facts["rung_fraction"])
+            seen = [samples for samples, _ in curves[trial.number]]
+            assert seen[0] < facts["resumed_at"] < seen[-1] == facts["samples_budget"]  # the curve is whole
+        for trial in trials:
+            outcomes = [row["outcome"] for row in records.attempts("small", trial.number)]
+            if trial.user_attrs.get("outcome") == "paused":
+                assert (trial.state.name, outcomes[-1]) == ("PRUNED", "paused")
+                assert curves[trial.number][-1][0] < trial.user_attrs["samples_budget"]
+            assert outcomes.count("paused") <= 1
+        assert not folder.exists()
 
     def test_out_of_memory_keeps_the_experiment_and_accumulates_more(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 60, "high": 100}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}

@@ -137,7 +137,7 @@ class Pages:
         cached = self._cached.setdefault(stored.name, _Cached(stored))
         now = time.monotonic()
         cached.stored, cached.read_again_at = stored, now + max(_READ_PAUSE * took_s, _LEAST_PAUSE_S)
-        ended = sum(record.outcome not in ("running", "waiting") for record in stored.records)
+        ended = sum(record.has_ended for record in stored.records)
         if ended != cached.summarised and now >= cached.summary_again_at:
             cached.summarised, cached.summary_again_at = ended, math.inf
             threading.Thread(target=_summarise, args=(cached, stored), daemon=True).start()

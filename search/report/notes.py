@@ -14,9 +14,9 @@ from typing import Any
 
 from ...spaces.errors import InfeasiblePlanError, cut, plain
 from ...spaces.plan import BatchPlan
-from ...spaces.readable import number, seconds
+from ...spaces.readable import count, number, seconds
 from ...spaces.study import StudySpec
-from ...spaces.trial import ParetoFront, TrialRecord
+from ...spaces.trial import ParetoFront, TrialRecord, counted
 from ..analysis.choice import fastest_within
 from ..store.stored import StoredStudy
 
@@ -82,8 +82,8 @@ def _study_parts(
     stored: StoredStudy, summary: Sequence[str] | None, study: str, page: str, report: str | None
 ) -> Iterator[str]:
     front = stored.front
-    counted = sum(record.counts for record in stored.records)
-    yield f"## {escaped(stored.name)}: {counted} of {stored.spec.budget.trials} trials, {len(front.trials)} on the front"
+    done = counted(stored.records)
+    yield f"## {escaped(stored.name)}: {count(done)} of {stored.spec.budget.trials} trials, {len(front.trials)} on the front"
     if report:
         yield f"[The report]({report}) shows everything on one page."
     if not front.trials:
@@ -108,7 +108,8 @@ def _study_parts(
             "- *Best Trial* marks the members of the front above. The plot *Pareto Front* shows single runs; here, a setting "
             "that was trained several times is shown with its mean.",
             "- *Infeasible* (grey) trials diverged: they have a time and an accuracy, but cannot be on the front.",
-            "- *Pruned* trials were stopped early or had no feasible plan; *Fail* trials raised an error or were interrupted. "
+            "- *Pruned* trials were stopped early, left paused, or had no feasible plan; *Fail* trials raised an error or were "
+            "interrupted. "
             "Each trial's note says which, and why.",
         ]
     )
@@ -192,6 +193,11 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
             return f"**Infeasible**, not trained: {message}"
         case "stopped":
             return f"**Stopped** early: unlikely to reach the front at its training time. {message}"
+        case "paused":
+            share = f"{record.trained_share:.0%} of its training"
+            if record.has_ended:
+                return f"**Paused** after {share}, and not worth more of the budget."
+            return f"**Paused** after {share}; it goes on from its checkpoint where that is worth more than a new trial."
         case "diverged":
             return f"**Diverged**: {message}. It cannot be on the front; plots mark it as infeasible."
         case "out_of_memory":

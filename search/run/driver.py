@@ -24,9 +24,10 @@ from ...spaces.planning import (
     profile_faults,
     step_time_summary,
 )
+from ...spaces.readable import count
 from ...spaces.storage import masked
 from ...spaces.study import StudySpec
-from ...spaces.trial import TrialRecord
+from ...spaces.trial import TrialRecord, counted
 from ..analysis.pareto import study_front
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
 from ..store.lock import HEARTBEAT_S
@@ -150,12 +151,12 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     if study.name not in {row.name for row in study.records.studies()}:
         return None
     trials = stored_trials(study.records.url, study.name)
-    if any(record.outcome == "running" for record in trials):
+    if any(record.outcome == "running" or record.facts.paused for record in trials):
         return None
-    counted, budget = sum(record.counts for record in trials), study.spec.budget.trials
-    if counted < budget:
+    done, budget = counted(trials), study.spec.budget.trials
+    if done < budget:
         return None
-    notify(Event("message", text=f"{study.name} has met its budget: {counted} of {budget} trials are done"))
+    notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
     _store(study)
     return StudyResult(StoredStudy.open(study.records.url, study.name), "", "", interrupted=False, elapsed_s=0.0)
 
@@ -223,6 +224,8 @@ def _drive(
             prior_trials=prior,
             retry_policy=records.retry_policy,
             single_writer=True,
+            by_time=spec.is_limited_by_time,
+            pauses=spec.stopping.kind == "pause",
         )
         # Another driver may have added to it before we held the lock.
         driven_s = next(row.driver_s for row in records.studies(spec.study) if row.name == name)

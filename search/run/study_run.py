@@ -35,15 +35,18 @@ from ...spaces.trial import (
     ParetoFront,
     Suggestion,
     TrialFacts,
+    TrialRecord,
     TrialResult,
     TrialSetup,
+    counted,
 )
 from ..analysis.confirm import next_repeat, next_seed
 from ..analysis.pareto import study_front
 from ..store.optuna_storage import frozen_record
 from ..store.records import Records
 from ..suggest.front_model import preload
-from ..suggest.stopping import EARLY_STOPPING, stopped_sentence
+from ..suggest.pausing import RUNG
+from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
 from .eta import Span
 from .runner import Event
@@ -130,17 +133,22 @@ class StudyRun:
         self._suggester, self._records = suggester, records
         self._running: dict[int, _Attempt] = {}
         self._sign = spec.objectives.metric.sign
-        self._early_stopping = EARLY_STOPPING[spec.stopping.kind](spec.stopping.risk)
+        self._early_stopping = early_stopping(spec.stopping.kind, spec.stopping.risk, suggester.is_new_ground)
         self._repeats: set[int] = set()  # trials that repeat a setting, which are never stopped early
         self._preloaded = False
-        self._suggestion: Future[Suggestion] | None = None  # being computed by the sampler
+        self._suggestion: Future[Suggestion | None] | None = None  # being computed by the sampler
         self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask", initializer=_yield_to_trials)
         self._retries: deque[_Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
         self._lost: dict[int, tuple[int, int]] = {}  # samples seen before, and attempts lost since without more
         self._same_errors: tuple[str, int] = ("", 0)
-        records_so_far = map(frozen_record, suggester.trials())
-        self.done = [record for record in records_so_far if record.outcome not in ("running", "waiting")]
-        self.counted = self.counted_before = sum(record.counts for record in self.done)
+        records_so_far = list(map(frozen_record, suggester.trials()))
+        self.done = [record for record in records_so_far if record.has_ended]
+        self._paused = {
+            record.number: record for record in records_so_far if record.outcome == "paused" and not record.has_ended
+        }
+        self._shares = {number: record.counts for number, record in self._paused.items()}  # of those, and of resumed ones
+        self._of_ended = counted(self.done)
+        self.counted_before = self.counted
         self.failed = sum(record.outcome == "error" for record in self.done)
         self._front = 0, study_front([], spec.objectives)  # of the first so many of `done`
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
@@ -154,6 +162,11 @@ class StudyRun:
         self._spans: deque[Span] = deque(maxlen=_LATEST_SPANS)  # of attempts that ended in this run
         self._load_curves()
 
+    @property
+    def counted(self) -> float:
+        """What trials count towards the budget so far, paused ones by the share of their training that they have had."""
+        return round(self._of_ended + sum(list(self._shares.values())), 6)
+
     # What runners call
 
     def next_attempt(self) -> TrialSetup | Literal["wait"] | None:
@@ -163,15 +176,20 @@ class StudyRun:
         if self._retries:
             return self._start(self._retries.popleft())
         for _ in range(INFEASIBLE_IN_A_ROW):
-            if self.counted + len(self._running) >= self.spec.budget.trials:
+            to_train = sum(1 - self._shares.get(number, 0.0) for number in self._running)
+            room = self.spec.budget.trials - self.counted - to_train
+            if room <= 0:
                 return "wait" if self._running else None
             self._queue_repeat()
-            # A sampler may be slow: the runner's loop continues meanwhile.
-            self._suggestion = self._suggestion or self._asker.submit(self._ask)
+            # A sampler may be slow: the runner's loop continues meanwhile. What is left of a budget finishes paused trials.
+            new = room >= 1 or not self._paused
+            self._suggestion = self._suggestion or self._asker.submit(self._ask, new)
             if self._running and not self._suggestion.done():
                 return "wait"
             suggestion = self._suggestion.result()
             self._suggestion = None
+            if suggestion is None:
+                return "wait" if self._running else None
             if "repeats" in suggestion.notes:
                 self._repeats.add(suggestion.number)
             try:
@@ -179,13 +197,17 @@ class StudyRun:
             except InfeasiblePlanError as error:
                 self._record_infeasible(suggestion, error)
                 continue
+            if "rung_fraction" in suggestion.notes:  # it goes on, here or as the one that continues it
+                self._early_stopping.resume(suggestion.number)
+            if suggestion.resumes_from:
+                setup = self._resumed(setup)
             return self._start(_Attempt(suggestion, setup, self.timed_on, self._known_s(setup)))
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
 
-    def _ask(self) -> Suggestion:
+    def _ask(self, new: bool) -> Suggestion | None:
         started = time.perf_counter()
-        suggestion = self._suggester.ask()
+        suggestion = self._suggester.ask(new=new)
         self.asks, self.asks_s = self.asks + 1, self.asks_s + time.perf_counter() - started
         return suggestion
 
@@ -243,7 +265,10 @@ class StudyRun:
         self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=outcome.kind in COUNTED))
         if outcome.kind == "interrupted" and self._kills_its_workers(number, measurements, outcome):
             outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
-        prediction = TrialFacts()
+        if outcome.kind == "stopped" and self._early_stopping.pauses:
+            self._pause(attempt)
+            return
+        prediction = self._early_stopping.rung_facts(number, self._sign)
         if outcome.kind == "stopped":
             prediction = self._early_stopping.stopped_facts(number, self._sign)
             if prediction.stopped_fraction is not None:
@@ -271,6 +296,28 @@ class StudyRun:
             self._early_stopping.end(number, self._seconds(attempt, measurements[-1]), accuracy)
         self._count_errors(outcome)
 
+    def _pause(self, attempt: _Attempt) -> None:
+        """Leave a trial at the rung, to be resumed from its checkpoint if the sampler finds it worth the time."""
+        setup, last = attempt.setup, attempt.last
+        assert last is not None
+        facts = replace(
+            self._early_stopping.rung_facts(setup.number, self._sign),
+            expected_seconds=self._seconds(attempt, last),
+            train_s=last.elapsed_s / _fraction(setup, last) if attempt.known_s is None else attempt.known_s,
+        )
+        self._records.end_attempt(setup, Outcome("paused"), {})
+        self._suggester.pause(setup.number, facts)
+        record = frozen_record(self._suggester.trials()[setup.number])
+        self._paused[setup.number], self._shares[setup.number] = record, record.counts
+        self.notify(Event("ended", record=record))
+
+    def _resumed(self, setup: TrialSetup) -> TrialSetup:
+        """The next attempt at a paused trial."""
+        self._suggester.resume(setup.number)
+        del self._paused[setup.number]
+        before = self._records.attempts(self.name, setup.number)
+        return replace(setup, attempt=1 + max((row["attempt"] for row in before), default=-1))
+
     def fail(self, why: str) -> None:
         """Stop the study because it cannot continue."""
         self.failure = self.failure or why
@@ -293,7 +340,7 @@ class StudyRun:
 
     def view(self) -> StudyView:
         """The study as displayed now; may be called from another thread."""
-        attempts, done = list(self._running.values()), tuple(self.done)
+        attempts, done = list(self._running.values()), (*self.done, *list(self._paused.values()))
         return study_view(
             self.name,
             self.spec,
@@ -304,6 +351,7 @@ class StudyRun:
             now_s=time.monotonic(),
             elapsed_s=self.elapsed_s(),
             driven_s=self.driven_s + self.elapsed_s(),
+            counted=self.counted,
         )
 
     def elapsed_s(self) -> float:
@@ -312,7 +360,7 @@ class StudyRun:
     def recover(self) -> None:
         """Settle trials that an earlier driver left RUNNING: report to Optuna those it had recorded, queue the rest again."""
         for trial in self._suggester.trials():
-            if trial.state.name != "RUNNING":
+            if trial.state.name != "RUNNING" or trial.number in self._paused:
                 continue
             ended = [row for row in self._records.attempts(self.name, trial.number) if row["result"]]
             if ended:
@@ -330,10 +378,23 @@ class StudyRun:
             self._records.end_attempt(attempt.setup, Outcome("interrupted", why), {})
         # We hold the study, so every trial still RUNNING is one of ours that no process runs any longer.
         for trial in self._suggester.trials():
-            if trial.state.name == "RUNNING":
+            if trial.state.name == "RUNNING" and trial.number not in self._paused:
                 self._suggester.continue_later(trial.number, why)
+        if self.counted >= self.spec.budget.trials:
+            for record in list(self._paused.values()):
+                self._give_up(record)
         self._running.clear()
         self._retries.clear()
+
+    def _give_up(self, record: TrialRecord) -> None:
+        """End a paused trial whose study has met its budget."""
+        facts = replace(self._early_stopping.stopped_facts(record.number, self._sign), paused=False)
+        message = f"paused after {record.trained_share:.0%} of its training, and not worth more of the budget"
+        result = TrialResult("PRUNED", "paused", replace(facts, message=message), constraint=0.0)
+        self._finish(record.number, result, again=True)
+        attempts = self._records.attempts(self.name, record.number)
+        if attempts and (checkpoint := attempts[-1]["setup"]["checkpoint"]) is not None:
+            delete_checkpoint(checkpoint)
 
     def queue_baseline(self) -> None:
         """Queue the user's own settings first: once in a study's life, and again where they failed with an error."""
@@ -357,6 +418,7 @@ class StudyRun:
             setup,
             checkpoint=checkpoint_url(self.spec, self.name, self.task_hash, suggestion),
             checkpoint_every_s=float(self.spec.cluster.checkpoint_every_s),
+            pauses_at=RUNG if self._early_stopping.pauses else None,
         )
 
     def _profile(self, setup: TrialSetup, kind: str) -> DeviceProfile:
@@ -386,9 +448,9 @@ class StudyRun:
     def _load_curves(self) -> None:
         """Read the curves of trials that ended before from the database."""
         curves = self._records.curves(self.name)
-        for record in self.done:
+        for record in (*self.done, *self._paused.values()):
             seconds, budget = record.seconds(self.spec.objectives.speed), record.facts.samples_budget
-            if record.outcome in ("complete", "stopped") and seconds is not None and budget:
+            if record.outcome in ("complete", "stopped", "paused") and seconds is not None and budget:
                 curve = [(min(seen / budget, 1.0), self._sign * accuracy) for seen, accuracy in curves.get(record.number, ())]
                 self._early_stopping.learn(record.number, seconds, curve, done=record.outcome == "complete")
 
@@ -496,13 +558,21 @@ class StudyRun:
         facts = TrialFacts.of({"message": str(error), **requested})
         self._finish(suggestion.number, TrialResult("PRUNED", "infeasible", facts, constraint=error.violation))
 
-    def _finish(self, number: int, result: TrialResult) -> None:
+    def _finish(self, number: int, result: TrialResult, *, again: bool = False) -> None:
+        """End a trial.
+
+        Args:
+            again: it was shown as ended before.
+        """
         self._suggester.tell(number, result)
         record = frozen_record(self._suggester.trials()[number])
         self.done.append(record)
-        self.counted += record.counts
+        self._paused.pop(number, None)
+        self._shares.pop(number, None)
+        self._of_ended += record.counts
         self.failed += record.outcome == "error"
-        self.notify(Event("ended", record=record))
+        if not again:
+            self.notify(Event("ended", record=record))
 
     def _count_errors(self, outcome: Outcome) -> None:
         if outcome.kind != "error":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class StudyView:
 
     name: str
     trials: int
-    counted: int
+    counted: float
     outcomes: Mapping[str, int]
     running: tuple[RunningTrial, ...]
     front: ParetoFront
@@ -83,22 +84,23 @@ def study_view(
     now_s: float,
     elapsed_s: float,
     driven_s: float,
+    counted: float,
     driver: str = "",
 ) -> StudyView:
     """The view of a study, the same from a run and from its database.
 
     Args:
-        done: trials that ended.
+        done: trials that ended or are paused.
         running: each running trial's setup, last measurement, machine and time on the clock.
         ended: attempts that ended, on the same clock.
         now_s: by that clock.
         elapsed_s: of this run.
         driven_s: of all runs of the study, which `budget.hours` limits.
+        counted: trials that count towards the budget.
     """
     spans = [*ended, *(span for _, _, _, span in running)]
     factors = ClockFactors.of(spans)
-    counted = sum(record.counts for record in done)
-    to_come = max(spec.budget.trials - counted - len(running), 0)
+    to_come = max(math.ceil(spec.budget.trials - counted - len(running)), 0)
     left_s = eta_s(spans, now_s, to_come)
     if spec.budget.hours is not None and left_s is not None:
         left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))

@@ -122,7 +122,7 @@ class StoredStudy:
     @property
     def ended(self) -> int:
         """Trials that have ended, in whatever way."""
-        return sum(record.outcome not in ("running", "waiting") for record in self.records)
+        return sum(record.has_ended for record in self.records)
 
     def current_rates(self) -> StoredRates | None:
         """The fit of best rates that the last run stored; None where there is none, or trials have ended since."""

@@ -143,7 +143,7 @@ def trial_record(
     facts = dict(attributes)
     outcome = facts.pop("outcome", "error")
     if state in ("WAITING", "RUNNING"):
-        outcome = state.lower()
+        outcome = "paused" if facts.get("paused") else state.lower()
     complete = values if state == "COMPLETE" else None
     return TrialRecord(
         number=number,
@@ -152,7 +152,7 @@ def trial_record(
         facts=TrialFacts.of(facts),
         # `Search.tell` stores no train_s beside the objective.
         train_s=facts.get("train_s", complete[0] if complete else facts.get("measured_train_s")),
-        accuracy=complete[1] if complete else facts.get("stopped_accuracy"),
+        accuracy=complete[1] if complete else facts.get("rung_accuracy" if outcome == "paused" else "stopped_accuracy"),
         message=facts.get("message", ""),
         started_at=started.isoformat(timespec="milliseconds") if started else "",
         ended_at=ended.isoformat(timespec="milliseconds") if ended else "",

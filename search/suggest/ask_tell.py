@@ -27,7 +27,7 @@ from ...spaces.domain import AnyDomain, Domain, values_of
 from ...spaces.errors import Fault, StudyFileError, TaskError
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ...spaces.study import Metric, Objectives, near_miss
-from ...spaces.trial import ParetoFront, Suggestion, TrialFacts, TrialRecord, TrialResult
+from ...spaces.trial import ParetoFront, Suggestion, TrialFacts, TrialRecord, TrialResult, counted
 from ..analysis.pareto import study_front
 from ..store.optuna_storage import frozen_record
 from .stopping import STOPPING_RULES, EarlyStopping, early_stopping
@@ -47,8 +47,10 @@ class Search:
             memory or cannot be planned, which are never proposed.
         direction: of the accuracy, or of any metric in its place.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
-        stopping: front, halving or none; `risk` is the accepted probability of stopping a trial that would have
-            improved the front.
+        stopping: front, halving, pause or none; `risk` is the accepted probability of stopping a trial that would have
+            improved the front. With `pause`, tell "paused" where `report` says so and keep a checkpoint: a later `ask` may
+            suggest the same trial again, with `resumes_from` above 0.
+        by_time: time ends the search rather than a number of trials, so that fast trials are worth more; always with `pause`.
         storage: SQLAlchemy URL; not given, the search is in memory. A search of the same name there is resumed;
             trials without a result count as running.
 
@@ -68,6 +70,7 @@ class Search:
         sampler: str = "front",
         stopping: str = "front",
         risk: float = 0.05,
+        by_time: bool = False,
         storage: str | None = None,
         name: str = "search",
         seed: int = 0,
@@ -103,6 +106,7 @@ class Search:
             sampler=sampler,
             seed=seed,
             known_seconds=known_seconds,
+            by_time=by_time or stopping == "pause",
             pauses=stopping == "pause",
         )
         self._early_stopping: EarlyStopping = early_stopping(stopping, risk, self._suggester.is_new_ground)
@@ -113,15 +117,16 @@ class Search:
                 self._early_stopping.learn(record.number, record.train_s, curve, done=True)
 
     @property
-    def ended(self) -> int:
-        """Trials that count: complete, stopped and diverged ones."""
-        return sum(record.counts for record in self.records())
+    def ended(self) -> float:
+        """Trials that count: complete, stopped and diverged ones, and paused ones as the share that they have trained."""
+        return counted(self.records())
 
     def ask(self) -> Suggestion:
         """The next suggestion, with `learning_rate` among its parameters where a rule gives it."""
         suggestion = self._suggester.ask()
         assert suggestion is not None
         if suggestion.resumes_from:
+            self._suggester.resume(suggestion.number)
             self._early_stopping.resume(suggestion.number)
         values = suggestion.parameters
         rule = str(values.get("rule", self.rule or ""))
@@ -137,7 +142,7 @@ class Search:
         return replace(suggestion, parameters={**values, "learning_rate": scaled.learning_rate})
 
     def report(self, number: int, fraction: float, train_s: float, accuracy: float) -> bool:
-        """Report a trial's progress; True where it should be stopped.
+        """Report a trial's progress; True where it should be stopped, or paused.
 
         Args:
             fraction: of its training that is done, in (0, 1].
@@ -161,7 +166,7 @@ class Search:
         """Record how a trial ended; idempotent.
 
         Args:
-            outcome: complete and diverged trials have both values; a stopped one those of its last report.
+            outcome: complete and diverged trials have both values; a stopped or paused one those of its last report.
 
         Raises:
             TaskError: no such trial or outcome, or values that are missing or not finite.
@@ -177,6 +182,8 @@ class Search:
         finite = accuracy is not None and math.isfinite(accuracy) and outcome in ("complete", "diverged")
         facts = TrialFacts(train_s=train_s) | self._early_stopping.rung_facts(number, self._sign)
         if outcome == "paused":
+            if facts.rung_fraction is None:
+                raise TaskError(f"trial {number}: expected `report` to have said so before it is told as paused")
             self._suggester.pause(number, replace(facts, expected_seconds=train_s))
             return
         if outcome == "stopped":

@@ -173,7 +173,7 @@ def first_point(
             fastest = np.argsort(log_seconds)[: max(1, round(_FASTEST * len(points)))]
             chosen = points[int(rng.choice(fastest))].copy()
         chosen[place.rate] = _ANCHOR_RATES[anchor] + rng.normal(0.0, 0.04)
-        return np.clip(chosen, 0.0, 1.0)
+        return np.asarray(np.clip(chosen, 0.0, 1.0))
     if log_seconds is None:
         chosen = points[0].copy()
         if number < len(_BATCHES):

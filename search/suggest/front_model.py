@@ -178,13 +178,13 @@ class TrialHistory:
                 if not waiting:
                     pending.append(point)
                 if set(facts) >= PAUSED:
-                    values = facts["expected_seconds"], facts["rung_fraction"], self._signs[1] * facts["rung_accuracy"]
-                    paused.append((number, point, *values, waiting))
+                    at_rung = facts["rung_fraction"], self._signs[1] * facts["rung_accuracy"]
+                    paused.append((number, point, facts["expected_seconds"], *at_rung, waiting))
         observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
         earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
         values_of_prior = [(seconds, self._signs[1] * accuracy, 0.0, math.nan, math.nan) for _, seconds, accuracy in prior]
         values = np.vstack([np.array(values_of_prior).reshape(-1, 5), self._values[observed]])
-        numbers, places, seconds, fractions, at_rung, waiting = zip(*paused, strict=True) if paused else ((),) * 6
+        numbers, places, seconds, fractions, reached, waits = zip(*paused, strict=True) if paused else ((),) * 6
         return Observations(
             np.vstack([earlier, self._points[observed]]),
             values[:, 0],
@@ -200,8 +200,8 @@ class TrialHistory:
                 np.array(places).reshape(-1, self.transform.width),
                 np.array(seconds, dtype=float),
                 np.array(fractions, dtype=float),
-                np.array(at_rung, dtype=float),
-                np.array(waiting, dtype=bool),
+                np.array(reached, dtype=float),
+                np.array(waits, dtype=bool),
             ),
         )
 
@@ -264,7 +264,7 @@ class FrontModel:
             self._store_fit("success", self.success)
 
     def _set_accuracy(self, observations: Observations, place: BatchRate | None) -> None:
-        """Values and noise of the accuracy's process: finished trials, stopped ones as predicted, paused ones with their gap."""
+        """Values and noise of the accuracy's process: as predicted for stopped trials, with the gap for paused ones."""
         paused = observations.paused
         at_end = self.scale.of(observations.accuracy)
         up, down = (self.scale.of(observations.accuracy + sign * observations.std) for sign in (1, -1))
@@ -394,8 +394,14 @@ class FrontModel:
         cuts.append(max(self.slowest, float(self.log_seconds.max())) + 0.05)
         return np.array(cuts), np.array(levels)
 
-    def best(self, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator) -> tuple[Array, float]:
-        """The point (width,) of largest expected hypervolume improvement among many candidates, and that improvement."""
+    def best(
+        self, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator, power: float = 0.0
+    ) -> tuple[Array, float]:
+        """The point (width,) of largest expected hypervolume improvement among many candidates, and that improvement.
+
+        Args:
+            power: of the seconds by which improvements are divided.
+        """
         # It takes a second to import, and the first points do without it: other trials are running by now.
         from scipy.stats import qmc
 
@@ -407,14 +413,24 @@ class FrontModel:
         self.slowest = float(np.nanmax(times))
         front = self.points[np.argsort(-self.margin_to_front())[:8]]
         candidates = transform.round_to_feasible(np.vstack([spread, _perturb(front, _AROUND, 0.1, rng)]))
-        improvement = self.expected_hypervolume_improvement(candidates, known(candidates))
+        improvement, worth = self._worth(candidates, known, power)
         for part in range(_ROUNDS):
-            top = candidates[np.argsort(-improvement)[:8]]
+            top = candidates[np.argsort(-worth)[:8]]
             around = transform.round_to_feasible(_perturb(top, _AROUND, 0.1 / 3**part, rng))
             candidates = np.vstack([candidates, around])
-            improvement = np.append(improvement, self.expected_hypervolume_improvement(around, known(around)))
-        chosen = int(np.argmax(improvement))
+            improvement, worth = (
+                np.append(old, new) for old, new in zip((improvement, worth), self._worth(around, known, power), strict=True)
+            )
+        chosen = int(np.argmax(worth))
         return np.asarray(candidates[chosen]), float(improvement[chosen])
+
+    def _worth(self, points: Array, known: KnownLogSeconds, power: float) -> tuple[Array, Array]:
+        """Expected improvements at points (m, width), and the same over their seconds to this power: two of (m,)."""
+        times = known(points)
+        improvement = self.expected_hypervolume_improvement(points, times)
+        if not power:
+            return improvement, improvement
+        return improvement, np.where(improvement < 0, improvement, improvement / self.seconds_at(points, times) ** power)
 
     def seconds_at(self, points: Array, log_seconds: Array | None) -> Array:
         """Seconds of full trainings at points (m, width), as (m,): by the law, or where it knows none by the model."""
@@ -422,7 +438,11 @@ class FrontModel:
         return np.exp(modelled if log_seconds is None else np.where(np.isnan(log_seconds), modelled, log_seconds))
 
     def paused_worth_more(self, paused: PausedTrials, known: KnownLogSeconds, worth: float) -> int | None:
-        """The waiting trial of the largest improvement in a second of what is left of it; None where none is above `worth`."""
+        """The waiting trial of the largest improvement per second of the rest of its training; None if none is above `worth`.
+
+        Args:
+            worth: improvement per second.
+        """
         if not paused.waiting.any():
             return None
         times = known(paused.points)

@@ -13,7 +13,6 @@ on the `AccuracyScale`, where f is the share of training at the rung and g the f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +20,9 @@ from scipy.linalg import cho_factor, cho_solve
 
 from ..analysis.gaussian_process import Array, Structure, distances, matern52
 
-# The share of its training from which on a trial may be paused, at its next measurement. A fifth is too early; a third and a
-# half are alike (docs/decisions/0035).
-RUNG = 0.3
+# The share of its training from which on a trial may be paused: by default, at the third of ten measurements, which may come
+# a step early. A fifth is too early; a third and a half are alike (docs/decisions/0035).
+RUNG = 0.29
 # Of gaps: their own variance relative to the process's, the prior's mean and standard deviation per share left (and its root),
 # and how many gaps the prior is worth.
 _OWN, _RISE, _SPREAD, _WORTH = 0.15, 0.3, 0.4, 3.0
@@ -65,9 +64,7 @@ class GapKernel:
         explained = cross @ cho_solve(self._factor(known), cross)
         return bool((here - explained) / here > _UNKNOWN)
 
-    def predicted(
-        self, known: Array, gaps: Array, shares: Array, paused: Array, paused_shares: Array
-    ) -> tuple[Array, Array]:
+    def predicted(self, known: Array, gaps: Array, shares: Array, paused: Array, paused_shares: Array) -> tuple[Array, Array]:
         """Gaps of paused trials: their mean (p,) and joint covariance (p, p).
 
         Args:

@@ -33,6 +33,12 @@ from .space_transform import SpaceTransform
 
 # Random points before the model is used: this many more than there are parameters.
 _FIRST = 2
+# Where time is what ends a search, improvements are divided by seconds to this power: plainly per second, it would look at
+# fast trials alone for long (docs/decisions/0035).
+_PER_TIME = 0.5
+# A paused trial is worth resuming above this share of the best new one's improvement per second, which is the luckiest of
+# thousands and will mostly be paused itself.
+_NEW = 0.5
 
 
 class FrontSampler(BaseSampler):
@@ -40,6 +46,8 @@ class FrontSampler(BaseSampler):
 
     Trials that ended without values teach where training fails. A pruned trial with the user attributes `expected_seconds`,
     `expected_accuracy` and `expected_std` (the prediction when it was stopped) counts as an observation with that noise.
+    A running trial with the user attributes `paused`, `rung_fraction`, `rung_accuracy` and `expected_seconds` is one that was
+    left off there; `trial_to_resume` says when it is worth going on with.
     Studies with other than two objectives, or whose first is not a time (minimized, above 0), use Optuna's multivariate TPE.
 
     Args:
@@ -51,6 +59,8 @@ class FrontSampler(BaseSampler):
         scaled: a rule scales `reference_rate` with `effective_batch`, so that the best one is expected not to move with it.
             Only for spaces with `effective_batch` and `reference_rate` or `learning_rate`, both on log scales: parameters of
             other names have a vague prior.
+        by_time: time ends the search rather than a number of trials, so that fast ones are worth more.
+        pauses: trials are paused at the rung, so that two of the first are trained to their ends for what their curves tell.
         seed: of the random points and of the candidates.
     """
 
@@ -62,10 +72,11 @@ class FrontSampler(BaseSampler):
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         scaled: bool = True,
+        by_time: bool = False,
         pauses: bool = False,
         seed: int = 0,
     ) -> None:
-        self._pauses = pauses
+        self._by_time, self._pauses = by_time, pauses
         self._prepared: tuple[int, dict[str, Any]] | None = None  # a proposal for the trial of this number
         self._scaled = scaled
         self._prior_trials = tuple(prior_trials)
@@ -154,9 +165,9 @@ class FrontSampler(BaseSampler):
             ended = len(observations.points) + len(observations.failed)
             model = FrontModel(observations.subset_near_front(MOST_POINTS), self._last, ended, place)
             model.condition_on_pending(observations.pending, known)
-            best, improvement = model.best(transform, known, rng)
+            best, improvement = model.best(transform, known, rng, _PER_TIME if self._by_time else 0.0)
             worth = improvement / float(model.seconds_at(best[None, :], known(best[None, :]))[0])
-            resumed = model.paused_worth_more(observations.paused, known, worth if or_new else -1.0)
+            resumed = model.paused_worth_more(observations.paused, known, _NEW * worth if or_new else -1.0)
         return transform.decode(best), resumed
 
     def _by_tpe(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:

@@ -162,7 +162,8 @@ class EarlyStopping(ABC):
         return TrialFacts()
 
     def resume(self, number: int) -> None:
-        """A paused trial goes on."""
+        """A paused trial goes on; where none is paused, nothing is to be done."""
+        return
 
     @abstractmethod
     def should_stop(self, number: int, fraction: float) -> bool:

@@ -25,13 +25,13 @@ from ...spaces.trial import Suggestion, TrialFacts, TrialResult
 from ..store.database import RetryPolicy, retrying
 from ..store.optuna_storage import open_storage, translate_optuna_errors
 from ..store.single_writer_storage import SingleWriterStorage
-from .front_model import PriorTrial
+from .front_model import PAUSED, PriorTrial
 from .sampler import FrontSampler
 
 _STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}
 
 # Notes of a queued trial that stay with it when it is queued again because its driver stopped.
-_QUEUED_NOTES = {"baseline", "repeats", "seed", "began_as"}
+_QUEUED_NOTES = {"baseline", "repeats", "seed", "began_as", *PAUSED}
 
 # Optuna's own key for a trial's constraints; its dashboard and its samplers read this system attribute.
 _CONSTRAINTS = "constraints"
@@ -46,6 +46,7 @@ def _sampler(
     trials: int,
     conditions: Mapping[str, Mapping[str, Sequence[Any]]],
     scaled: bool,
+    by_time: bool,
     pauses: bool,
 ) -> BaseSampler:
     """The named sampler, for a study that already has `trials` trials.
@@ -64,6 +65,7 @@ def _sampler(
             known_seconds=known_seconds,
             prior_trials=prior_trials,
             scaled=scaled,
+            by_time=by_time,
             pauses=pauses,
             seed=seed,
         )
@@ -90,11 +92,6 @@ def _sampler(
     return sampler
 
 
-def is_paused(trial: FrozenTrial) -> bool:
-    """Whether a trial is RUNNING for Optuna, but trains nowhere until it is resumed."""
-    return trial.state == TrialState.RUNNING and bool(trial.user_attrs.get("paused"))
-
-
 def distribution(domain: Domain) -> BaseDistribution:
     """Optuna's distribution for a domain of more than one value."""
     match domain:
@@ -119,7 +116,8 @@ class Suggester:
         prior_trials: trials of earlier studies that the sampler `front` learns from.
         retry_policy: for when the storage is unavailable; not given, nothing is retried.
         single_writer: no other process writes to this study, so it can be cached in memory.
-        pauses: trials are paused and resumed; only with the sampler `front`.
+        by_time: time ends the search rather than a number of trials; only the sampler `front` knows of it.
+        pauses: trials are paused and resumed, which only the sampler `front` does.
     """
 
     def __init__(
@@ -136,6 +134,7 @@ class Suggester:
         prior_trials: Sequence[PriorTrial] = (),
         retry_policy: RetryPolicy | None = None,
         single_writer: bool = False,
+        by_time: bool = False,
         pauses: bool = False,
     ) -> None:
         self._pauses = pauses
@@ -163,7 +162,7 @@ class Suggester:
         with translate_optuna_errors(self.url):
             scaled = self.fixed.get("rule") != "constant"
             self.study.sampler = _sampler(
-                sampler, self.searched, known_seconds, prior_trials, seed, len(trials), conditions, scaled, pauses
+                sampler, self.searched, known_seconds, prior_trials, seed, len(trials), conditions, scaled, by_time, pauses
             )
 
     @retrying
@@ -195,30 +194,31 @@ class Suggester:
         Args:
             new: a new trial may be started; else a paused one is resumed, and where none is paused there is no suggestion.
         """
-        if (resumed := self._resumed(new)) is not None or not new:
-            return resumed
+        if self._pauses and not any(trial.state == TrialState.WAITING for trial in self.trials()):
+            resumed = self._trial_to_resume(or_new=new)
+            if resumed is not None or not new:
+                return resumed
         tries = itertools.count()
         trial = self.retry_policy(lambda: self._ask(again=next(tries) > 0))
         self._known.add(trial.number)
         return Suggestion(trial.number, applying(self._domains, {**self.fixed, **trial.params}), dict(trial.user_attrs))
 
-    def _resumed(self, new: bool) -> Suggestion | None:
+    def _trial_to_resume(self, *, or_new: bool) -> Suggestion | None:
         """The paused trial to go on with before anything new."""
-        sampler = self.study.sampler
-        if not self._pauses or not isinstance(sampler, FrontSampler):
-            return None
-        trials = self.trials()
-        queued = any(trial.state == TrialState.WAITING for trial in trials)
-        if queued or not any(is_paused(trial) for trial in trials):
+        sampler, trials = self.study.sampler, self.trials()
+        if not isinstance(sampler, FrontSampler) or not any(trial.user_attrs.get("paused") for trial in trials):
             return None
         with translate_optuna_errors(self.url):
-            number = sampler.trial_to_resume(self.study, or_new=new)
+            number = sampler.trial_to_resume(self.study, or_new=or_new)
         if number is None:
             return None
-        self.annotate(number, {"paused": False})
-        trial = self.trials()[number]
+        trial = trials[number]
         parameters = applying(self._domains, {**self.fixed, **trial.params})
         return Suggestion(number, parameters, dict(trial.user_attrs), trial.user_attrs["rung_fraction"])
+
+    def resume(self, number: int) -> None:
+        """A paused trial trains again."""
+        self.annotate(number, {"paused": False})
 
     def pause(self, number: int, facts: TrialFacts) -> None:
         """Leave a RUNNING trial paused, to be resumed by a later `ask`.

@@ -33,6 +33,7 @@ LOOKS: dict[Tone, _Style] = {
     "baseline": _Style("#b45309", "#ffb454", "star", "*", 15),
     "other": _Style("#6b7280", "#9aa4b2", opacity=0.45),
     "stopped": _Style("#7c5cbf", "#b79cff", "triangle-down", "v", opacity=0.6),
+    "paused": _Style("#7c5cbf", "#b79cff", "triangle-down-open", "v", opacity=0.6),
     "diverged": _Style("#b3261e", "#ff8a80", "x", "x"),
     "infeasible": _Style("#8a6d00", "#e3c04b", "square-open", "s"),
     "failed": _Style("#b3261e", "#ff8a80", "cross", "P"),

@@ -13,6 +13,7 @@ Tone = Literal[
     "baseline",
     "other",
     "stopped",
+    "paused",
     "diverged",
     "infeasible",
     "failed",

@@ -91,6 +91,7 @@ class StudyFigures:
             self._points("other trials", "other", others),
             self._points("single runs of repeated settings", "other", repeats, shown=False),
             self._points("stopped early", "stopped", [r for r in records if r.outcome == "stopped"], shown=False),
+            self._points("paused", "paused", [r for r in records if r.outcome == "paused"], shown=False),
             *(
                 self._rug(outcome, tone, [r for r in records if r.outcome == outcome], floor)
                 for outcome, tone in _FAILED_TONES.items()
@@ -545,7 +546,8 @@ class StudyFigures:
                 budget, train_s = record.facts.samples_budget, front.seconds(record)
                 if not budget or not _finite(train_s):
                     continue
-                tone: Tone = "front" if on_front else "stopped" if record.outcome == "stopped" else "other"
+                ended_early: dict[str, Tone] = {"stopped": "stopped", "paused": "paused"}
+                tone: Tone = "front" if on_front else ended_early.get(record.outcome, "other")
                 layers.append(
                     Layer(
                         f"trial {trial}",

@@ -14,6 +14,7 @@ from .figure import Axis, Figure, Layer, Tone
 _TONES: dict[str, Tone] = {
     "complete": "front",
     "stopped": "stopped",
+    "paused": "paused",
     "diverged": "diverged",
     "infeasible": "infeasible",
     "out_of_memory": "alternative",
@@ -97,7 +98,7 @@ def timeline_figure(
 
 def _trained_s(record: TrialRecord) -> float:
     """Seconds that a trial certainly ran: its training, without its start and evaluations."""
-    return (record.facts.measured_train_s or 0.0) * (record.facts.stopped_fraction or 1.0)
+    return (record.facts.measured_train_s or 0.0) * record.trained_share
 
 
 def _at_once(spans: Iterable[tuple[float, float]]) -> int:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ....spaces.errors import plain
-from ....spaces.readable import number, seconds
+from ....spaces.readable import count, number, seconds
 from ....spaces.trial import ParetoFront, TrialRecord
 from ...run.runner import Event
 from ...run.study_run import StudyRun
@@ -107,7 +107,7 @@ def _line(text: str, style: str = "") -> Text:
 
 def _head(view: StudyView, width: int) -> Iterable[ConsoleRenderable]:
     """Progress, time left, and how trials ended; one row more where it is narrow."""
-    counts = f"{view.counted}/{view.trials} trials"
+    counts = f"{count(view.counted)}/{view.trials} trials"
     left = f", about {seconds(view.eta_s)} left" if view.eta_s else ""
     times = f"{seconds(view.elapsed_s)} so far{left}"
     name = Text(plain(view.name), style="bold")
@@ -202,7 +202,7 @@ class LiveView:
     def watch(self, run: StudyRun) -> None:
         self._run = run
         if run.done:
-            self.say(f"resuming: {run.counted} of {run.spec.budget.trials} trials are done")
+            self.say(f"resuming: {count(run.counted)} of {run.spec.budget.trials} trials are done")
         # Not before: while devices are profiled there is nothing to draw, and SIGTERM would leave a hidden cursor.
         self.show(run.view)
 
@@ -217,7 +217,7 @@ class LiveView:
             run = self._run
             self.ended(event.record, run.counted, run.spec.budget.trials, run.spec.objectives.metric.name)
 
-    def ended(self, record: TrialRecord, counted: int, trials: int, metric: str) -> None:
+    def ended(self, record: TrialRecord, counted: float, trials: int, metric: str) -> None:
         """A trial ended: where the picture shows that, only failures get a line."""
         if self._live is None or record.outcome == "error":
             self.say(trial_end_line(record, counted, trials, metric))
@@ -256,7 +256,7 @@ class NotebookView(LiveView):
     def say(self, text: str) -> None:
         print(plain(text))
 
-    def ended(self, record: TrialRecord, counted: int, trials: int, metric: str) -> None:
+    def ended(self, record: TrialRecord, counted: float, trials: int, metric: str) -> None:
         if record.outcome == "error":
             self.say(trial_end_line(record, counted, trials, metric))
 
@@ -306,14 +306,14 @@ def _in_time(record: TrialRecord) -> str:
     >>> _in_time(TrialRecord(3, "stopped", {}, TrialFacts(stopped_fraction=0.4), train_s=12.0))
     'after 40 % of its budget (about 12 s for all of it)'
     """
-    share, whole = record.facts.stopped_fraction, seconds(record.train_s)
-    if record.outcome != "stopped" or share is None:
+    share, whole = record.trained_share, seconds(record.train_s)
+    if record.outcome not in ("stopped", "paused") or share == 1:
         return f"in {whole}"
     known = record.facts.train_s_source == "known"
     return f"after {100 * share:.0f} % of its budget ({'' if known else 'about '}{whole} for all of it)"
 
 
-def trial_end_line(record: TrialRecord, counted: int, trials: int, metric: str) -> str:
+def trial_end_line(record: TrialRecord, counted: float, trials: int, metric: str) -> str:
     """How a trial ended, in a line."""
     values = record.settings
     if record.accuracy is not None:
@@ -323,5 +323,5 @@ def trial_end_line(record: TrialRecord, counted: int, trials: int, metric: str) 
     settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
     again = f" · repeats trial {record.facts.repeats}" if record.is_repeat else ""
     own = [f"{name} {number(value)}" for name, value in record.parameters.items() if name not in _NAMED]
-    parts = [f"[{counted}/{trials}] trial {record.number} {record.outcome}: {result}", settings]
+    parts = [f"[{count(counted)}/{trials}] trial {record.number} {record.outcome}: {result}", settings]
     return " · ".join([*parts, f"epochs {number(values.get('epochs'))}", *own]) + again

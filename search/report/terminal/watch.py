@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import Any
 
 from ....spaces.errors import NoStudyError
-from ....spaces.readable import seconds
+from ....spaces.readable import count, seconds
 from ....spaces.storage import masked
 from ....spaces.study import StudySpec
-from ....spaces.trial import COUNTED, Measurement, TrialRecord, TrialSetup
+from ....spaces.trial import COUNTED, Measurement, TrialRecord, TrialSetup, counted
 from ...analysis.pareto import study_front
 from ...run.eta import Span
 from ...run.view import StudyView, span_of, study_view
@@ -72,7 +72,7 @@ def watch_study(
     retry_policy = RetryPolicy(study.url, show.say, UNAVAILABLE_LIMIT_S)
     records = Records(study.url, create=False, retry_policy=retry_policy)
     seen: list[StudyView] = []  # the latest, once there is one
-    shown: set[int] = set()
+    shown: set[tuple[int, bool]] = set()
     begins_until: float | None = time.monotonic() + _BEGINS_S
     try:
         with StoredTrials(study.url, study.name, retry_policy) as trials:
@@ -86,14 +86,15 @@ def watch_study(
                 view = _view(row, spec, read, records.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
                 if not seen:
                     if view.counted:
-                        show.say(f"{view.counted} of {view.trials} trials are done")
+                        show.say(f"{count(view.counted)} of {view.trials} trials are done")
                     show.show(lambda: seen[-1] if seen else None)
-                elif news := [record for record in view.records if record.number not in shown]:
-                    counted = seen[-1].counted
+                elif news := [record for record in view.records if (record.number, record.has_ended) not in shown]:
+                    so_far = seen[-1].counted
+                    before = {record.number: record.counts for record in seen[-1].records}  # paused ones may have ended since
                     for record in sorted(news, key=lambda record: record.ended_at):
-                        counted += record.counts
-                        show.ended(record, counted, view.trials, view.front.metric)
-                seen[:], shown = [view], {record.number for record in view.records}
+                        so_far += record.counts - before.get(record.number, 0.0)
+                        show.ended(record, so_far, view.trials, view.front.metric)
+                seen[:], shown = [view], {(record.number, record.has_ended) for record in view.records}
                 if driver is not None:
                     begins_until = None
                 end = _end(view, spec, row, driver, budget)
@@ -137,6 +138,7 @@ def _view(
         running,
         ended,
         now_s=now_s,
+        counted=counted(records),
         elapsed_s=stored.driver_s if driver is None else max(now_s - driver.since.timestamp(), 0.0),
         driven_s=stored.driver_s,
         driver="" if driver is None else _driver_words(driver),
@@ -152,7 +154,7 @@ def _end(view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | No
     if driver is not None and not driver.gone:
         return None
     most = max(view.trials, budget)
-    done = f"{view.counted} of {most} trials are done"
+    done = f"{count(view.counted)} of {most} trials are done"
     if view.counted >= most:
         return WatchEnd(f"{view.name} is done: {done}.", True)
     if spec.budget.hours is not None and stored.driver_s >= spec.budget.hours * 3600:

@@ -124,7 +124,7 @@ def tell(
             while True:
                 last = over(_EVERY_S)
                 records = stored.read()
-                ended = [record for record in records if record.outcome not in ("running", "waiting")]
+                ended = [record for record in records if record.has_ended]
                 on_front = {record.number for record in study_front(ended, study.spec.objectives).trials}
 
                 def trials(one: _Telling, records: Any = records, on_front: Any = on_front) -> Iterator[TrackedTrial]:
@@ -132,7 +132,7 @@ def tell(
                         on = record.number in on_front
                         if record.outcome == "waiting" or one.known.get(record.number, (0, False, False))[1:] == (True, on):
                             continue
-                        if record.outcome != "running" and one.tracker.knows(record.number, on):
+                        if record.has_ended and one.tracker.knows(record.number, on):
                             one.known[record.number] = (record.facts.samples_budget or 0, True, on)
                             continue
                         curve = tuple(tables.curve(study.name, record.number))

@@ -49,7 +49,7 @@ class TrackedTrial:
 
     @property
     def ended(self) -> bool:
-        return self.record.outcome not in ("running", "waiting")
+        return self.record.has_ended
 
     @property
     def parameters(self) -> dict[str, Any]:

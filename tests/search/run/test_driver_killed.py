@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -69,6 +70,45 @@ def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path]
         if trial.state.name == "FAIL":
             # Killed while it was being asked for, a trial has not all of its parameters yet.
             assert trial.params.items() <= trials[trial.user_attrs["continued_by"]].params.items()
+
+
+@pytest.mark.slow
+def test_a_killed_driver_costs_no_paused_trial(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = study_file(
+        task=f"{TASKS}:Slow",
+        space={**SPACE, "epochs": 1},
+        training={"evaluations": 10},
+        budget={"trials": 8},
+        stopping="pause",
+    )
+    command, url = [BSEARCH, "run", path, "--serial"], f"sqlite:///{tmp_path}/small.db"
+
+    def paused() -> set[int]:
+        with contextlib.suppress(Exception):  # not created yet, or being written
+            return {
+                one.number for one in optuna.load_study(study_name="small", storage=url).trials if one.user_attrs.get("paused")
+            }
+        return set()
+
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        limit = time.monotonic() + 300
+        while not paused():
+            assert driver.poll() is None
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+    finally:
+        driver.kill()
+        driver.wait()
+    left = paused()
+    output = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert output.returncode == 0, output.stdout
+    trials = optuna.load_study(study_name="small", storage=url).trials
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
+    for number in left:
+        # As they were left, or further; never begun anew.
+        facts = trials[number].user_attrs
+        assert facts["outcome"] == "paused" or facts["resumed_at"] == round(facts["rung_fraction"] * facts["samples_budget"])
 
 
 def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_file: Callable[..., Path], tmp_path: Path) -> None:

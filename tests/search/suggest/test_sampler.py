@@ -14,7 +14,7 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.gaussian_process import conditioned, fitted
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.suggest.front_model import FrontModel, Observations
+from bsearch.search.suggest.front_model import FrontModel, Observations, PausedTrials
 from bsearch.search.suggest.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.suggester import Suggester
@@ -160,7 +160,11 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool) -> Non
     points = rng.random((8, 2))
     seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * rng.standard_normal(8)), points.sum(1)
     nothing = np.empty((0, 2))
-    model = FrontModel(Observations(points, seconds, accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing), {})
+    none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
+    rung = np.full((2, 8), math.nan)
+    model = FrontModel(
+        Observations(points, seconds, accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing, *rung, none), {}
+    )
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([0.3, 1.1, 1.7]) if known else None
     gains = model.expected_hypervolume_improvement(candidates, times)

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bsearch.search.suggest.stopping import (
-    EARLY_STOPPING,
     LEAST_CURVES,
     Curve,
     EarlyStopping,
     FrontStopping,
     NoEarlyStopping,
     RankHalving,
+    early_stopping,
     expectation,
     front_ranks,
 )
@@ -99,10 +99,10 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
     assert any(stopping.report(100, (tenth + 1) / 10, slowest, 0.05) for tenth in range(9))
 
 
-@pytest.mark.parametrize("kind", ["front", "halving", "none"])
+@pytest.mark.parametrize("kind", ["front", "halving", "pause", "none"])
 def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> None:
     curves = measured_curves(2)[:60]
-    saw, reads = EARLY_STOPPING[kind](0.05), EARLY_STOPPING[kind](0.05)
+    saw, reads = (early_stopping(kind, 0.05, lambda number, others: not others) for _ in range(2))
     stopped = set(played(saw, curves)[0])
     for number, (seconds, _) in enumerate(curves):
         # As the database keeps them: what was reported, and whether it trained to its end.
