@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import re
+import signal
 import socket
 import sys
+import threading
 import traceback
 import webbrowser
 from collections.abc import Callable
@@ -15,7 +18,7 @@ from dataclasses import asdict
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
-from threading import Thread
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
@@ -26,7 +29,7 @@ from rich.text import Text
 
 from . import __version__
 from .search.report.completion import launchers, study_files, study_names
-from .spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, cut, plain
+from .spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, TerminatedError, cut, plain
 from .spaces.laws.cards import card_named
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
@@ -41,8 +44,27 @@ if TYPE_CHECKING:
     from .search.run.study_run import StudyRun
     from .search.store.stored import StoredStudy
 
-# Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted.
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+# Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
+FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+# How long after a Ctrl-C that a finalizer took it arrives again.
+_AGAIN_S = 0.05
+
+
+_signals: list[int] = []  # received by this process, beside Ctrl-C
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    _signals.append(number)
+    raise TerminatedError
+
+
+def _again(lost: BaseException | None) -> bool:
+    """Whether an exception that nothing could catch was an interrupt; then it is sent again."""
+    if not isinstance(lost, KeyboardInterrupt):
+        return False
+    number = signal.SIGTERM if isinstance(lost, TerminatedError) else signal.SIGINT
+    threading.Timer(_AGAIN_S, _thread.interrupt_main, [number]).start()
+    return True
 
 
 class _Commands(click.Group):
@@ -51,7 +73,9 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         # Ctrl-C may arrive in the finalizer of a library's object, where Python can only print it.
         shown = sys.unraisablehook
-        sys.unraisablehook = lambda event: None if isinstance(event.exc_value, KeyboardInterrupt) else shown(event)
+        sys.unraisablehook = lambda event: _again(event.exc_value) or shown(event)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # which would end us without a word, and Ray with a dump
+            signal.signal(signal.SIGTERM, _terminated)
         try:
             return super().invoke(ctx)
         except BsearchError as error:
@@ -59,9 +83,13 @@ class _Commands(click.Group):
                 traceback.print_exc()
             click.echo(plain(masked(str(error))), err=True)
             ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            ctx.exit(INTERRUPTED)
+        except (KeyboardInterrupt, SystemExit) as error:
+            # Ray makes a KeyboardInterrupt of whatever a handler raises; while it starts, it has a handler of its own.
+            terminated = _signals[-1:] == [signal.SIGTERM] or getattr(error, "code", None) == signal.SIGTERM
+            if isinstance(error, SystemExit) and not terminated:
+                raise
+            click.echo("terminated" if terminated else "interrupted", err=True)
+            ctx.exit(TERMINATED if terminated else INTERRUPTED)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except BrokenPipeError:
@@ -222,7 +250,7 @@ def run(
             folder = out or _results(spec, spec.study)
             result = _run(spec, folder, console, metrics, new=new, same_experiment=same_experiment, serial=serial)
         _print_result(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
-    ctx.exit(FAILED if result.failure else INTERRUPTED if result.interrupted else 0)
+    ctx.exit(FAILED if result.failure else 128 + result.interrupted if result.interrupted else 0)
 
 
 def _study(
@@ -1125,7 +1153,7 @@ def dashboard(study: str, name: str | None, port: int, opens: bool | None, stora
             click.echo(f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address")
         if _has_screen() if opens is None else opens:
             # Some browsers run in the terminal until they are closed.
-            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         serve()
 
 

@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import secrets
+import signal
 import socket
 import sys
 import tempfile
@@ -242,6 +243,8 @@ class TuneRunner:
         address = self._cluster.address
         if address == "local":
             address = os.environ.get("RAY_ADDRESS", "local")
+        # Ray's own would end this process at once, with a dump of its stacks.
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self.cores)}}
         self._found_here = ray.is_initialized() and address in ("local", "auto", ray.get_runtime_context().gcs_address)
         try:
@@ -266,6 +269,8 @@ class TuneRunner:
                 f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
                 f"Its own messages are in {self._log_file}; `bsearch doctor` diagnoses it."
             ) from error
+        if on_sigterm is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)
         self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
         self._check_share()
         of_gpus = [resources for node in _nodes() if (resources := node["Resources"]).get("GPU")]

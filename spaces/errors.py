@@ -39,6 +39,10 @@ class BsearchError(Exception):
     """An error that a user can act on; the command line prints it without a traceback."""
 
 
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM was received: handled as Ctrl-C is, with an exit code of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing wrong in a study file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts commands in the background with SIGINT ignored, and what tests start would never hear their Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on the machine's neighbours.
 settings.register_profile("bsearch", deadline=None)

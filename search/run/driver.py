@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
-from ...spaces.errors import Fault, StorageError, StudyFileError
+from ...spaces.errors import Fault, StorageError, StudyFileError, TerminatedError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import (
     CostKey,
@@ -51,13 +51,14 @@ class StudyResult:
     Args:
         stopped: why it ended before its budget; empty where it met it.
         failure: why it cannot continue; empty if it can.
+        interrupted: the signal that ended it before its budget was met, if one did.
         elapsed_s: of this run.
     """
 
     study: StoredStudy
     stopped: str
     failure: str
-    interrupted: bool
+    interrupted: signal.Signals | None
     elapsed_s: float
 
 
@@ -158,7 +159,7 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
         return None
     notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
     _store(study)
-    return StudyResult(StoredStudy.open(study.records.url, study.name), "", "", interrupted=False, elapsed_s=0.0)
+    return StudyResult(StoredStudy.open(study.records.url, study.name), "", "", interrupted=None, elapsed_s=0.0)
 
 
 def _store(study: _OpenStudy) -> None:
@@ -255,7 +256,7 @@ def _drive(
                     raise
             finally:
                 run.sweep()
-        return _conclude(study, run, suggester, interrupted.is_set())
+        return _conclude(study, run, suggester, interrupted[0] if interrupted else None)
     finally:
         records.lock.release(name)
 
@@ -272,7 +273,7 @@ def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, 
     yield from step_time_summary(spec, next(iter(profiles.values())).values())
 
 
-def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: bool) -> StudyResult:
+def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: signal.Signals | None) -> StudyResult:
     """The result of a run that is over, from the database."""
     met = run.counted >= study.spec.budget.trials  # a stop during the last trial stopped nothing
     trials = list(map(frozen_record, suggester.reread_trials()))
@@ -285,7 +286,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
         study=stored,
         stopped="" if met and not run.failure else run.stop_reason,
         failure=run.failure,
-        interrupted=interrupted and not met,
+        interrupted=None if met else interrupted,
         elapsed_s=run.elapsed_s(),
     )
 
@@ -383,26 +384,27 @@ def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts(run: StudyRun, retry_policy: RetryPolicy) -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM stop the study cleanly; a second one does not wait."""
-    interrupted = threading.Event()
+def _interrupts(run: StudyRun, retry_policy: RetryPolicy) -> Iterator[list[signal.Signals]]:
+    """Ctrl-C and SIGTERM stop the study cleanly; a second one does not wait. Yields those received so far."""
+    received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
-        yield interrupted
+        yield received
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        interrupted.set()
+        raised = TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
+        received.append(signal.Signals(number))
+        if len(received) > 1:
+            raise raised
         retry_policy.cancelled = True
-        run.stop_reason = run.stop_reason or f"interrupted ({signal.Signals(number).name})"
+        run.stop_reason = run.stop_reason or f"interrupted ({received[0].name})"
         run.notify(Event("message", text="stopping: running trials are interrupted and resume with the next run"))
         if run.interruptible:
-            raise KeyboardInterrupt
+            raise raised
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield interrupted
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

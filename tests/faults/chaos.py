@@ -106,7 +106,7 @@ class Chaos:
         self.driver: subprocess.Popen[bytes] | None = None
         self.seen: dict[int, tuple[float, ...]] = {}
         self.violations: list[str] = []
-        self._expected = (0, 1, 130, -9, 137, -2)
+        self._expected = (0, 1, 130, 143, -9, 137, -2)
 
     # What a person would do
 

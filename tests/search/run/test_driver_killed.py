@@ -72,6 +72,30 @@ def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path]
             assert trial.params.items() <= trials[trial.user_attrs["continued_by"]].params.items()
 
 
+@pytest.mark.parametrize("line", ["starting Ray", "trying the training code"])
+def test_a_driver_that_is_asked_to_go_goes(study_file: Callable[..., Path], line: str) -> None:
+    """Where Ray has a handler of its own, and where its core would dump its stacks."""
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 30})
+    driver = subprocess.Popen(
+        [BSEARCH, "run", path], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert driver.stdout is not None
+    seen = ""
+    while line not in seen:
+        seen = driver.stdout.readline()
+        assert seen, "the driver ended"
+    time.sleep(random.uniform(0, 2))
+    driver.terminate()
+    rest = driver.communicate(timeout=100)[0].splitlines()
+    assert (driver.returncode, rest[-1]) == (143, "terminated"), rest
+    assert not any("Traceback" in one or "PC: @" in one for one in rest)
+    for _ in range(100):
+        if not rays_of(driver.pid):
+            break
+        time.sleep(0.2)
+    assert rays_of(driver.pid) == []
+
+
 @pytest.mark.slow
 def test_a_killed_driver_costs_no_paused_trial(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path = study_file(
