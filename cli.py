@@ -755,6 +755,41 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
         console.print(Text(row["rule"], style="bold"), f" {row['summary']}\n  {row['formula']}\n  {row['source']}\n")
 
 
+@main.command("fit-batch", epilog=_epilog("bsearch fit-batch runs.csv\n  bsearch fit-batch runs.csv --at 500 --at 3000"))
+@click.argument("table", metavar="TABLE.csv", type=click.Path(path_type=Path))
+@click.option("--at", "batches", type=click.IntRange(min=1), multiple=True, help="Predict this batch too; may be repeated.")
+@click.option("--workload", help="Only this one of the table's workloads.")
+@json_option
+def fit_batch(table: Path, batches: tuple[int, ...], workload: str | None, as_json: bool) -> None:
+    """Fit how many samples a training needs to reach its target at each batch.
+
+    TABLE.csv has the columns effective_batch and to_target: samples, or epochs, that a run needed, or several runs separated
+    by spaces. A column workload separates laws; a column group (or round), settings that share a law but not its level.
+    """
+    from .search.analysis.samples_to_target import LEAST_BATCHES, fit_batch_law, read_runs
+    from .search.report.export import json_text
+    from .search.report.terminal.batch_law import law_document, law_parts
+
+    workloads = read_runs(table)
+    if workload is not None and workload not in workloads:
+        raise StudyFileError(f"{table}: expected one of {', '.join(workloads)} as workload, got {cut(workload, 60)!r}")
+    chosen = {name: points for name, points in workloads.items() if workload in (None, name)}
+    few = [name for name, points in chosen.items() if len({point.effective_batch for point in points}) < LEAST_BATCHES]
+    if len(few) == len(chosen):
+        raise StudyFileError(f"{table}: expected runs at {LEAST_BATCHES} batches or more of a workload")
+    laws = {name: fit_batch_law(points) for name, points in chosen.items() if name not in few}
+    if as_json:
+        click.echo(json_text({name: law_document(chosen[name], law, batches) for name, law in laws.items()}), nl=False)
+        return
+    console = _terminal()
+    for name, law in laws.items():
+        for part in law_parts(name, chosen[name], law, batches):
+            console.print(part)
+        console.print()
+    if few:
+        console.print(f"Left out, with fewer than {LEAST_BATCHES} batches: {', '.join(few)}")
+
+
 def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
     from .search.report.export import json_text
     from .search.report.terminal.tables import rates_document, rates_table, rule_verdict

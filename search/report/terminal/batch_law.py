@@ -1,0 +1,82 @@
+"""What `bsearch fit-batch` prints: the law of samples to a target, of each workload in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ...analysis.samples_to_target import BatchLaw, Estimate, RunsToTarget
+from .tables import column
+
+
+def law_document(points: Sequence[RunsToTarget], law: BatchLaw, batches: Sequence[int]) -> dict[str, Any]:
+    """A workload's law as JSON holds it.
+
+    Args:
+        batches: to predict beside the measured ones.
+    """
+    groups = sorted({point.group for point in points})
+    return {
+        "floor": {group: asdict(law.floor(group)) for group in groups},
+        "critical_batch": asdict(law.critical_batch()),
+        "spread": asdict(Estimate.of(law.spread)),
+        "measured_batches": list(law.batches),
+        "predicted": [
+            {"effective_batch": batch, "group": group, "measured": law.covers(batch), **asdict(law.samples_at(batch, group))}
+            for batch in sorted({*batches, *(point.effective_batch for point in points)})
+            for group in groups
+        ],
+    }
+
+
+def law_parts(
+    workload: str, points: Sequence[RunsToTarget], law: BatchLaw, batches: Sequence[int]
+) -> Iterator[str | Text | Table]:
+    """A workload's law for people."""
+    groups = sorted({point.group for point in points})
+    runs = sum(len(point.samples) for point in points)
+    count = len({point.effective_batch for point in points})
+    yield Text(f"{workload or 'samples to target'}: {runs} runs at {count} batches", style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("effective\nbatch", *(("group",) if len(groups) > 1 else ()), "runs", "median", "law", "90 % interval"):
+        column(table, name)
+    rows: list[tuple[int, str, RunsToTarget | None]] = [(point.effective_batch, point.group, point) for point in points]
+    rows += [(batch, group, None) for batch in batches for group in groups]
+    for batch, group, point in sorted(rows, key=lambda row: row[:2]):
+        found = law.samples_at(batch, group)
+        measured = (str(len(point.samples)), f"{point.median:.4g}") if point is not None else ("", "")
+        outside = "" if law.covers(batch) else ", outside"
+        named = (group,) if len(groups) > 1 else ()
+        table.add_row(str(batch), *named, *measured, f"{found.value:.4g}", f"{found.low:.4g} to {found.high:.4g}{outside}")
+    yield table
+    for group in groups:
+        floor = law.floor(group)
+        of_group = f" of {group}" if len(groups) > 1 else ""
+        yield f"Smallest number of samples{of_group}: {floor.value:.4g} ({floor.low:.4g} to {floor.high:.4g})."
+    yield from _critical(law)
+    spread = Estimate.of(law.spread)
+    yield (
+        f"Settings differ from the law by {spread.value:.1%} ({spread.low:.1%} to {spread.high:.1%}), beyond what their runs "
+        "differ by: other hyperparameters were not equally good at every batch."
+    )
+    if any(not law.covers(batch) for batch in batches):
+        low, high = law.batches
+        yield f"Outside the measured batches, {low} to {high}, intervals rest on what such laws look like, not on these runs."
+
+
+def _critical(law: BatchLaw) -> Iterator[str]:
+    critical = law.critical_batch()
+    text = f"Critical batch, which needs twice as many: {critical.value:,.0f} ({critical.low:,.0f} to {critical.high:,.0f})"
+    low, high = law.batches
+    if critical.low > high:
+        yield f"{text}: beyond the measured batches, so larger ones are worth trying."
+    elif critical.high < low:
+        yield f"{text}: below the measured batches, so the smallest number of samples is extrapolated."
+    elif critical.low < low or critical.high > high:
+        yield f"{text}: the interval reaches beyond the measured batches, {low} to {high}."
+    else:
+        yield f"{text}."

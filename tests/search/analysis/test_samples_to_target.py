@@ -1,0 +1,156 @@
+"""The law of samples to a target: it finds laws it is given, its intervals hold as often as they say, units do not matter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bsearch.search.analysis.samples_to_target import RunsToTarget, fit_batch_law, read_runs
+from conftest import BSEARCH
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+BATCHES = (32, 64, 128, 256, 512, 1024, 2048)
+
+
+def simulated(
+    rng: np.random.Generator, batches: tuple[int, ...] = BATCHES, spread: float = 0.05
+) -> tuple[list[RunsToTarget], dict[str, float]]:
+    """Runs of a law whose constants are drawn, and those."""
+    truth = {
+        "floor": float(np.exp(rng.uniform(6, 14))),
+        "knee": float(np.exp(rng.uniform(np.log(64), np.log(1024)))),
+        "sharpness": float(rng.choice([0.7, 1.0, 2.0, 3.0])),
+        "growth": float(rng.uniform(0.6, 1.1)),
+    }
+    points = []
+    for batch in batches:
+        runs = at(truth, batch) * np.exp(spread * rng.standard_normal() + 0.05 * rng.standard_normal(10))
+        points.append(RunsToTarget(batch, tuple(float(one) for one in runs)))
+    return points, truth
+
+
+def at(truth: dict[str, float], batch: float) -> float:
+    k, q = truth["sharpness"], truth["growth"]
+    return float(truth["floor"] * (1 + (batch / truth["knee"]) ** k) ** (q / k))
+
+
+def test_intervals_hold_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    held, inside, critical = [], [], []
+    for _ in range(60):
+        points, truth = simulated(rng)
+        left = int(rng.integers(1, len(points) - 1))
+        law = fit_batch_law([point for place, point in enumerate(points) if place != left])
+        found = law.samples_at(points[left].effective_batch)
+        held.append(found.low <= points[left].median <= found.high)
+        floor, of_law = law.floor(), law.critical_batch()
+        inside.append(floor.low <= truth["floor"] <= floor.high)
+        k, q = truth["sharpness"], truth["growth"]
+        critical.append(of_law.low <= truth["knee"] * (2 ** (k / q) - 1) ** (1 / k) <= of_law.high)
+    for shares in (held, inside, critical):
+        assert 0.8 <= np.mean(shares) <= 1.0
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32 - 1), st.floats(1e-3, 1e6), st.integers(2, 9))
+def test_units_of_data_and_of_batches_do_not_matter(seed: int, unit: float, times: int) -> None:
+    points, _ = simulated(np.random.default_rng(seed), BATCHES[:4])
+    law = fit_batch_law(points)
+    other = fit_batch_law(
+        [RunsToTarget(times * one.effective_batch, tuple(unit * run for run in one.samples)) for one in points]
+    )
+    assert other.critical_batch().value == pytest.approx(times * law.critical_batch().value, rel=1e-6)
+    assert other.samples_at(300 * times).high == pytest.approx(unit * law.samples_at(300).high, rel=1e-6)
+
+
+def test_groups_share_the_law_but_not_its_level() -> None:
+    points, truth = simulated(np.random.default_rng(1), spread=0.01)
+    half = [RunsToTarget(one.effective_batch, tuple(run / 7 for run in one.samples), "new") for one in points[::3]]
+    law = fit_batch_law([*points, *half])
+    assert law.samples_at(512, "new").value == pytest.approx(at(truth, 512) / 7, rel=0.1)
+    assert law.samples_at(512, "").value == pytest.approx(at(truth, 512), rel=0.1)
+    # What was never measured may have any level.
+    unknown = law.samples_at(512)
+    assert unknown.low < law.samples_at(512, "new").low
+    assert unknown.high > law.samples_at(512, "").high
+
+
+def test_more_runs_say_more_and_far_batches_say_less() -> None:
+    points, _ = simulated(np.random.default_rng(2))
+
+    def width(law: object, batch: int) -> float:
+        found = law.samples_at(batch)  # type: ignore[attr-defined]
+        return float(np.log(found.high / found.low))
+
+    law, few = fit_batch_law(points), fit_batch_law(points[::3])
+    assert width(law, 256) < width(few, 256)
+    assert width(law, 256) < width(law, 65536)
+    assert law.covers(256)
+    assert not law.covers(65536)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "batch,samples\n8,100\n16,x\n0,5\n",
+            ["row 3: expected a batch of at least 1 and numbers above 0, got '16' and 'x'", "row 4"],
+        ),
+        ("batch,time\n8,100\n", ["expected a column to_target, got batch, time"]),
+        ("", ["expected a column effective_batch, got no rows"]),
+        ("batch,samples\n8,100\n9,100\n8,120\n", ["expected runs at 3 batches or more"]),
+    ],
+)
+def test_a_table_is_refused_with_all_its_faults(tmp_path: Path, text: str, told: list[str]) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(text)
+    done = subprocess.run([BSEARCH, "fit-batch", table], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert all(part in done.stderr for part in told), done.stderr
+
+
+def test_the_command_prints_what_it_found(tmp_path: Path) -> None:
+    points, truth = simulated(np.random.default_rng(3), spread=0.02)
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "effective_batch,to_target\n" + "".join(f"{p.effective_batch},{run}\n" for p in points for run in p.samples)
+    )
+    assert [len(point.samples) for point in read_runs(table)[""]] == [10] * len(points)
+    done = subprocess.run(
+        [BSEARCH, "fit-batch", table, "--at", "300", "--at", "9999", "--json"], capture_output=True, text=True
+    )
+    found = json.loads(done.stdout)[""]
+    predicted = {one["effective_batch"]: one for one in found["predicted"]}
+    assert predicted[300]["value"] == pytest.approx(at(truth, 300), rel=0.1)
+    assert (predicted[300]["measured"], predicted[9999]["measured"]) == (True, False)
+    text = subprocess.run([BSEARCH, "fit-batch", table, "--at", "9999"], capture_output=True, text=True).stdout
+    assert "outside" in text
+    assert "70 runs at 7 batches" in text
+
+
+def test_it_predicts_mlperfs_batches_that_it_has_not_seen() -> None:
+    path = Path(os.environ.get("BSEARCH_DATA", "")) / "mlperf" / "samples_to_target.csv"
+    if not path.is_file():
+        pytest.skip("mlperf/samples_to_target.csv is not in BSEARCH_DATA")
+    errors, held = [], []
+    for points in read_runs(path).values():
+        for batch in {point.effective_batch for point in points}:
+            law = fit_batch_law([point for point in points if point.effective_batch != batch])
+            for point in (one for one in points if one.effective_batch == batch):
+                found = law.samples_at(batch, point.group if point.group in law.levels else None)
+                errors.append(abs(found.value / point.median - 1))
+                held.append(found.low <= point.median <= found.high)
+    assert np.median(errors) < 0.06
+    assert np.quantile(errors, 0.9) < 0.2
+    assert 0.82 < np.mean(held) < 0.97
+
+
+def test_too_few_batches_make_no_law() -> None:
+    with pytest.raises(ValueError, match="at least 3 different batches, got 2"):
+        fit_batch_law([RunsToTarget(8, (1.0,)), RunsToTarget(16, (2.0,)), RunsToTarget(16, (3.0,), "other")])
