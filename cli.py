@@ -29,7 +29,17 @@ from rich.text import Text
 
 from . import __version__
 from .search.report.completion import launchers, study_files, study_names
-from .spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, TerminatedError, cut, plain
+from .spaces.errors import (
+    BsearchError,
+    ClusterError,
+    NoStudyError,
+    OutputError,
+    StorageError,
+    StudyFileError,
+    TerminatedError,
+    cut,
+    plain,
+)
 from .spaces.laws.cards import card_named
 from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, rule_fact, scaled_settings
 from .spaces.plan import plan_batch
@@ -1276,23 +1286,52 @@ def _submitter(launcher: str | None, study_file: Path | None, address: str | Non
         return open_submitter(submit_settings(study_file, {"launcher": launcher}, address=address, namespace=namespace))
 
 
-@jobs.command("list", epilog=_epilog("bsearch jobs list --launcher slurm"))
+def _progress(study_file: Path | None, storage: str | None) -> dict[str, dict[str, Any]]:
+    """How far each study of the jobs' storage is, by name; nothing where no storage is known, or it cannot be read here."""
+    from .search.report.terminal.watch import progress_facts, studies_now
+
+    if storage is None and study_file is not None:
+        storage = read_study(study_file).storage
+    if storage is None:
+        return {}
+    try:
+        return {name: progress_facts(view) for name, view in studies_now(storage).items()}
+    except NoStudyError:
+        return {}  # its job has not begun, or writes elsewhere
+    except StorageError as error:
+        click.echo(f"progress is unknown: {plain(masked(str(error)))}", err=True)
+        return {}
+
+
+@jobs.command("list", epilog=_epilog("bsearch jobs list --launcher slurm\n  bsearch jobs list --study study.yaml"))
 @_launcher_options
+@storage_option
 @json_option
-def list_jobs(as_json: bool, **where: Any) -> None:
-    """List bsearch's jobs that the cluster knows, newest first."""
+def list_jobs(as_json: bool, storage: str | None, **where: Any) -> None:
+    """List bsearch's jobs that the cluster knows, newest first, and how far their studies are.
+
+    Progress is read from the storage of the study file in --study, or from --storage.
+    """
+    from .spaces.readable import count, number, seconds
+
     found = _submitter(**where).jobs()
+    progress = _progress(where["study_file"], storage) if found else {}
     if as_json:
-        click.echo(json.dumps([job.to_dict() for job in found], indent=2))
+        click.echo(json.dumps([{**job.to_dict(), "progress": progress.get(job.study)} for job in found], indent=2))
         return
     if not found:
         click.echo("no bsearch jobs there")
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("job", "study", "state", "submitted", "started"):
+    for column in ("job", "study", "state", "submitted", "started", *(("trials", "best", "left") if progress else ())):
         table.add_column(column)
     for job in found:
-        table.add_row(job.id, job.study, job.state, _at(job.submitted), _at(job.started))
+        cells = [job.id, job.study, job.state, _at(job.submitted), _at(job.started)]
+        if (facts := progress.get(job.study)) is not None:
+            best = "" if facts["best"] is None else f"{facts['metric']} {number(facts['best'])}"
+            left = "" if facts["eta_s"] is None else seconds(facts["eta_s"])
+            cells += [f"{count(facts['done'])}/{facts['trials']}", best, left]
+        table.add_row(*cells)
     _terminal().print(table)
 
 
@@ -1303,15 +1342,24 @@ def _at(time: datetime | None) -> str:
 @jobs.command("status", epilog=_epilog("bsearch jobs status 4711 --launcher slurm"))
 @click.argument("id")
 @_launcher_options
+@storage_option
 @json_option
-def job_status(id: str, as_json: bool, **where: Any) -> None:
-    """Print the state of job ID: pending, running, succeeded, failed, stopped or unknown."""
+def job_status(id: str, as_json: bool, storage: str | None, **where: Any) -> None:
+    """Print the state of job ID: pending, running, succeeded, failed, stopped or unknown; and how far its study is."""
+    from .spaces.readable import count, number, seconds
+
     job = _submitter(**where).job(id)
+    facts = _progress(where["study_file"], storage).get(job.study)
     if as_json:
-        click.echo(json.dumps(job.to_dict(), indent=2))
+        click.echo(json.dumps({**job.to_dict(), "progress": facts}, indent=2))
         return
     times = [f"{word} {_at(time)}" for word, time in (("submitted", job.submitted), ("started", job.started)) if time]
     click.echo(f"job {job.id} of study {job.study}: {', '.join([job.state, *times])}")
+    if facts is not None:
+        parts = [f"{count(facts['done'])} of {facts['trials']} trials are done"]
+        parts += [] if facts["best"] is None else [f"the best {facts['metric']} is {number(facts['best'])}"]
+        parts += [] if facts["eta_s"] is None else [f"about {seconds(facts['eta_s'])} left"]
+        click.echo(", ".join(parts))
 
 
 @jobs.command("logs", epilog=_epilog("bsearch jobs logs 4711 --launcher slurm --follow"))

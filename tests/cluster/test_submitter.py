@@ -19,6 +19,7 @@ from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.study_file import parse_study, read_study
 from bsearch.spaces.submit import Submit
 from click.testing import CliRunner, Result
+from conftest import TASKS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "fake_kubectl"))
 from fake_kubectl import program, tell
@@ -60,7 +61,8 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
     assert f"{id}  small  running" in bsearch("jobs", "list", *where).output
     (listed,) = json.loads(bsearch("jobs", "list", *where, "--json").stdout)
     assert listed == json.loads(bsearch("jobs", "status", id, *where, "--json").stdout)
-    assert set(listed) == {"id", "study", "launcher", "state", "submitted_at", "started_at"}
+    assert set(listed) == {"id", "study", "launcher", "state", "submitted_at", "started_at", "progress"}
+    assert listed["progress"] is None
     assert bsearch("jobs", "status", id, *where).output.startswith(f"job {id} of study small: running, submitted 2")
     assert bsearch("jobs", "logs", id, *where).output == "[1/4] trial 0 complete\n"
     assert bsearch("jobs", "stop", id, *where).output == f"stopping job {id}\n"
@@ -69,6 +71,28 @@ def test_a_job_is_submitted_looked_after_and_stopped(study_file: Callable[..., P
         1,
         f"Kubernetes, namespace vision: no job {id}. `bsearch jobs list` lists the jobs there.\n",
     )
+
+
+def test_jobs_show_how_far_their_studies_are(study_file: Callable[..., Path], kube: Path, tmp_path: Path) -> None:
+    path = study_file(submit=SETTINGS, storage="sqlite:////data/small.db")
+    id = bsearch("submit", path).stdout.splitlines()[0].removeprefix("submitted study small to kuberay as job ")
+    tell(kube, id, "", jobDeploymentStatus="Running", jobStatus="RUNNING")
+    where = ["--launcher", "kuberay", "--storage", f"sqlite:///{tmp_path}/here.db"]
+    before = bsearch("jobs", "list", *where)
+    assert (before.exit_code, "trials" in before.output) == (0, False)  # the job has not begun
+    run = ["run", study_file(task=f"{TASKS}:Points", budget={"trials": 3}), "--serial", "--storage", where[-1]]
+    assert bsearch(*run).exit_code == 0
+    (listed,) = json.loads(bsearch("jobs", "list", *where, "--json").stdout)
+    facts = listed["progress"]
+    assert (facts["done"], facts["trials"], facts["metric"], facts["eta_s"]) == (3, 3, "accuracy", None)
+    assert 0 < facts["best"] <= 1
+    assert "  3/3     accuracy " in bsearch("jobs", "list", *where).output
+    assert "\n3 of 3 trials are done, the best accuracy is " in bsearch("jobs", "status", id, *where).output
+    # A database that cannot be reached is said, and does not hide the jobs.
+    closed = bsearch("jobs", "list", "--launcher", "kuberay", "--storage", "postgresql+psycopg://127.0.0.1:9/none")
+    assert closed.exit_code == 0
+    assert f"{id}  small  running" in closed.output
+    assert "progress is unknown: " in closed.output
 
 
 @pytest.mark.parametrize(

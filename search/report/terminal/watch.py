@@ -105,6 +105,36 @@ def watch_study(
         records.close()
 
 
+def studies_now(url: str) -> dict[str, StudyView]:
+    """Every study of a storage as it stands now, by the name in its study file; the newest of several of one name.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    retry_policy = RetryPolicy(url)
+    records = Records(url, create=False, retry_policy=retry_policy)
+    found: dict[str, StudyView] = {}
+    try:
+        for row in records.studies():
+            with StoredTrials(url, row.name, retry_policy) as trials:
+                attempts = records.latest_attempts(row.name, _LATEST_ATTEMPTS)
+                spec, driver = StudySpec.model_validate(row.spec), records.lock.driver(row.name)
+                found[row.base_name] = _view(row, spec, trials.read(), attempts, driver)
+    finally:
+        records.close()
+    return found
+
+
+def progress_facts(view: StudyView) -> dict[str, Any]:
+    """How far a study is, in numbers: of a table of jobs, and as JSON.
+
+    `best` is the front's best value of the metric, `eta_s` the estimated seconds left; None where there is none.
+    """
+    best = view.front.trials[-1].accuracy if view.front.trials else None
+    eta_s = view.eta_s if view.running else None
+    return {"done": view.counted, "trials": view.trials, "metric": view.front.metric, "best": best, "eta_s": eta_s}
+
+
 def _view(
     stored: StudyRow,
     spec: StudySpec,
