@@ -84,7 +84,9 @@ class _Commands(click.Group):
         # Ctrl-C may arrive in the finalizer of a library's object, where Python can only print it.
         shown = sys.unraisablehook
         sys.unraisablehook = lambda event: _again(event.exc_value) or shown(event)
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # which would end us without a word, and Ray with a dump
+        # By default it would end us without a word, and once Ray has started, with a dump of its stacks.
+        handles = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if handles:
             signal.signal(signal.SIGTERM, _terminated)
         try:
             return super().invoke(ctx)
@@ -95,7 +97,8 @@ class _Commands(click.Group):
             ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
         except (KeyboardInterrupt, SystemExit) as error:
             # Ray makes a KeyboardInterrupt of whatever a handler raises; while it starts, it has a handler of its own.
-            terminated = _signals[-1:] == [signal.SIGTERM] or getattr(error, "code", None) == signal.SIGTERM
+            by_code = isinstance(error, SystemExit) and error.code == signal.SIGTERM
+            terminated = isinstance(error, TerminatedError) or by_code or _signals[-1:] == [signal.SIGTERM]
             if isinstance(error, SystemExit) and not terminated:
                 raise
             click.echo("terminated" if terminated else "interrupted", err=True)
@@ -116,6 +119,8 @@ class _Commands(click.Group):
             ctx.exit(FAILED)
         finally:
             sys.unraisablehook = shown
+            if handles:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @click.group("bsearch", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -767,14 +772,15 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
 
 @main.command("fit-batch", epilog=_epilog("bsearch fit-batch runs.csv\n  bsearch fit-batch runs.csv --at 500 --at 3000"))
 @click.argument("table", metavar="TABLE.csv", type=click.Path(path_type=Path))
-@click.option("--at", "batches", type=click.IntRange(min=1), multiple=True, help="Predict this batch too; may be repeated.")
+@click.option("--at", "batches", type=click.IntRange(1, 2**53), multiple=True, help="Predict this batch too; may be repeated.")
 @click.option("--workload", help="Only this one of the table's workloads.")
 @json_option
 def fit_batch(table: Path, batches: tuple[int, ...], workload: str | None, as_json: bool) -> None:
     """Fit how many samples a training needs to reach its target at each batch.
 
     TABLE.csv has the columns effective_batch and to_target: samples, or epochs, that a run needed, or several runs separated
-    by spaces. A column workload separates laws; a column group (or round), settings that share a law but not its level.
+    by spaces. Rows of each workload, if there is such a column, have a law of their own; rows of each group (or round) have a
+    level of their own under it.
     """
     from .search.analysis.samples_to_target import LEAST_BATCHES, fit_batch_law, read_runs
     from .search.report.export import json_text
@@ -786,7 +792,7 @@ def fit_batch(table: Path, batches: tuple[int, ...], workload: str | None, as_js
     chosen = {name: points for name, points in workloads.items() if workload in (None, name)}
     few = [name for name, points in chosen.items() if len({point.effective_batch for point in points}) < LEAST_BATCHES]
     if len(few) == len(chosen):
-        raise StudyFileError(f"{table}: expected runs at {LEAST_BATCHES} batches or more of a workload")
+        raise StudyFileError(f"{table}: expected a workload with runs at {LEAST_BATCHES} or more batches")
     laws = {name: fit_batch_law(points) for name, points in chosen.items() if name not in few}
     if as_json:
         click.echo(json_text({name: law_document(chosen[name], law, batches) for name, law in laws.items()}), nl=False)
@@ -797,7 +803,8 @@ def fit_batch(table: Path, batches: tuple[int, ...], workload: str | None, as_js
             console.print(part)
         console.print()
     if few:
-        console.print(f"Left out, with fewer than {LEAST_BATCHES} batches: {', '.join(few)}")
+        names = ", ".join(name or "the rows without a workload" for name in few)
+        console.print(f"Left out, with fewer than {LEAST_BATCHES} batches: {names}")
 
 
 def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:

@@ -14,11 +14,11 @@ from ..search.report.export import trial_document
 from ..search.store.stored import StoredStudy
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.files import write_file
-from ..spaces.readable import from_here, number
+from ..spaces.readable import count, from_here, number
 from ..spaces.storage import masked, storage_of
 from ..spaces.study import StudySpec, share
 from ..spaces.study_file import changed_study, read_study, resolve_study, study_from_dict
-from ..spaces.trial import Measurement, ParetoFront, TrialRecord
+from ..spaces.trial import Measurement, ParetoFront, TrialRecord, counted
 
 if TYPE_CHECKING:
     import pandas
@@ -254,10 +254,10 @@ class Study:
         return Study(self._stored.reread(), self._spec, self._results)
 
     def __repr__(self) -> str:
-        counted = sum(record.counts for record in self._stored.records)
+        done = count(counted(self._stored.records))
         metric = self._stored.front.metric
         best = "" if self.best is None else f", best {metric} {number(self.best.accuracy)}"
-        return f"<Study {self.name}: {counted} of {self.spec.budget.trials} trials, {len(self.front)} on the front{best}>"
+        return f"<Study {self.name}: {done} of {self.spec.budget.trials} trials, {len(self.front)} on the front{best}>"
 
     def _repr_html_(self) -> str:
         from html import escape

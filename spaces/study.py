@@ -585,8 +585,8 @@ class StoppingRule(Section):
     kind: Annotated[StrictStr, AfterValidator(lambda value: one_of(value, STOPPINGS))] = Field(
         "front",
         description="front: stop trials that are unlikely to reach the front at their training time; halving: asynchronous "
-        "successive halving by Pareto rank; pause: trials are left off at a third of their training and resumed from their "
-        "checkpoints where that is worth more than a new one; none: every trial trains its full budget.",
+        "successive halving by Pareto rank; pause: trials are paused after about a third of their training, and resumed from "
+        "their checkpoints where that is worth more than a new one; none: every trial trains its full budget.",
     )
     risk: Share = Field(
         0.05, description="For `front`: of the trials that would have improved the front, the share that may be stopped."

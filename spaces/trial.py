@@ -456,7 +456,7 @@ class TrialRecord:
     @property
     def has_ended(self) -> bool:
         """Whether it will train no more; a paused trial of a study whose budget is not met may be resumed."""
-        return self.outcome not in ("running", "waiting") and not self.facts.paused
+        return self.outcome not in ("running", "waiting") and not (self.outcome == "paused" and self.facts.paused)
 
     @property
     def trained_share(self) -> float:

@@ -172,6 +172,8 @@ def _errors(points: Sequence[RunsToTarget]) -> Array:
         of_runs = _OF_MEDIAN * float(values.std()) / math.sqrt(len(values))
         counted = np.unique([value for other in points if other.group == point.group for value in other.samples])
         step = float(np.diff(counted).min()) if len(counted) > 1 else 0.0
+        if step and not np.allclose(counted / step, np.round(counted / step), atol=1e-3):
+            step = 0.0  # not counted in such steps
         errors.append(math.hypot(of_runs, step / math.sqrt(12) / point.median))
     return np.array(errors)
 
@@ -188,6 +190,18 @@ _COLUMNS = {
     "workload": ("workload",),
     "group": ("group", "round"),
 }
+
+
+# What no batch and no number of samples reaches.
+_LARGEST = 2**60
+
+
+def _whole(text: str) -> int:
+    """An integer, also as 256.0, which a table of floats has."""
+    value = float(text)
+    if not value.is_integer():
+        raise ValueError
+    return int(value)
 
 
 def read_runs(path: Path) -> dict[str, list[RunsToTarget]]:
@@ -215,8 +229,8 @@ def read_runs(path: Path) -> dict[str, list[RunsToTarget]]:
     for number, row in enumerate(rows, start=2):
         cells = {what: (row.get(name or "") or "").strip() for what, name in named.items()}
         try:
-            batch, runs = int(cells["effective_batch"]), [float(value) for value in cells["to_target"].split()]
-            if batch < 1 or not runs or not all(0 < value < math.inf for value in runs):
+            batch, runs = _whole(cells["effective_batch"]), [float(value) for value in cells["to_target"].split()]
+            if not 1 <= batch <= _LARGEST or not runs or not all(1 / _LARGEST <= value <= _LARGEST for value in runs):
                 raise ValueError
         except ValueError:
             got = f"{cells['effective_batch']!r} and {cut(cells['to_target'], 60)!r}"

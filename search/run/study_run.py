@@ -199,6 +199,7 @@ class StudyRun:
                 continue
             if "rung_fraction" in suggestion.notes:  # it goes on, here or as the one that continues it
                 self._early_stopping.resume(suggestion.number)
+                self._shares[suggestion.number] = suggestion.notes["rung_fraction"]
             if suggestion.resumes_from:
                 setup = self._resumed(setup)
             return self._start(_Attempt(suggestion, setup, self.timed_on, self._known_s(setup)))
@@ -309,6 +310,7 @@ class StudyRun:
         self._suggester.pause(setup.number, facts)
         record = frozen_record(self._suggester.trials()[setup.number])
         self._paused[setup.number], self._shares[setup.number] = record, record.counts
+        self._count_errors(Outcome("paused"))
         self.notify(Event("ended", record=record))
 
     def _resumed(self, setup: TrialSetup) -> TrialSetup:
@@ -362,6 +364,9 @@ class StudyRun:
         for trial in self._suggester.trials():
             if trial.state.name != "RUNNING" or trial.number in self._paused:
                 continue
+            if trial.user_attrs.get("outcome") == "paused":  # killed while it was given up
+                self._give_up(frozen_record(trial))
+                continue
             ended = [row for row in self._records.attempts(self.name, trial.number) if row["result"]]
             if ended:
                 self._finish(trial.number, TrialResult.from_dict(ended[-1]["result"]))
@@ -392,7 +397,11 @@ class StudyRun:
         message = f"paused after {record.trained_share:.0%} of its training, and not worth more of the budget"
         result = TrialResult("PRUNED", "paused", replace(facts, message=message), constraint=0.0)
         self._finish(record.number, result, again=True)
-        attempts = self._records.attempts(self.name, record.number)
+        self._delete_checkpoint(record.number)
+
+    def _delete_checkpoint(self, number: int) -> None:
+        """Delete that of a trial that no longer runs."""
+        attempts = self._records.attempts(self.name, number)
         if attempts and (checkpoint := attempts[-1]["setup"]["checkpoint"]) is not None:
             delete_checkpoint(checkpoint)
 
@@ -453,6 +462,8 @@ class StudyRun:
             if record.outcome in ("complete", "stopped", "paused") and seconds is not None and budget:
                 curve = [(min(seen / budget, 1.0), self._sign * accuracy) for seen, accuracy in curves.get(record.number, ())]
                 self._early_stopping.learn(record.number, seconds, curve, done=record.outcome == "complete")
+                if record.outcome == "complete" and record.facts.rung_fraction is not None:
+                    self._early_stopping.resume(record.number)
 
     def _queue_repeat(self) -> None:
         """In the budget's last share, repeat a member of the front before anything new."""
@@ -556,6 +567,9 @@ class StudyRun:
     def _record_infeasible(self, suggestion: Suggestion, error: InfeasiblePlanError) -> None:
         requested = {key: value for key, value in suggestion.parameters.items() if key in ("effective_batch", "accumulation")}
         facts = TrialFacts.of({"message": str(error), **requested})
+        if suggestion.resumes_from:
+            facts = replace(facts, paused=False)
+            self._delete_checkpoint(suggestion.number)
         self._finish(suggestion.number, TrialResult("PRUNED", "infeasible", facts, constraint=error.violation))
 
     def _finish(self, number: int, result: TrialResult, *, again: bool = False) -> None:

@@ -87,6 +87,8 @@ class Search:
         for where, value, known in named:
             if value not in known:
                 faults.append(Fault(where, f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}"))
+        if stopping == "pause" and sampler != "front":
+            faults.append(Fault("stopping", f"expected sampler front with pause, which alone resumes trials; got {sampler!r}"))
         if not 0 < risk < 1:
             faults.append(Fault("risk", f"expected a share above 0 and below 1, got {risk!r}"))
         if rule is not None and not {"reference_rate", "effective_batch"} <= set(domains):
@@ -115,6 +117,8 @@ class Search:
                 assert record.train_s is not None
                 curve = [(fraction, self._sign * accuracy) for fraction, accuracy in record.facts.curve or ()]
                 self._early_stopping.learn(record.number, record.train_s, curve, done=True)
+                if record.facts.rung_fraction is not None:
+                    self._early_stopping.resume(record.number)
 
     @property
     def ended(self) -> float:

@@ -34,6 +34,8 @@ _WARM_START_FROM = 60
 # selection of the others are used.
 MOST_POINTS = 300
 _NEAREST = 200
+# Paused trials among them.
+_MOST_PAUSED = 100
 # Beyond that, length scales are refitted when the number of ended trials has grown by this factor: half of an ask was fitting.
 _REFIT_GROWTH = 1.02
 # The reference point's accuracy: this many times as far below the best as the median is, or the worst seen.
@@ -57,7 +59,7 @@ PriorTrial = tuple[Mapping[str, Any], float, float]
 KnownLogSeconds = Callable[[Array], "Array | None"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PausedTrials:
     """Trials that were paused at the rung.
 
@@ -79,6 +81,15 @@ class PausedTrials:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def best(self, most: int) -> PausedTrials:
+        """Those that train again, and of the others the most accurate for their time."""
+        order = np.lexsort((-self.accuracy, self.seconds))
+        reached = np.empty(len(order))
+        reached[order] = np.maximum.accumulate(self.accuracy[order])
+        below = np.where(self.waiting, reached - self.accuracy, -math.inf)
+        kept = np.sort(np.argsort(below, kind="stable")[:most])
+        return PausedTrials(*(getattr(self, name)[kept] for name in self.__slots__))
 
 
 @dataclass(frozen=True)
@@ -125,15 +136,19 @@ class Observations:
         return fitted(tried, ended, None, _FIRST_STEPS, prior=prior, structure=Plain(tried.shape[1], math.log(0.4)))
 
     def subset_near_front(self, most: int) -> Observations:
-        """At most `most` of them: those closest to the front at their time, and an even selection of the others."""
+        """At most `most` of them, paused ones included: those closest to the front at their time, evenly selected others."""
+        if len(self.paused) > _MOST_PAUSED:
+            return replace(self, paused=self.paused.best(_MOST_PAUSED)).subset_near_front(most)
+        most -= len(self.paused)
         if len(self.points) <= most:
             return self
         order = np.lexsort((-self.accuracy, self.seconds))
         reached = np.empty(len(order))
         reached[order] = np.maximum.accumulate(self.accuracy[order])
         ranked = np.argsort(reached - self.accuracy, kind="stable")
-        near, rest = ranked[:_NEAREST], np.sort(ranked[_NEAREST:])
-        kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - _NEAREST).astype(int)]])
+        nearest = min(_NEAREST, most - 1)
+        near, rest = ranked[:nearest], np.sort(ranked[nearest:])
+        kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - nearest).astype(int)]])
         per_trial = ("points", "seconds", "accuracy", "std", "own", "rung_fractions", "rung_accuracy")
         return replace(self, failed=self.failed[-most:], **{name: getattr(self, name)[kept] for name in per_trial})
 
@@ -224,8 +239,8 @@ class TrialHistory:
                 math.nan,
             )
             return _OBSERVED
-        # A trial whose driver died is run again, and did not fail.
-        return _IGNORED if "continued_by" in facts else _FAILED
+        # A trial whose driver died is run again, and did not fail; nor did one that was given up while it was paused.
+        return _IGNORED if "continued_by" in facts or facts.get("outcome") == "paused" else _FAILED
 
 
 def preload() -> None:

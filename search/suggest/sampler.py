@@ -162,12 +162,13 @@ class FrontSampler(BaseSampler):
             number = seen + len(observations.pending)
             return transform.decode(_first_point(place, transform, known, rng, number, anchors=self._pauses)), None
         with single_threaded_blas():
-            ended = len(observations.points) + len(observations.failed)
-            model = FrontModel(observations.subset_near_front(MOST_POINTS), self._last, ended, place)
+            ended = len(observations.points) + len(observations.failed) + len(observations.paused)
+            used = observations.subset_near_front(MOST_POINTS)
+            model = FrontModel(used, self._last, ended, place)
             model.condition_on_pending(observations.pending, known)
             best, improvement = model.best(transform, known, rng, _PER_TIME if self._by_time else 0.0)
             worth = improvement / float(model.seconds_at(best[None, :], known(best[None, :]))[0])
-            resumed = model.paused_worth_more(observations.paused, known, _NEW * worth if or_new else -1.0)
+            resumed = model.paused_worth_more(used.paused, known, _NEW * worth if or_new else -math.inf)
         return transform.decode(best), resumed
 
     def _by_tpe(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class EarlyStopping(ABC):
         return TrialFacts()
 
     def resume(self, number: int) -> None:
-        """A paused trial goes on; where none is paused, nothing is to be done."""
+        """A trial goes on beyond the rung, now or in an earlier run; nothing to be done where trials are not paused."""
         return
 
     @abstractmethod
@@ -265,7 +265,7 @@ class PauseAtRung(EarlyStopping):
     def rung_facts(self, number: int, sign: float) -> TrialFacts:
         curve = self.curves.get(number)
         for fraction, accuracy in zip(curve.fractions, curve.accuracies, strict=True) if curve else ():
-            if RUNG <= fraction < 1:
+            if RUNG <= fraction < 1 and math.isfinite(accuracy):
                 return TrialFacts(rung_fraction=fraction, rung_accuracy=sign * accuracy)
         return TrialFacts()
 
@@ -276,11 +276,6 @@ class PauseAtRung(EarlyStopping):
         super().end(number, seconds, accuracy)
         if number not in self.curves:
             self._going_on.discard(number)
-
-    def learn(self, number: int, seconds: float, curve: Sequence[tuple[float, float]], done: bool) -> None:
-        super().learn(number, seconds, curve, done)
-        if done and curve:
-            self._going_on.add(number)
 
 
 STOPPING_RULES = ("front", "halving", "pause", "none")

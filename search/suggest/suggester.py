@@ -210,6 +210,8 @@ class Suggester:
             return None
         with translate_optuna_errors(self.url):
             number = sampler.trial_to_resume(self.study, or_new=or_new)
+        if number is None and not or_new:  # too little is known to choose
+            number = next((one.number for one in trials if one.user_attrs.get("paused") and not one.state.is_finished()), None)
         if number is None:
             return None
         trial = trials[number]

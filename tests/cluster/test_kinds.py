@@ -21,6 +21,14 @@ from bsearch.spaces.study_file import read_study
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
+@pytest.fixture(autouse=True)
+def no_token_of_others() -> None:
+    """A process reads Ray's token once, and tests before these may have had one of their own."""
+    from ray._raylet import AuthenticationTokenLoader
+
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
 @pytest.fixture
 def two_kinds() -> Iterator[str]:
     """A Ray of two machines whose devices are of two kinds."""

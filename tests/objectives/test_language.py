@@ -198,7 +198,8 @@ def test_activation_checkpointing_changes_memory_and_no_gradient(language: dict[
     for kept, selective, full in zip(*gradients, strict=True):
         assert torch.allclose(kept, selective, rtol=1e-5, atol=1e-7)
         assert torch.allclose(kept, full, rtol=1e-5, atol=1e-7)
-    assert peaks[2] < peaks[1] < peaks[0]
+    # Either saves; what one recomputed block takes at once may exceed what few layers keep under `selective`.
+    assert max(peaks[1:]) < peaks[0]
 
 
 class OwnModel(CausalLM):

@@ -26,7 +26,7 @@ def law_document(points: Sequence[RunsToTarget], law: BatchLaw, batches: Sequenc
         "spread": asdict(Estimate.of(law.spread)),
         "measured_batches": list(law.batches),
         "predicted": [
-            {"effective_batch": batch, "group": group, "measured": law.covers(batch), **asdict(law.samples_at(batch, group))}
+            {"effective_batch": batch, "group": group, "within": law.covers(batch), **asdict(law.samples_at(batch, group))}
             for batch in sorted({*batches, *(point.effective_batch for point in points)})
             for group in groups
         ],
@@ -61,7 +61,7 @@ def law_parts(
     spread = Estimate.of(law.spread)
     yield (
         f"Settings differ from the law by {spread.value:.1%} ({spread.low:.1%} to {spread.high:.1%}), beyond what their runs "
-        "differ by: other hyperparameters were not equally good at every batch."
+        "differ by, probably because other hyperparameters were not equally good at every batch."
     )
     if any(not law.covers(batch) for batch in batches):
         low, high = law.batches

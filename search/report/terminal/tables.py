@@ -104,8 +104,10 @@ def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -
     Args:
         document: of `trial_document`, with its `curve`.
     """
-    if record.outcome in ("stopped", "paused"):
-        yield f"{record.outcome.capitalize()} early: train_s and device_s are for the full budget."
+    if record.outcome == "stopped":
+        yield "Stopped early: train_s and device_s are for the full budget."
+    if record.outcome == "paused":
+        yield "Paused: accuracy is that at the pause; train_s and device_s are for the full budget."
     values = Table(box=None, show_header=False, pad_edge=False)
     for name, value in document.items():
         if name not in ("curve", "attempts"):

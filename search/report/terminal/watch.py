@@ -92,7 +92,7 @@ def watch_study(
                     so_far = seen[-1].counted
                     before = {record.number: record.counts for record in seen[-1].records}  # paused ones may have ended since
                     for record in sorted(news, key=lambda record: record.ended_at):
-                        so_far += record.counts - before.get(record.number, 0.0)
+                        so_far += record.counts - before.get(record.number, record.facts.rung_fraction or 0.0)
                         show.ended(record, so_far, view.trials, view.front.metric)
                 seen[:], shown = [view], {(record.number, record.has_ended) for record in view.records}
                 if driver is not None:
@@ -132,7 +132,8 @@ def progress_facts(view: StudyView) -> dict[str, Any]:
     """
     best = view.front.trials[-1].accuracy if view.front.trials else None
     eta_s = view.eta_s if view.running else None
-    return {"done": view.counted, "trials": view.trials, "metric": view.front.metric, "best": best, "eta_s": eta_s}
+    done = int(view.counted) if view.counted == int(view.counted) else view.counted
+    return {"done": done, "trials": view.trials, "metric": view.front.metric, "best": best, "eta_s": eta_s}
 
 
 def _view(

@@ -103,7 +103,7 @@ def test_more_runs_say_more_and_far_batches_say_less() -> None:
         ),
         ("batch,time\n8,100\n", ["expected a column to_target, got batch, time"]),
         ("", ["expected a column effective_batch, got no rows"]),
-        ("batch,samples\n8,100\n9,100\n8,120\n", ["expected runs at 3 batches or more"]),
+        ("batch,samples\n8,100\n9,100\n8,120\n", ["expected a workload with runs at 3 or more batches"]),
     ],
 )
 def test_a_table_is_refused_with_all_its_faults(tmp_path: Path, text: str, told: list[str]) -> None:
@@ -128,7 +128,7 @@ def test_the_command_prints_what_it_found(tmp_path: Path) -> None:
     found = json.loads(done.stdout)[""]
     predicted = {one["effective_batch"]: one for one in found["predicted"]}
     assert predicted[300]["value"] == pytest.approx(at(truth, 300), rel=0.1)
-    assert (predicted[300]["measured"], predicted[9999]["measured"]) == (True, False)
+    assert (predicted[300]["within"], predicted[9999]["within"]) == (True, False)
     text = subprocess.run([BSEARCH, "fit-batch", table, "--at", "9999"], capture_output=True, text=True).stdout
     assert "outside" in text
     assert "70 runs at 7 batches" in text

@@ -14,6 +14,7 @@ from bsearch.search.run import study_run
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import Objectives, StudySpec
+from bsearch.spaces.trial import counted
 from runner_contract import Run, Studies
 
 
@@ -59,6 +60,16 @@ class TestStudyRun(Studies):
         assert result.failure == ""
         assert outcomes.count("complete") == 7
         assert outcomes.count("error") >= 3
+
+    @pytest.mark.parametrize("trials", [2, 3])
+    def test_a_small_budget_is_met_with_pausing_too(self, go: Run, kept: Callable[[], optuna.Study], trials: int) -> None:
+        space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
+        result = go("Points", space=space, budget={"trials": trials}, training={"evaluations": 10}, stopping="pause")
+        assert trials <= counted(result.study.records) < trials + 1
+        assert {trial.state.name for trial in kept().trials} <= {"COMPLETE", "PRUNED"}
+        assert (
+            go("Points", space=space, budget={"trials": trials}, training={"evaluations": 10}, stopping="pause").elapsed_s == 0
+        )
 
     @pytest.mark.slow
     def test_members_of_the_front_are_trained_again_with_other_seeds(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

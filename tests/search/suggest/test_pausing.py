@@ -12,10 +12,12 @@ import pytest
 from bsearch.search.analysis.gaussian_process import Plain
 from bsearch.search.suggest.ask_tell import Search
 from bsearch.search.suggest.batch_rate_prior import ANCHORS, AccuracyPrior, BatchRate, first_point, first_points
+from bsearch.search.suggest.front_model import PausedTrials
 from bsearch.search.suggest.pausing import RUNG, GapKernel
 from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.stopping import PauseAtRung
-from bsearch.spaces.errors import TaskError
+from bsearch.spaces.errors import StudyFileError, TaskError
+from bsearch.spaces.trial import TrialFacts
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
@@ -145,6 +147,33 @@ def test_a_search_resumes_what_it_paused_and_a_database_remembers_it(tmp_path: P
     for _ in range(6):
         trained(again, paused, resumed)
     assert len(resumed) == len(set(resumed))
+
+
+def test_a_search_that_cannot_resume_does_not_pause() -> None:
+    with pytest.raises(StudyFileError, match="stopping: expected sampler front with pause"):
+        Search(WRITTEN, sampler="tpe", stopping="pause")
+
+
+def test_a_metric_that_is_no_number_at_the_rung_is_not_kept() -> None:
+    pausing = PauseAtRung(lambda number, others: False)
+    assert not any(pausing.report(0, tenth / 10, 1.0, value) for tenth, value in ((1, 0.1), (2, 0.2), (3, math.nan)))
+    assert pausing.rung_facts(0, sign=1) == TrialFacts()
+
+
+def test_many_paused_trials_do_not_slow_an_ask_down() -> None:
+    """Of more than a hundred, those that train again and the best for their time are kept."""
+    rng = np.random.default_rng(0)
+    seconds, accuracy, waiting = rng.random(300), rng.random(300), rng.random(300) > 0.1
+    trials = PausedTrials(np.arange(300), rng.random((300, 2)), seconds, np.full(300, 0.3), accuracy, waiting)
+    kept = trials.best(100)
+    assert len(kept) == 100
+    assert set(np.flatnonzero(~waiting)) <= set(kept.numbers)
+    best = {
+        one
+        for one in range(300)
+        if not any(accuracy[other] > accuracy[one] for other in range(300) if seconds[other] <= seconds[one])
+    }
+    assert best <= set(kept.numbers)
 
 
 def test_nothing_is_paused_that_was_not_to_be() -> None:

@@ -108,6 +108,8 @@ def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> 
         # As the database keeps them: what was reported, and whether it trained to its end.
         curve = saw.curve_of(number)
         reads.learn(number, seconds, curve, done=number not in stopped)
+        if number not in stopped:
+            reads.resume(number)
     for seconds, values in measured_curves(3)[:30]:
         said = [
             [one.report(1000, (tenth + 1) / 10, seconds, value) for tenth, value in enumerate(values)] for one in (saw, reads)
