@@ -56,24 +56,52 @@ if TYPE_CHECKING:
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-# How long after a Ctrl-C that a finalizer took it arrives again.
+# A signal that cannot be handled now, or that a finalizer took, arrives again after this time.
 _AGAIN_S = 0.05
+# Where torch's files are, and what it takes at most to import them.
+_TORCH, _IMPORTED_S = f"{os.sep}torch{os.sep}", 10.0
 
 
-_signals: list[int] = []  # received by this process, beside Ctrl-C
+_signals: list[int] = []  # received by this process
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
+def _handle_signals() -> dict[int, Any]:
+    """Handle Ctrl-C and SIGTERM where they are not ignored, or handled by a program that calls us; returns what did before.
+
+    By default SIGTERM would end us without a word, and once Ray has started, with a dump of its stacks.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    return {number: signal.signal(number, _stop) for number, usual in defaults.items() if signal.getsignal(number) is usual}
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
     _signals.append(number)
-    raise TerminatedError
+    # An exception while torch initialises its C++ modules would abort the process.
+    if _imports_torch(frame) and _signals.count(number) * _AGAIN_S < _IMPORTED_S:
+        _send_again(number)
+        return
+    raise TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _imports_torch(frame: FrameType | None) -> bool:
+    files = []
+    while frame is not None:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return "<frozen importlib._bootstrap>" in files and any(_TORCH in file for file in files)
+
+
+def _send_again(number: int) -> None:
+    threading.Timer(_AGAIN_S, _thread.interrupt_main, [number]).start()
 
 
 def _again(lost: BaseException | None) -> bool:
     """Whether an exception that nothing could catch was an interrupt; then it is sent again."""
     if not isinstance(lost, KeyboardInterrupt):
         return False
-    number = signal.SIGTERM if isinstance(lost, TerminatedError) else signal.SIGINT
-    threading.Timer(_AGAIN_S, _thread.interrupt_main, [number]).start()
+    _send_again(signal.SIGTERM if isinstance(lost, TerminatedError) else signal.SIGINT)
     return True
 
 
@@ -84,10 +112,7 @@ class _Commands(click.Group):
         # Ctrl-C may arrive in the finalizer of a library's object, where Python can only print it.
         shown = sys.unraisablehook
         sys.unraisablehook = lambda event: _again(event.exc_value) or shown(event)
-        # By default it would end us without a word, and once Ray has started, with a dump of its stacks.
-        handles = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if handles:
-            signal.signal(signal.SIGTERM, _terminated)
+        handlers = _handle_signals()
         try:
             return super().invoke(ctx)
         except BsearchError as error:
@@ -119,8 +144,8 @@ class _Commands(click.Group):
             ctx.exit(FAILED)
         finally:
             sys.unraisablehook = shown
-            if handles:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 @click.group("bsearch", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
