@@ -77,7 +77,7 @@ class FrontSampler(BaseSampler):
         seed: int = 0,
     ) -> None:
         self._by_time, self._pauses = by_time, pauses
-        self._prepared: tuple[int, dict[str, Any]] | None = None  # a proposal for the trial of this number
+        self._prepared: tuple[int, dict[str, Any]] | None = None  # for the trial of this number, asked next
         self._scaled = scaled
         self._prior_trials = tuple(prior_trials)
         self._space = dict(space) if space is not None else None
@@ -108,8 +108,9 @@ class FrontSampler(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         if not search_space:
             return {}
-        if self._prepared is not None and self._prepared[0] == trial.number:
-            return self._prepared[1]
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] == trial.number:
+            return prepared[1]
         values, _ = self._proposed(study, trial.number, search_space)
         return self._by_tpe(study, trial) if values is None else values
 
@@ -123,7 +124,7 @@ class FrontSampler(BaseSampler):
         space = self._space if self._space is not None else self._common.calculate(study)
         space = {name: distribution for name, distribution in space.items() if not distribution.single()}
         values, resumed = self._proposed(study, asked, space, or_new=or_new)
-        self._prepared = None if values is None else (asked, values)
+        self._prepared = None if values is None or resumed is not None else (asked, values)
         return resumed
 
     def is_new_ground(self, study: Study, number: int, others: Collection[int]) -> bool:
