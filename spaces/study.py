@@ -770,6 +770,11 @@ class StudySpec(Section):
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")
 
     @property
+    def can_pause(self) -> bool:
+        """Whether trials may be paused and resumed."""
+        return self.sampler == "front" and self.cluster.checkpoints is not None and self.training.evaluations > 1
+
+    @property
     def is_limited_by_time(self) -> bool:
         """Whether time ends the study rather than a number of trials: fast trials are then worth more to the sampler."""
         return self.budget.hours is not None or self.stopping.kind == "pause"
