@@ -678,7 +678,8 @@ found, model = [], Counts()
 {TWO_DEVICES[framework]}
 import os, pathlib, torch
 pathlib.Path(os.environ["RANK"] + ".txt").write_text(repr(found))
-torch.distributed.destroy_process_group()  # gloo's threads may abort a process that ends before them
+torch.distributed.barrier()
+os._exit(0)  # gloo's threads may abort a process while it ends, even after destroy_process_group
 """
     (tmp_path / "train.py").write_text(FRAMEWORKS[framework](settings).text + watched)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
