@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import re
-import signal
 import socket
 import sys
-import threading
 import traceback
 import webbrowser
 from collections.abc import Callable
@@ -18,7 +15,7 @@ from dataclasses import asdict
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
-from types import FrameType
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
@@ -29,6 +26,7 @@ from rich.text import Text
 
 from . import __version__
 from .search.report.completion import launchers, study_files, study_names
+from .search.report.terminal.signals import handled_signals, is_termination
 from .spaces.errors import (
     BsearchError,
     ClusterError,
@@ -36,7 +34,6 @@ from .spaces.errors import (
     OutputError,
     StorageError,
     StudyFileError,
-    TerminatedError,
     cut,
     plain,
 )
@@ -56,63 +53,16 @@ if TYPE_CHECKING:
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-# A signal that cannot be handled now, or that a finalizer took, arrives again after this time.
-_AGAIN_S = 0.05
-# Where torch's files are, and what it takes at most to import them.
-_TORCH, _IMPORTED_S = f"{os.sep}torch{os.sep}", 10.0
-
-
-_signals: list[int] = []  # received by this process
-
-
-def _handle_signals() -> dict[int, Any]:
-    """Handle Ctrl-C and SIGTERM where they are not ignored, or handled by a program that calls us; returns what did before.
-
-    By default SIGTERM would end us without a word, and once Ray has started, with a dump of its stacks.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    return {number: signal.signal(number, _stop) for number, usual in defaults.items() if signal.getsignal(number) is usual}
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    _signals.append(number)
-    # An exception while torch initialises its C++ modules would abort the process.
-    if _imports_torch(frame) and _signals.count(number) * _AGAIN_S < _IMPORTED_S:
-        _send_again(number)
-        return
-    raise TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
-
-
-def _imports_torch(frame: FrameType | None) -> bool:
-    files = []
-    while frame is not None:
-        files.append(frame.f_code.co_filename)
-        frame = frame.f_back
-    return "<frozen importlib._bootstrap>" in files and any(_TORCH in file for file in files)
-
-
-def _send_again(number: int) -> None:
-    threading.Timer(_AGAIN_S, _thread.interrupt_main, [number]).start()
-
-
-def _again(lost: BaseException | None) -> bool:
-    """Whether an exception that nothing could catch was an interrupt; then it is sent again."""
-    if not isinstance(lost, KeyboardInterrupt):
-        return False
-    _send_again(signal.SIGTERM if isinstance(lost, TerminatedError) else signal.SIGINT)
-    return True
 
 
 class _Commands(click.Group):
     """Turns our errors into messages and exit codes; shows a traceback only with --debug."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Ctrl-C may arrive in the finalizer of a library's object, where Python can only print it.
-        shown = sys.unraisablehook
-        sys.unraisablehook = lambda event: _again(event.exc_value) or shown(event)
-        handlers = _handle_signals()
+        with handled_signals():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BsearchError as error:
@@ -121,9 +71,7 @@ class _Commands(click.Group):
             click.echo(plain(masked(str(error))), err=True)
             ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
         except (KeyboardInterrupt, SystemExit) as error:
-            # Ray makes a KeyboardInterrupt of whatever a handler raises; while it starts, it has a handler of its own.
-            by_code = isinstance(error, SystemExit) and error.code == signal.SIGTERM
-            terminated = isinstance(error, TerminatedError) or by_code or _signals[-1:] == [signal.SIGTERM]
+            terminated = is_termination(error)
             if isinstance(error, SystemExit) and not terminated:
                 raise
             click.echo("terminated" if terminated else "interrupted", err=True)
@@ -142,10 +90,6 @@ class _Commands(click.Group):
                 err=True,
             )
             ctx.exit(FAILED)
-        finally:
-            sys.unraisablehook = shown
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 @click.group("bsearch", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -801,11 +745,11 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
 @click.option("--workload", help="Only this one of the table's workloads.")
 @json_option
 def fit_batch(table: Path, batches: tuple[int, ...], workload: str | None, as_json: bool) -> None:
-    """Fit how many samples a training needs to reach its target at each batch.
+    """Fit the number of samples that training needs to reach its target, as a function of the batch.
 
-    TABLE.csv has the columns effective_batch and to_target: samples, or epochs, that a run needed, or several runs separated
-    by spaces. Rows of each workload, if there is such a column, have a law of their own; rows of each group (or round) have a
-    level of their own under it.
+    TABLE.csv has the columns effective_batch and to_target: the samples (or epochs) that one run needed, or those of several
+    runs separated by spaces. With a column workload, each workload gets its own law; with a column group (or round), each
+    group gets its own level under that law.
     """
     from .search.analysis.samples_to_target import LEAST_BATCHES, fit_batch_law, read_runs
     from .search.report.export import json_text
@@ -1230,7 +1174,7 @@ def dashboard(study: str, name: str | None, port: int, opens: bool | None, stora
             click.echo(f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address")
         if _has_screen() if opens is None else opens:
             # Some browsers run in the terminal until they are closed.
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         serve()
 
 
@@ -1318,16 +1262,16 @@ def _submitter(launcher: str | None, study_file: Path | None, address: str | Non
         return open_submitter(submit_settings(study_file, {"launcher": launcher}, address=address, namespace=namespace))
 
 
-def _progress(study_file: Path | None, storage: str | None) -> dict[str, dict[str, Any]]:
-    """How far each study of the jobs' storage is, by name; nothing where no storage is known, or it cannot be read here."""
+def _progress(names: set[str], study_file: Path | None, storage: str | None) -> dict[str, dict[str, Any]]:
+    """The progress of these studies, by name; of none where no storage is known, or it cannot be read here."""
     from .search.report.terminal.watch import progress_facts, studies_now
 
     if storage is None and study_file is not None:
         storage = read_study(study_file).storage
-    if storage is None:
+    if storage is None or not names:
         return {}
     try:
-        return {name: progress_facts(view) for name, view in studies_now(storage).items()}
+        return {name: progress_facts(view) for name, view in studies_now(storage, names).items()}
     except NoStudyError:
         return {}  # its job has not begun, or writes elsewhere
     except StorageError as error:
@@ -1340,14 +1284,14 @@ def _progress(study_file: Path | None, storage: str | None) -> dict[str, dict[st
 @storage_option
 @json_option
 def list_jobs(as_json: bool, storage: str | None, **where: Any) -> None:
-    """List bsearch's jobs that the cluster knows, newest first, and how far their studies are.
+    """List bsearch's jobs that the cluster knows, newest first, with the progress of their studies.
 
     Progress is read from the storage of the study file in --study, or from --storage.
     """
     from .spaces.readable import count, number, seconds
 
     found = _submitter(**where).jobs()
-    progress = _progress(where["study_file"], storage) if found else {}
+    progress = _progress({job.study for job in found}, where["study_file"], storage)
     if as_json:
         click.echo(json.dumps([{**job.to_dict(), "progress": progress.get(job.study)} for job in found], indent=2))
         return
@@ -1377,11 +1321,11 @@ def _at(time: datetime | None) -> str:
 @storage_option
 @json_option
 def job_status(id: str, as_json: bool, storage: str | None, **where: Any) -> None:
-    """Print the state of job ID: pending, running, succeeded, failed, stopped or unknown; and how far its study is."""
+    """Print the state of job ID: pending, running, succeeded, failed, stopped or unknown; and its study's progress."""
     from .spaces.readable import count, number, seconds
 
     job = _submitter(**where).job(id)
-    facts = _progress(where["study_file"], storage).get(job.study)
+    facts = _progress({job.study}, where["study_file"], storage).get(job.study)
     if as_json:
         click.echo(json.dumps({**job.to_dict(), "progress": facts}, indent=2))
         return

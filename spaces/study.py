@@ -506,7 +506,7 @@ class Budget(Section):
         20,
         ge=1,
         description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. A paused "
-        "trial counts as the share of its training that it has had.",
+        "trial counts as the share of its training that it has completed.",
     )
     hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
     profile_s: Number = Field(
@@ -586,7 +586,7 @@ class StoppingRule(Section):
         "front",
         description="front: stop trials that are unlikely to reach the front at their training time; halving: asynchronous "
         "successive halving by Pareto rank; pause: trials are paused after about a third of their training, and resumed from "
-        "their checkpoints where that is worth more than a new one; none: every trial trains its full budget.",
+        "their checkpoints where that is worth more than starting a new one; none: every trial trains its full budget.",
     )
     risk: Share = Field(
         0.05, description="For `front`: of the trials that would have improved the front, the share that may be stopped."
@@ -709,13 +709,17 @@ class StudySpec(Section):
             raise fault(f"warm_start: expected sampler: front, which alone learns from earlier studies; got {self.sampler}")
         if self.stopping.kind == "pause":
             if self.sampler != "front":
-                raise fault(f"stopping: expected sampler: front with pause, which alone resumes trials; got {self.sampler}")
+                raise fault(
+                    f"stopping: expected sampler: front with pause, the only one that resumes trials; got {self.sampler}"
+                )
             if self.cluster.checkpoints is None:
                 raise fault(
                     "stopping: expected cluster.checkpoints with pause, from which trials go on; got null. Name a folder."
                 )
             if self.training.evaluations == 1:
-                raise fault("training.evaluations: expected 2 or more with stopping: pause, which reads one on the way; got 1")
+                raise fault(
+                    "training.evaluations: expected 2 or more with stopping: pause, which needs one before the end; got 1"
+                )
         for name in RECIPE:
             written = "betas" if name in BETAS else name
             default = type(self.training).model_fields[written].default
@@ -776,7 +780,7 @@ class StudySpec(Section):
 
     @property
     def is_limited_by_time(self) -> bool:
-        """Whether time ends the study rather than a number of trials: fast trials are then worth more to the sampler."""
+        """Whether time limits the study rather than a number of trials: fast trials are then worth more to the sampler."""
         return self.budget.hours is not None or self.stopping.kind == "pause"
 
     def place_of(self, name: str) -> str:

@@ -196,8 +196,8 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
         case "paused":
             share = f"{record.trained_share:.0%} of its training"
             if record.has_ended:
-                return f"**Paused** after {share}, and not worth more of the budget."
-            return f"**Paused** after {share}; it goes on from its checkpoint where that is worth more than a new trial."
+                return f"**Paused** after {share}, and never resumed."
+            return f"**Paused** after {share}; it resumes from its checkpoint if that is worth more than a new trial."
         case "diverged":
             return f"**Diverged**: {message}. It cannot be on the front; plots mark it as infeasible."
         case "out_of_memory":

@@ -152,7 +152,7 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     if study.name not in {row.name for row in study.records.studies()}:
         return None
     trials = stored_trials(study.records.url, study.name)
-    if any(record.outcome == "running" or record.facts.paused for record in trials):
+    if any(not record.has_ended and record.outcome != "waiting" for record in trials):
         return None
     done, budget = counted(trials), study.spec.budget.trials
     if done < budget:

@@ -172,8 +172,8 @@ def _advice(
         fit = spec.budget.trials * spec.budget.hours * 3600 / study_s
         if fit < _FEW and spec.stopping.kind != "pause" and spec.can_pause:
             advice.append(
-                f"about {fit:.0f} trainings fit in that time: `stopping: pause` may find more of the front with so few, by "
-                "training many a third of the way and finishing the best"
+                f"only about {fit:.0f} full trainings fit in that time: `stopping: pause` may find more of the front, by "
+                "training more settings a third of the way and finishing only the best"
             )
     if evaluation_s > 0.5 * trial_s:
         advice.append(

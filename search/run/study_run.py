@@ -394,7 +394,7 @@ class StudyRun:
     def _give_up(self, record: TrialRecord) -> None:
         """End a paused trial whose study has met its budget."""
         facts = replace(self._early_stopping.stopped_facts(record.number, self._sign), paused=False)
-        message = f"paused after {record.trained_share:.0%} of its training, and not worth more of the budget"
+        message = f"paused after {record.trained_share:.0%} of its training, and never resumed"
         result = TrialResult("PRUNED", "paused", replace(facts, message=message), constraint=0.0)
         self._finish(record.number, result, again=True)
         self._delete_checkpoint(record.number)

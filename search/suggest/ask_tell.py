@@ -26,11 +26,11 @@ from pydantic import TypeAdapter, ValidationError
 from ...spaces.domain import AnyDomain, Domain, values_of
 from ...spaces.errors import Fault, StudyFileError, TaskError
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
-from ...spaces.study import Metric, Objectives, near_miss
+from ...spaces.study import STOPPINGS, Metric, Objectives, near_miss
 from ...spaces.trial import ParetoFront, Suggestion, TrialFacts, TrialRecord, TrialResult, counted
 from ..analysis.pareto import study_front
 from ..store.optuna_storage import frozen_record
-from .stopping import STOPPING_RULES, EarlyStopping, early_stopping
+from .stopping import EarlyStopping, early_stopping
 from .suggester import Suggester
 
 TellOutcome = Literal["complete", "stopped", "paused", "diverged", "error"]
@@ -50,7 +50,8 @@ class Search:
         stopping: front, halving, pause or none; `risk` is the accepted probability of stopping a trial that would have
             improved the front. With `pause`, tell "paused" where `report` says so and keep a checkpoint: a later `ask` may
             suggest the same trial again, with `resumes_from` above 0.
-        by_time: time ends the search rather than a number of trials, so that fast trials are worth more; always with `pause`.
+        by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more; always the
+            case with `pause`.
         storage: SQLAlchemy URL; not given, the search is in memory. A search of the same name there is resumed;
             trials without a result count as running.
 
@@ -79,7 +80,7 @@ class Search:
         faults = []
         rules = [name for name in RATE_RULES if name != "adamw_tau"]  # it needs a trial's samples
         named: list[tuple[str, Any, Collection[str]]] = [
-            ("stopping", stopping, STOPPING_RULES),
+            ("stopping", stopping, STOPPINGS),
             ("direction", direction, ("minimize", "maximize")),
             *([("rule", rule, rules)] if rule is not None else []),
             *([("space.rule", value, rules) for value in values_of(domains["rule"])] if "rule" in domains else []),
@@ -88,7 +89,9 @@ class Search:
             if value not in known:
                 faults.append(Fault(where, f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}"))
         if stopping == "pause" and sampler != "front":
-            faults.append(Fault("stopping", f"expected sampler front with pause, which alone resumes trials; got {sampler!r}"))
+            faults.append(
+                Fault("stopping", f"expected sampler front with pause, the only one that resumes trials; got {sampler!r}")
+            )
         if not 0 < risk < 1:
             faults.append(Fault("risk", f"expected a share above 0 and below 1, got {risk!r}"))
         if rule is not None and not {"reference_rate", "effective_batch"} <= set(domains):

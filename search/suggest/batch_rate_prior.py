@@ -134,8 +134,8 @@ _SHARES, _BATCHES = (0.7, 0.1, 0.4), (0.5, 0.15, 0.85)
 DRAWN, _NEAREST = 512, 8
 
 
-# Where trials are paused, two more: fast ones at a high and a low rate, which are trained to their ends, so that it is known
-# early whether curves of different rates cross.
+# Where trials are paused, two more: fast ones at a high and a low rate. So little is known of such rates by then that they are
+# not paused, and show early whether curves of different rates cross.
 _ANCHOR_RATES, _FASTEST = (0.85, 0.15), 0.1
 ANCHORS = len(_ANCHOR_RATES)
 

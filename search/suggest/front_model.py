@@ -84,10 +84,7 @@ class PausedTrials:
 
     def best(self, most: int) -> PausedTrials:
         """Those that train again, and of the others the most accurate for their time."""
-        order = np.lexsort((-self.accuracy, self.seconds))
-        reached = np.empty(len(order))
-        reached[order] = np.maximum.accumulate(self.accuracy[order])
-        below = np.where(self.waiting, reached - self.accuracy, -math.inf)
+        below = np.where(self.waiting, _below_front(self.seconds, self.accuracy), -math.inf)
         kept = np.sort(np.argsort(below, kind="stable")[:most])
         return PausedTrials(*(getattr(self, name)[kept] for name in self.__slots__))
 
@@ -142,15 +139,20 @@ class Observations:
         most -= len(self.paused)
         if len(self.points) <= most:
             return self
-        order = np.lexsort((-self.accuracy, self.seconds))
-        reached = np.empty(len(order))
-        reached[order] = np.maximum.accumulate(self.accuracy[order])
-        ranked = np.argsort(reached - self.accuracy, kind="stable")
+        ranked = np.argsort(_below_front(self.seconds, self.accuracy), kind="stable")
         nearest = min(_NEAREST, most - 1)
         near, rest = ranked[:nearest], np.sort(ranked[nearest:])
         kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - nearest).astype(int)]])
         per_trial = ("points", "seconds", "accuracy", "std", "own", "rung_fractions", "rung_accuracy")
         return replace(self, failed=self.failed[-most:], **{name: getattr(self, name)[kept] for name in per_trial})
+
+
+def _below_front(seconds: Array, accuracy: Array) -> Array:
+    """How far each trial is below the best accuracy of those as fast, (n,)."""
+    order = np.lexsort((-accuracy, seconds))
+    reached = np.empty(len(order))
+    reached[order] = np.maximum.accumulate(accuracy[order])
+    return np.asarray(reached - accuracy)
 
 
 # What a trial is to the models: not over, an observation, a failure, or nothing.
@@ -449,8 +451,10 @@ class FrontModel:
 
     def seconds_at(self, points: Array, log_seconds: Array | None) -> Array:
         """Seconds of full trainings at points (m, width), as (m,): by the law, or where it knows none by the model."""
-        modelled = self.models["seconds"].mean_at(points)
-        return np.exp(modelled if log_seconds is None else np.where(np.isnan(log_seconds), modelled, log_seconds))
+        if log_seconds is None or np.isnan(log_seconds).any():
+            modelled = self.models["seconds"].mean_at(points)
+            log_seconds = modelled if log_seconds is None else np.where(np.isnan(log_seconds), modelled, log_seconds)
+        return np.exp(log_seconds)
 
     def paused_worth_more(self, paused: PausedTrials, known: KnownLogSeconds, worth: float) -> int | None:
         """The waiting trial of the largest improvement per second of the rest of its training; None if none is above `worth`.

@@ -59,8 +59,9 @@ class FrontSampler(BaseSampler):
         scaled: a rule scales `reference_rate` with `effective_batch`, so that the best one is expected not to move with it.
             Only for spaces with `effective_batch` and `reference_rate` or `learning_rate`, both on log scales: parameters of
             other names have a vague prior.
-        by_time: time ends the search rather than a number of trials, so that fast ones are worth more.
-        pauses: trials are paused at the rung, so that two of the first are trained to their ends for what their curves tell.
+        by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more.
+        pauses: trials are paused at the rung, so two of the first are at a high and a low rate: their curves show early
+            whether curves cross.
         seed: of the random points and of the candidates.
     """
 
@@ -97,6 +98,10 @@ class FrontSampler(BaseSampler):
         self.__dict__ |= state | {"_histories": WeakKeyDictionary()}
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._searched(study)
+
+    def _searched(self, study: Study) -> dict[str, BaseDistribution]:
+        """The space, without parameters of one value."""
         space = self._space if self._space is not None else self._common.calculate(study)
         return {name: distribution for name, distribution in space.items() if not distribution.single()}
 
@@ -121,9 +126,7 @@ class FrontSampler(BaseSampler):
             or_new: a new trial may be started; else the best paused one is resumed, whatever it is worth.
         """
         asked = len(study.get_trials(deepcopy=False))
-        space = self._space if self._space is not None else self._common.calculate(study)
-        space = {name: distribution for name, distribution in space.items() if not distribution.single()}
-        values, resumed = self._proposed(study, asked, space, or_new=or_new)
+        values, resumed = self._proposed(study, asked, self._searched(study), or_new=or_new)
         self._prepared = None if values is None or resumed is not None else (asked, values)
         return resumed
 

@@ -278,14 +278,11 @@ class PauseAtRung(EarlyStopping):
             self._going_on.discard(number)
 
 
-STOPPING_RULES = ("front", "halving", "pause", "none")
-
-
 def early_stopping(kind: str, risk: float, is_new_ground: Callable[[int, Collection[int]], bool]) -> EarlyStopping:
     """The named rule.
 
     Args:
-        kind: one of `STOPPING_RULES`.
+        kind: one of `spaces.study.STOPPINGS`.
         risk: of `FrontStopping`.
         is_new_ground: of `PauseAtRung`.
     """

@@ -116,8 +116,8 @@ class Suggester:
         prior_trials: trials of earlier studies that the sampler `front` learns from.
         retry_policy: for when the storage is unavailable; not given, nothing is retried.
         single_writer: no other process writes to this study, so it can be cached in memory.
-        by_time: time ends the search rather than a number of trials; only the sampler `front` knows of it.
-        pauses: trials are paused and resumed, which only the sampler `front` does.
+        by_time: the search is limited by time rather than by a number of trials; only the sampler `front` uses it.
+        pauses: trials are paused and resumed, which only the sampler `front` can do.
     """
 
     def __init__(

@@ -198,8 +198,10 @@ def test_activation_checkpointing_changes_memory_and_no_gradient(language: dict[
     for kept, selective, full in zip(*gradients, strict=True):
         assert torch.allclose(kept, selective, rtol=1e-5, atol=1e-7)
         assert torch.allclose(kept, full, rtol=1e-5, atol=1e-7)
-    # Either saves; what one recomputed block takes at once may exceed what few layers keep under `selective`.
-    assert max(peaks[1:]) < peaks[0]
+    none, selective, full = peaks
+    assert full < min(none, selective)
+    # `selective` keeps the products of frozen layers too, which no gradient needs: with adapters it may take more than `none`.
+    assert selective < none or "lora_rank" in changes
 
 
 class OwnModel(CausalLM):

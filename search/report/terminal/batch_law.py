@@ -55,27 +55,27 @@ def law_parts(
     yield table
     for group in groups:
         floor = law.floor(group)
-        of_group = f" of {group}" if len(groups) > 1 else ""
-        yield f"Smallest number of samples{of_group}: {floor.value:.4g} ({floor.low:.4g} to {floor.high:.4g})."
+        of_group = f", {group}" if len(groups) > 1 else ""
+        yield f"Minimum samples to target{of_group}: {floor.value:.4g} ({floor.low:.4g} to {floor.high:.4g})."
     yield from _critical(law)
     spread = Estimate.of(law.spread)
     yield (
-        f"Settings differ from the law by {spread.value:.1%} ({spread.low:.1%} to {spread.high:.1%}), beyond what their runs "
-        "differ by, probably because other hyperparameters were not equally good at every batch."
+        f"Settings scatter around the law by {spread.value:.1%} ({spread.low:.1%} to {spread.high:.1%}) on top of run-to-run "
+        "variation, probably because other hyperparameters were not tuned equally well at every batch."
     )
     if any(not law.covers(batch) for batch in batches):
         low, high = law.batches
-        yield f"Outside the measured batches, {low} to {high}, intervals rest on what such laws look like, not on these runs."
+        yield f"Outside the measured batches, {low} to {high}, intervals rest mostly on the law's prior."
 
 
 def _critical(law: BatchLaw) -> Iterator[str]:
     critical = law.critical_batch()
-    text = f"Critical batch, which needs twice as many: {critical.value:,.0f} ({critical.low:,.0f} to {critical.high:,.0f})"
+    text = f"Critical batch, which needs twice the minimum: {critical.value:,.0f} ({critical.low:,.0f} to {critical.high:,.0f})"
     low, high = law.batches
     if critical.low > high:
         yield f"{text}: beyond the measured batches, so larger ones are worth trying."
     elif critical.high < low:
-        yield f"{text}: below the measured batches, so the smallest number of samples is extrapolated."
+        yield f"{text}: below the measured batches, so the minimum is extrapolated."
     elif critical.low < low or critical.high > high:
         yield f"{text}: the interval reaches beyond the measured batches, {low} to {high}."
     else:

@@ -107,7 +107,7 @@ def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -
     if record.outcome == "stopped":
         yield "Stopped early: train_s and device_s are for the full budget."
     if record.outcome == "paused":
-        yield "Paused: accuracy is that at the pause; train_s and device_s are for the full budget."
+        yield "Paused: accuracy is as of the pause; train_s and device_s are for the full budget."
     values = Table(box=None, show_header=False, pad_edge=False)
     for name, value in document.items():
         if name not in ("curve", "attempts"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -105,8 +105,8 @@ def watch_study(
         records.close()
 
 
-def studies_now(url: str) -> dict[str, StudyView]:
-    """Every study of a storage as it stands now, by the name in its study file; the newest of several of one name.
+def studies_now(url: str, names: Collection[str]) -> dict[str, StudyView]:
+    """These studies of a storage as they stand now, by the name in their study files; the newest of several of one name.
 
     Raises:
         StorageError: the storage cannot be read.
@@ -115,7 +115,7 @@ def studies_now(url: str) -> dict[str, StudyView]:
     records = Records(url, create=False, retry_policy=retry_policy)
     found: dict[str, StudyView] = {}
     try:
-        for row in records.studies():
+        for row in {row.base_name: row for row in records.studies() if row.base_name in names}.values():
             with StoredTrials(url, row.name, retry_policy) as trials:
                 attempts = records.latest_attempts(row.name, _LATEST_ATTEMPTS)
                 spec, driver = StudySpec.model_validate(row.spec), records.lock.driver(row.name)
@@ -126,7 +126,7 @@ def studies_now(url: str) -> dict[str, StudyView]:
 
 
 def progress_facts(view: StudyView) -> dict[str, Any]:
-    """How far a study is, in numbers: of a table of jobs, and as JSON.
+    """A study's progress in numbers, for a table of jobs and as JSON.
 
     `best` is the front's best value of the metric, `eta_s` the estimated seconds left; None where there is none.
     """
