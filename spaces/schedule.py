@@ -11,9 +11,14 @@ from functools import cache
 
 BATCH_SCHEDULES = ("constant", "seesaw")
 
+# The share of the training after warm-up over which `wsd` (warm-up, stable, decay) falls to 0: with a fifth it ends as well as
+# cosine (Hägele et al. 2024, arXiv 2405.18392).
+DECAY = 0.2
+
 # Share of the peak rate after a share `done` of the training that follows warm-up, done in [0, 1].
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
+    "wsd": lambda done: min(1.0, (1.0 - done) / DECAY),
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
 }

@@ -50,7 +50,7 @@ from .errors import Fault, StudyFileError, cut
 from .laws.memory import bytes_of
 from .learning_rate import GROWTH_RULES, RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from .plan import ActivationCheckpointing, Sharding
-from .schedule import BATCH_SCHEDULES, SCHEDULES
+from .schedule import BATCH_SCHEDULES, DECAY, SCHEDULES
 from .submit import Submit
 
 
@@ -298,7 +298,9 @@ class Training(Section):
         "convolutions, fp32 rounds nothing; bf16 and fp16 use torch's autocast, fp16 with loss scaling.",
     )
     schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
-        "cosine", description=f"Learning-rate schedule after warm-up: {', '.join(SCHEDULES)}."
+        "cosine",
+        description=f"Learning-rate schedule after warm-up: {', '.join(SCHEDULES)}. wsd (warm-up, stable, decay) stays at the "
+        f"peak until the last {DECAY:.0%}, over which it falls linearly to 0.",
     )
     batch_schedule: Literal["constant", "seesaw"] = Field(
         "constant",

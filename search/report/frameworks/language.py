@@ -14,12 +14,14 @@ from ....spaces.learning_rate import LION_BETAS
 from .settings import ChosenSettings
 from .texts import (
     BITSANDBYTES,
+    TRAINERS_SCHEDULES,
     Exported,
     commented,
     huggingface_arguments,
     optimizer_notes,
     program,
     torch_optimizer,
+    trainers_decay,
 )
 
 _TASK = "bsearch.objectives.language:"
@@ -107,7 +109,8 @@ def axolotl(chosen: ChosenSettings) -> Exported:
         "gradient_accumulation_steps": chosen.even.accumulation,
         "max_steps": chosen.even_steps,
         "learning_rate": settings.learning_rate,
-        "lr_scheduler": "constant_with_warmup" if training.schedule == "constant" else training.schedule,
+        "lr_scheduler": TRAINERS_SCHEDULES.get(training.schedule, training.schedule),
+        **trainers_decay(chosen),
         "warmup_steps": chosen.warmup_steps(chosen.even_steps),
         "weight_decay": settings.weight_decay,
         "optimizer": _OPTIMIZERS.get(str(chosen.optimizer), "adamw_torch"),

@@ -19,6 +19,7 @@ import yaml
 
 from ....spaces.errors import cut, plain
 from ....spaces.learning_rate import LION_BETAS, OptimizerSettings
+from ....spaces.schedule import DECAY
 from ....spaces.trial import TrialSetup
 from .settings import ChosenSettings
 
@@ -34,6 +35,9 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
 
 # Those of bitsandbytes, by Trainer's names.
 BITSANDBYTES = {"AdamW8bit": "adamw_bnb_8bit", "Lion": "lion_32bit", "Lion8bit": "lion_8bit"}
+
+# Schedules of other names there.
+TRAINERS_SCHEDULES = {"constant": "constant_with_warmup", "wsd": "warmup_stable_decay"}
 
 # SGD momentum of `Task` and the built-in tasks, for studies that did not record it.
 USUAL_MOMENTUM = 0.9
@@ -69,7 +73,8 @@ def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple
         "gradient_accumulation_steps": chosen.even.accumulation,
         "max_steps": chosen.even_steps,
         "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": "constant_with_warmup" if training.schedule == "constant" else training.schedule,
+        "lr_scheduler_type": TRAINERS_SCHEDULES.get(training.schedule, training.schedule),
+        **trainers_decay(chosen),
         # In steps, which all versions from 4.46 support; the argument for a share was renamed.
         "warmup_steps": chosen.warmup_steps(chosen.even_steps),
         "weight_decay": settings.weight_decay,
@@ -165,7 +170,7 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
             scheduler = {"type": "WarmupCosineLR", "params": total | warmup | ratios}
         case "linear":
             scheduler = {"type": "WarmupDecayLR", "params": total | warmup | rates}
-        case _ if training.warmup:
+        case "constant" if training.warmup:
             scheduler = {"type": "WarmupLR", "params": warmup | rates}
     document: dict[str, Any] = {
         "train_batch_size": even.effective_batch,
@@ -192,6 +197,8 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
         notes.append(
             f"{late}, and warm up for at least 2 steps; the trial's warm-up is {warmup_steps}" if warmup_steps < 2 else late
         )
+    if training.schedule == "wsd":
+        notes.append("DeepSpeed has no schedule like wsd: pass one of torch to deepspeed.initialize, or the rate never falls")
     if training.precision == "bf16":
         notes.append("DeepSpeed's bf16 stores the model's weights in bf16; the trial's were fp32 under autocast")
     return Exported(
@@ -270,6 +277,14 @@ def settings_yaml(chosen: ChosenSettings) -> Exported:
         "parameters": dict(chosen.parameters),
     }
     return Exported(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), ())
+
+
+def trainers_decay(chosen: ChosenSettings) -> dict[str, Any]:
+    """What Trainer's `warmup_stable_decay` needs besides its name."""
+    if chosen.setup.training.schedule != "wsd":
+        return {}
+    after_warmup = chosen.even_steps - chosen.warmup_steps(chosen.even_steps)
+    return {"lr_scheduler_kwargs": {"num_decay_steps": max(1, round(DECAY * after_warmup)), "decay_type": "linear"}}
 
 
 def torch_optimizer(chosen: ChosenSettings, settings: OptimizerSettings) -> tuple[str, dict[str, Any]]:
@@ -405,12 +420,9 @@ def _seed_notes(chosen: ChosenSettings) -> Iterator[str]:
 
 
 def program(template: str, chosen: ChosenSettings, notes: list[str], *, even: bool = True, **values: Any) -> Exported:
-    text = (
-        _templates()
-        .get_template(f"{template}.py.jinja")
-        .render(chosen=chosen, setup=chosen.setup, training=chosen.setup.training, notes=notes, is_even=even, **values)
-    )
-    return Exported(text, tuple(notes))
+    setup = chosen.setup
+    known = {"chosen": chosen, "setup": setup, "training": setup.training, "decay": DECAY, "notes": notes, "is_even": even}
+    return Exported(_templates().get_template(f"{template}.py.jinja").render(**known, **values), tuple(notes))
 
 
 @cache

@@ -31,7 +31,7 @@ from bsearch.search.report.frameworks.settings import ChosenSettings, nearest_ev
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan, plan_batch, step_sizes
-from bsearch.spaces.schedule import rate_factor
+from bsearch.spaces.schedule import SCHEDULES, rate_factor
 from bsearch.spaces.study import Training
 from bsearch.spaces.study_file import study_from_dict
 from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord, TrialSetup
@@ -198,7 +198,7 @@ def test_texts_are_as_they_were_agreed(framework: str, case: str) -> None:
 
 @pytest.mark.parametrize("framework", PROGRAMS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_every_program_is_python_under_every_setting(framework: str, precision: str, schedule: str) -> None:
     for devices, warmup, switches, optimizer in product(
         (1, 3), (0, 0.1), (False, True), ("SGD", "Adam", "AdamW", "Shampoo", None)
@@ -341,7 +341,7 @@ def test_the_script_trains_alike_in_low_precision(precision: str) -> None:
         torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @pytest.mark.parametrize("batch", [7, 33, 64])
 def test_the_script_sees_exactly_the_batch_at_exactly_the_rate(schedule: str, batch: int) -> None:
     settings = chosen(BatchPlan(batch, 2), budget=250, epochs=2.5, schedule=schedule, warmup=0.1, facts={"momentum": 0.0})
@@ -598,6 +598,27 @@ class TestRealFrameworks:
         group = trainer.optimizer.param_groups[0]
         assert type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)).__name__ == optimizer
         assert group["initial_lr"] == settings.even_settings.learning_rate
+
+    def test_trainers_wsd_is_ours(self, plan: BatchPlan, samples: int, sizes: list[int], optimizer: str) -> None:
+        transformers = pytest.importorskip("transformers")
+        settings = chosen(plan, facts={"optimizer": optimizer}, budget=samples * 50, epochs=50, schedule="wsd", warmup=0.25)
+        arguments, steps = program(settings, "hf")["arguments"], settings.even_steps
+        made = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+        scheduler = transformers.get_scheduler(
+            arguments.lr_scheduler_type,
+            made,
+            num_warmup_steps=arguments.warmup_steps,
+            num_training_steps=steps,
+            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+        )
+        found = []
+        for _ in range(steps):
+            found.append(made.param_groups[0]["lr"])
+            made.step()
+            scheduler.step()
+        ours = [0.1 * rate_factor("wsd", 0.25, step / steps) for step in range(steps)]
+        step_down = 0.1 / (0.15 * steps)  # by which the rate falls
+        assert found == pytest.approx(ours, abs=1.01 * step_down)
 
     def test_lightning(self, plan: BatchPlan, samples: int, sizes: list[int], optimizer: str, tmp_path: Path) -> None:
         pytest.importorskip("lightning")
