@@ -363,7 +363,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     done = counted(stored.records)
     console.print()
     if stored.front.trials:
-        _print_front(stored, done, console)
+        _print_front(stored, sum(record.counts > 0 for record in stored.records), console)
         for path in write_front(out, document, picture(StudyFigures(stored).front_figure(), "png")):
             console.print(f"wrote {from_here(path)}", style="dim")
     else:
@@ -890,13 +890,12 @@ def _watch(study: str, name: str | None, storage: str | None, every_s: float) ->
     return 0 if end.done else FAILED
 
 
-def _print_front(stored: StoredStudy, trials: float, console: Console) -> None:
+def _print_front(stored: StoredStudy, trials: int, console: Console) -> None:
     """The front of so many trials as table, plot and sentences."""
     from .search.report.terminal.tables import front_plot, front_summary, front_table
-    from .spaces.readable import count
 
     front, records = stored.front, stored.records
-    console.print(f"Front of {stored.name}: {len(front.trials)} of {count(trials)} trials", style="bold")
+    console.print(f"Front of {stored.name}: {len(front.trials)} of {trials} trials", style="bold")
     console.print(front_table(front))
     plot = front_plot(front, records, console.width)
     console.print(f"\n{plot}" if plot else "")

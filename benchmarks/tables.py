@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/tables.py digits          # 720 settings x 3 seeds, ten minutes on one core
     .venv/bin/python benchmarks/tables.py cifar FOLDER    # 640 x 3, forty minutes; FOLDER holds the images' train/ and test/
 
-A row is one training by bsearch's own loop: its settings, seconds of training, and the accuracy at each tenth of its budget. An
-interrupted table is resumed.
+A row is one training by bsearch's own loop: its settings, seconds of training, and the accuracy at each tenth of its budget
+(those under wsd: at its end). An interrupted table is resumed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ TABLES: dict[str, dict[str, Any]] = {
             "epochs": (2, 4, 8, 16),
         },
         "parameters": {},
+        "training": {},
     },
     "cifar": {
         "task": "bsearch.objectives.vision:Vision",
@@ -59,8 +60,16 @@ TABLES: dict[str, dict[str, Any]] = {
             "evaluation_samples": 1000,
             "augment": "flip",
         },
+        "training": {},
     },
 }
+# The same under wsd, evaluated at the end alone; as many samples of warm-up in all, as for trials with branches.
+for _name, _fixed in (("digits", {}), ("cifar", {"width": 8})):
+    TABLES[f"{_name}-wsd"] = TABLES[_name] | {
+        "settings": {name: values for name, values in TABLES[_name]["settings"].items() if name not in _fixed},
+        "parameters": TABLES[_name]["parameters"] | _fixed,
+        "training": {"schedule": "wsd", "evaluations": 1},
+    }
 
 
 def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[float, list[float]]:
@@ -69,6 +78,7 @@ def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[
     batch, epochs = settings["effective_batch"], settings["epochs"]
     rate = settings["reference_rate"] * math.sqrt(batch / table["reference_batch"])
     parameters = table["parameters"] | {key: value for key, value in settings.items() if key == "width"}
+    warmup = 0.05 * (min(table["settings"]["epochs"]) / epochs if table["training"] else 1)
     setup = TrialSetup(
         study="table",
         number=0,
@@ -76,7 +86,7 @@ def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[
         plan=BatchPlan(batch),
         optimizer=OptimizerSettings(rate),
         samples_budget=table["samples"] * epochs,
-        training=Training(evaluations=FRACTIONS, seed=seed),
+        training=Training(**{"evaluations": FRACTIONS, "seed": seed, "warmup": warmup, **table["training"]}),
         epochs=epochs,
         parameters=parameters | ({"root": root} if root else {}),
     )
@@ -84,7 +94,8 @@ def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[
     taken = [one for one in measured if isinstance(one, Measurement)]
     scores = {one.samples_seen / setup.samples_budget: one.accuracy for one in taken}
     # A large step may pass several tenths at once; they all get the accuracy after it.
-    curve = [next(value for at, value in scores.items() if at >= part / FRACTIONS - 1e-9) for part in range(1, FRACTIONS + 1)]
+    parts = setup.training.evaluations
+    curve = [next(value for at, value in scores.items() if at >= part / parts - 1e-9) for part in range(1, parts + 1)]
     return taken[-1].elapsed_s, curve
 
 

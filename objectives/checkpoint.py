@@ -49,6 +49,7 @@ _ATTEMPT_FIELDS = {
     "sharding",
     "folder",
     "model_folder",
+    "branches",
 }
 
 

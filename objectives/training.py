@@ -26,6 +26,7 @@ from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
+from .branches import forks, trained
 from .checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
@@ -270,10 +271,15 @@ class TrainingRun:
         """Set the learning rate to zero from here on: steps take their usual time and leave the parameters unchanged."""
         self._peak_rates = [0.0] * len(self._peak_rates)
 
-    def set_rate(self, fraction: float, growth: int = 1) -> None:
-        """Set every group's learning rate to the schedule's, at a fraction of the budget, for a batch that has grown so far."""
+    def set_rate(self, fraction: float, growth: int = 1, warmup: float | None = None) -> None:
+        """Set every group's learning rate to the schedule's, at a fraction of the budget, for a batch that has grown so far.
+
+        Args:
+            warmup: a branch's, whose budget is smaller.
+        """
         training = self.setup.training
-        factor = rate_factor(training.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
+        warmup = training.warmup if warmup is None else warmup
+        factor = rate_factor(training.schedule, warmup, fraction) * self.setup.rate_growth(growth)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
 
@@ -337,7 +343,7 @@ class TrainingRun:
         return ratios
 
     def measurements(self) -> Iterator[Measurement]:
-        """Train for the whole budget; evaluate at equal fractions of it and at its end.
+        """Train for the whole budget, with its branches; evaluate at equal fractions of it and at its end.
 
         Where an earlier attempt left a checkpoint, its measurements are yielded again and training resumes from it.
         """
@@ -353,6 +359,7 @@ class TrainingRun:
             facts["resumed_at"] = seen
         loader = self.loader(plans[done:], seen)
         points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > seen)
+        branching, ended = forks(setup, plans), list[Measurement]()
 
         self.model.train()
         due, loss_sum, loss_steps = next(points), torch.zeros((), device=self.device, dtype=torch.float64), 0
@@ -369,6 +376,9 @@ class TrainingRun:
             loss_steps += 1
             # Reading the loss synchronises with the GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
             diverged = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(loss_sum))
+            for branch in branching.get(number, ()):
+                if not diverged:
+                    ended.append(trained(self, branch, number, clock))
             if seen < due and not diverged:
                 continue
             elapsed_s = clock.elapsed_s()
@@ -388,7 +398,9 @@ class TrainingRun:
                 scores=scores,
                 train_loss=train_loss,
                 facts={**facts, **self.noise.facts()},
+                branches=tuple(ended),
             )
+            ended = []
             checkpoint.add(measurement)
             if math.isfinite(train_loss) and seen < setup.samples_budget:
                 self._save(checkpoint, number, clock)
@@ -468,15 +480,24 @@ class TrainingRun:
         return steps, seen
 
     def train_step(
-        self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: Tensor, growth: int = 1
+        self,
+        plan: BatchPlan,
+        loader: Iterator[Any],
+        fraction: float,
+        clock: StepClock,
+        loss_sum: Tensor,
+        growth: int = 1,
+        *,
+        warmup: float | None = None,
     ) -> None:
         """One planned step at a fraction of the budget, the same in trials and in step-time profiles.
 
         Args:
             loss_sum: the step's mean loss is added to it, in place.
+            warmup: a branch's.
         """
         with clock.step(plan.effective_batch):
-            self.set_rate(fraction, growth)
+            self.set_rate(fraction, growth, warmup)
             loss_sum += self.step(self.micro_batches(plan, loader), plan.effective_batch)
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:

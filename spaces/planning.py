@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from typing import Any, Literal
@@ -45,6 +46,10 @@ def trial_setup(
     limits = plan_limits(spec, profile.under(plan), devices)
     samples_budget = _samples_budget(profile, epochs, effective_batch)
     training = training_of(spec, values, seed=suggestion.notes.get("seed", spec.training.seed))
+    if spec.training.branches:
+        # As many samples of warm-up in every trial, or a branch would not be the shorter trial.
+        fewest = _samples(profile, bounds(spec.space.epochs)[0])
+        training = training.model_copy(update={"warmup": training.warmup * fewest / samples_budget})
     _check_growth(profile, step_plans(plan, samples_budget, stages=_stages(training), **limits))
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
     optimizer = optimizer_settings(spec, effective_batch, epochs, values)
@@ -72,7 +77,18 @@ def trial_setup(
         memory_limit_bytes=profile.limit_bytes,
         largest_micro_batch=limits["largest_micro_batch"],
         smallest_micro_batch=limits["smallest_micro_batch"],
+        # One that repeats another's setting is for that setting alone.
+        branches=_branches(spec, profile, epochs, effective_batch) if not suggestion.notes.get("repeats") else (),
     )
+
+
+def _branches(spec: StudySpec, profile: DeviceProfile, epochs: float, effective_batch: int) -> tuple[tuple[float, int], ...]:
+    """Epochs and samples of a training's branches, most first."""
+    found = []
+    with suppress(InfeasiblePlanError):  # of less than one step
+        for fewer in spec.shorter_epochs(epochs):
+            found.append((fewer, _samples_budget(profile, fewer, effective_batch)))
+    return tuple(found)
 
 
 def training_of(spec: StudySpec, values: Mapping[str, Any], **changes: Any) -> Training:
@@ -88,14 +104,18 @@ def _samples_budget(profile: DeviceProfile, epochs: float, effective_batch: int)
     Raises:
         InfeasiblePlanError: less than one step.
     """
-    assert profile.training_set is not None
-    samples_budget = max(1, round(float(epochs) * profile.training_set))
+    samples_budget = _samples(profile, epochs)
     if effective_batch > samples_budget:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch}: expected at most the trial's {samples_budget} samples",
             violation=effective_batch / samples_budget - 1,
         )
     return samples_budget
+
+
+def _samples(profile: DeviceProfile, epochs: float) -> int:
+    assert profile.training_set is not None
+    return max(1, round(float(epochs) * profile.training_set))
 
 
 def optimizer_settings(spec: StudySpec, effective_batch: int, epochs: float, values: Mapping[str, Any]) -> OptimizerSettings:
@@ -313,7 +333,7 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
 
 
 # Keys of `training` that affect neither the memory nor the time of a step.
-_NO_COST = {"schedule", "warmup", "batch_schedule", "beta2_scaling", "evaluations", "seed", "betas", "eps"}
+_NO_COST = {"schedule", "warmup", "branches", "batch_schedule", "beta2_scaling", "evaluations", "seed", "betas", "eps"}
 
 
 def training_cost(spec: StudySpec) -> dict[str, Any]:
@@ -500,6 +520,9 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
     if spec.grows_batches and profile.validation_set is None:
         message = "expected constant for a training loop, which chooses its steps itself; got seesaw. Remove it."
         faults.append(Fault(spec.place_of("batch_schedule"), message))
+    if spec.training.branches and profile.validation_set is None:
+        message = "expected false for a training loop, which cannot be left and taken up again; got true. Remove it."
+        faults.append(Fault("training.branches", message))
     if spec.training.sync_batch_norm and profile.kind == "cpu":
         message = "expected GPUs, since torch's SyncBatchNorm does not support CPUs; got cpu. Write false."
         faults.append(Fault("training.sync_batch_norm", message))

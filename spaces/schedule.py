@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 BATCH_SCHEDULES = ("constant", "seesaw")
+# Those whose rate, at first, is that of a shorter training.
+BRANCHING = ("constant", "wsd")
 
 # The share of the training after warm-up over which `wsd` (warm-up, stable, decay) falls to 0: with a fifth it ends as well as
 # cosine (Hägele et al. 2024, arXiv 2405.18392).
@@ -67,6 +70,18 @@ def _done_at(schedule: Callable[[float], float], share: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if schedule(middle) > share else (low, middle)
     return round(high, 9)
+
+
+def halved(epochs: Any, low: float, step: float | None) -> Any:
+    """Half the epochs, or the most that a range has of at most half; below `low` where it has none. Also of arrays.
+
+    Args:
+        low, step: of the range; a step of None is a continuous one.
+
+    >>> halved(16, 2, 1), halved(5, 2, 1), halved(5.0, 2.0, None)
+    (8.0, 2.0, 2.5)
+    """
+    return epochs / 2 if step is None else low + step * (((epochs / 2 - low) / step + 1e-9) // 1)
 
 
 def evaluation_points(samples_budget: int, evaluations: int) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from .domain import (
     Scalar,
     Section,
     batches,
+    bounds,
     epoch_numbers,
     every,
     fault,
@@ -50,7 +51,7 @@ from .errors import Fault, StudyFileError, cut
 from .laws.memory import bytes_of
 from .learning_rate import GROWTH_RULES, RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from .plan import ActivationCheckpointing, Sharding
-from .schedule import BATCH_SCHEDULES, DECAY, SCHEDULES
+from .schedule import BATCH_SCHEDULES, BRANCHING, DECAY, SCHEDULES, halved
 from .submit import Submit
 
 
@@ -307,7 +308,17 @@ class Training(Section):
         description="seesaw: the batch doubles, up to three times, each time the schedule has halved the rate, and the "
         "rate is raised again as the rule (linear or sqrt) says for the larger batch: fewer steps for the same samples.",
     )
-    warmup: Share = Field(0.05, description="Share of the trial's samples with the learning rate rising linearly from 0.")
+    warmup: Share = Field(
+        0.05,
+        description="Share of the trial's samples with the learning rate rising linearly from 0; with `branches`, of those of "
+        "the shortest trial, and as many samples in all trials.",
+    )
+    branches: StrictBool = Field(
+        False,
+        description="Each training also gives the results of shorter ones, of half its epochs, a quarter and so on: with wsd "
+        "it branches off and decays there, with constant it is evaluated there. They are trials of the study, with less "
+        "`epochs`, and cost at most a fifth of the training's samples.",
+    )
     clip_norm: Number | None = Field(None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping.")
     evaluations: StrictInt = Field(
         10,
@@ -508,7 +519,8 @@ class Budget(Section):
         20,
         ge=1,
         description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. A paused "
-        "trial counts as the share of its training that it has completed.",
+        "trial counts as the share of its training that it has completed. With `training.branches` a trial counts as the share "
+        "that its samples are of the longest training's.",
     )
     hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
     profile_s: Number = Field(
@@ -722,6 +734,8 @@ class StudySpec(Section):
                 raise fault(
                     "training.evaluations: expected 2 or more with stopping: pause, which needs one before the end; got 1"
                 )
+        if self.training.branches:
+            self._check_branches()
         for name in RECIPE:
             written = "betas" if name in BETAS else name
             default = type(self.training).model_fields[written].default
@@ -773,6 +787,41 @@ class StudySpec(Section):
         return self
 
     # Sections that must not change, so that old and new trials are comparable.
+    def _check_branches(self) -> None:
+        """Raise where the beginning of a training depends on its length, or trainings do not differ in it."""
+        depending = [name for name in self.recipe_values("schedule") if name not in BRANCHING]
+        if depending:
+            raise fault(
+                f"{self.place_of('schedule')}: expected wsd or constant with training.branches, whose rate at first does not "
+                f"depend on how long the training is; got {depending[0]}. Write schedule: wsd."
+            )
+        epochs = self.space.epochs
+        if not isinstance(epochs, Range) or epochs.high < 2 * epochs.low:
+            raise fault(
+                "space.epochs: expected a range whose high is at least twice its low with training.branches, which are shorter "
+                f"trainings of that range; got {epochs}. Write epochs: {{low: 2, high: 16, log: true}}."
+            )
+        if self.stopping.kind != "none":
+            raise fault(
+                "stopping: expected none with training.branches, since a training that ends low may have good branches; got "
+                f"{self.stopping.kind}. Write stopping: none."
+            )
+        if "adamw_tau" in values_of(self.space.rule):
+            raise fault(
+                "space.rule: expected another rule than adamw_tau with training.branches, since its weight decay depends on "
+                "how long the training is. Remove one."
+            )
+        if self.grows_batches:
+            raise fault(
+                f"{self.place_of('batch_schedule')}: expected constant with training.branches, since growth depends on how "
+                "long the training is; got seesaw. Remove one."
+            )
+        if self.devices.sharding != "ddp":
+            raise fault(
+                "devices.sharding: expected ddp with training.branches, which no other supports yet; got "
+                f"{self.devices.sharding}. Remove one."
+            )
+
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")
 
     @property
@@ -784,6 +833,19 @@ class StudySpec(Section):
     def is_limited_by_time(self) -> bool:
         """Whether time limits the study rather than a number of trials: fast trials are then worth more to the sampler."""
         return self.budget.hours is not None or self.stopping.kind == "pause"
+
+    def shorter_epochs(self, epochs: float) -> tuple[float, ...]:
+        """The epochs of a training's branches, most first."""
+        domain, found = self.space.epochs, []
+        if self.training.branches and isinstance(domain, Range):
+            step = domain.step or (1 if domain.whole else None)
+            while domain.contains(epochs := halved(epochs, domain.low, step)):
+                found.append(int(epochs) if domain.whole else epochs)
+        return tuple(found)
+
+    def budget_share(self, epochs: float) -> float:
+        """What a trial of so many epochs counts towards `budget.trials`: 1, or with branches the share of the longest."""
+        return float(epochs) / float(bounds(self.space.epochs)[1]) if self.training.branches else 1.0
 
     def place_of(self, name: str) -> str:
         """Where a key of the recipe stands: in `space`, if it is searched there, else in `training`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -54,6 +54,7 @@ class TrialSetup:
         sharding: what its devices share out.
         folder: the study file's; relative paths in the task are resolved against it.
         model_folder: where `bsearch train` wants the trained model; None in a study's trials.
+        branches: epochs and samples of shorter trainings, whose results this one gives as well, most first.
         parameters: the task's parameters by name.
     """
 
@@ -81,6 +82,7 @@ class TrialSetup:
     checkpoint_every_s: float = 60.0
     pauses_at: float | None = None  # share of training from which on it may be paused: a checkpoint is written there
     model_folder: str | None = None
+    branches: tuple[tuple[float, int], ...] = ()
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     @property
@@ -103,6 +105,12 @@ class TrialSetup:
         """Where the batch grows: pairs of (fraction of the budget, factor over the first batch)."""
         training = self.training
         return batch_stages(training.batch_schedule, training.schedule, training.warmup)
+
+    def branch(self, epochs: float, samples_budget: int) -> TrialSetup:
+        """The setup of a shorter training, with as many samples of warm-up."""
+        warmup = self.training.warmup * self.samples_budget / samples_budget
+        training = self.training.model_copy(update={"warmup": warmup})
+        return replace(self, epochs=epochs, samples_budget=samples_budget, training=training, branches=())
 
     def steps(self) -> tuple[Steps, ...]:
         """All steps of the training.
@@ -177,6 +185,7 @@ class TrialSetup:
                 "plan": BatchPlan(**values["plan"]),
                 "optimizer": OptimizerSettings(**optimizer),
                 "training": Training.model_validate(values["training"]),
+                "branches": tuple(map(tuple, values.get("branches", ()))),
                 "parameters": MappingProxyType(dict(values["parameters"])),
             }
         )
@@ -198,6 +207,7 @@ class Measurement:
         scores: other metrics by name.
         train_loss: mean training loss since the last measurement.
         facts: properties of the run (peak bytes, ghost batch size, ...), numbers or strings.
+        branches: the ends of shorter trainings that branched off since the last measurement.
     """
 
     samples_seen: int
@@ -206,6 +216,7 @@ class Measurement:
     scores: Mapping[str, float] = field(default_factory=dict)
     train_loss: float | None = None
     facts: Mapping[str, Parameter] = field(default_factory=dict)
+    branches: tuple[Measurement, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("samples_seen", "elapsed_s"):
@@ -235,7 +246,7 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**values)
+        return cls(**{**values, "branches": tuple(map(cls.from_dict, values.get("branches", ())))})
 
 
 OutcomeKind = Literal["complete", "stopped", "paused", "diverged", "out_of_memory", "infeasible", "interrupted", "error"]
@@ -280,6 +291,8 @@ class TrialFacts:
         baseline: its index in the study's `baseline:`.
         repeats: the trial whose setting this one repeats.
         continues, continued_by, began_as: links between trials that continue one experiment after interruptions.
+        branch_of, branched_at: the trial that it is a branch of, and the samples after which it left it.
+        budget_share: what it counts towards `budget.trials` if not 1.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
         paused: it was left off there, and waits to be resumed.
@@ -328,6 +341,9 @@ class TrialFacts:
     continues: int | None = None
     continued_by: int | None = None
     began_as: int | None = None
+    branch_of: int | None = None
+    branched_at: int | None = None
+    budget_share: float | None = None
     stopped_fraction: float | None = None
     stopped_accuracy: float | None = None
     rung_fraction: float | None = None
@@ -448,10 +464,11 @@ class TrialRecord:
 
     @property
     def counts(self) -> float:
-        """What it counts towards `budget.trials`: 1, the share of its training that it had when it was paused, or 0."""
+        """What it counts towards `budget.trials`: 1, its share of the budget or of its training until it was paused, or 0."""
         if self.outcome in ("paused", "running"):
             return self.facts.rung_fraction or 0.0
-        return float(self.outcome in COUNTED)
+        share = self.facts.budget_share
+        return float(self.outcome in COUNTED) * (1.0 if share is None else share)
 
     @property
     def has_ended(self) -> bool:

@@ -20,7 +20,7 @@ class Span:
         known_s: seconds of its full training by the law; None where trials are timed by the clock.
         trained_s: seconds of training by the clock at its last measurement, evaluation left out.
         share: of its budget trained by then, from 0 to 1.
-        counts: it ended a trial that counts towards the budget.
+        counts: what its trial counts towards the budget, 0 where it ended without.
     """
 
     started_s: float
@@ -28,7 +28,7 @@ class Span:
     known_s: float | None = None
     trained_s: float = 0.0
     share: float = 0.0
-    counts: bool = False
+    counts: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,14 @@ def eta_s(spans: Sequence[Span], now_s: float, to_come: int) -> float | None:
     factors = ClockFactors.of(spans)
     running = [span for span in spans if span.ended_s is None]
     ended_s = [span.ended_s - span.started_s for span in spans if span.ended_s is not None]
-    counted = sum(span.counts for span in spans)
+    counted = sum(span.counts for span in spans if span.ended_s is not None)
     left = [factors.left_s(span, now_s) for span in running]
     known = [(span, left_s) for span, left_s in zip(running, left, strict=True) if left_s is not None]
     if not known and not counted:
         return None
     whole_s = sum(ended_s) + sum(max(now_s - span.started_s, 0.0) + left_s for span, left_s in known)
     slots = max(at_once(spans), len(running), 1)
-    each_s = whole_s / (counted + len(known)) + _idle_s(spans, slots)
+    each_s = whole_s / (counted + sum(span.counts for span, _ in known)) + _idle_s(spans, slots)
     free_at = [max(each_s - (now_s - span.started_s), 0.0) if s is None else s for span, s in zip(running, left, strict=True)]
     free_at += [0.0] * min(slots - len(running), to_come)
     heapq.heapify(free_at)

@@ -110,8 +110,9 @@ def forecast(
     epoch_s = [plan.epoch_s for some in each for plan in some]
     fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]
     evaluation_s = spec.training.evaluations * (profile.validation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
-    # Searched on log scales, so the geometric mean is the middle one.
-    middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * math.sqrt(epochs[0] * epochs[1])
+    # Searched on log scales, so the geometric mean is the middle one. With branches the budget counts the longest trainings.
+    lengths = epochs[1] if spec.training.branches else math.sqrt(epochs[0] * epochs[1])
+    middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * lengths
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
     study_s = spec.budget.trials * trial_s / slots
     return Forecast(

@@ -87,6 +87,7 @@ class _Attempt:
     setup: TrialSetup
     kind: str
     known_s: float | None  # of the whole training, by the law that times the study
+    counts: float  # towards the budget, once it has ended
     host: str = ""  # the machine it runs on
     started_s: float = field(default_factory=time.monotonic)
     others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
@@ -176,7 +177,8 @@ class StudyRun:
         if self._retries:
             return self._start(self._retries.popleft())
         for _ in range(INFEASIBLE_IN_A_ROW):
-            to_train = sum(1 - self._shares.get(number, 0.0) for number in self._running)
+            running = self._running.items()
+            to_train = sum(one.counts - self._shares.get(number, 0.0) for number, one in running)
             room = self.spec.budget.trials - self.counted - to_train
             if room <= 0:
                 return "wait" if self._running else None
@@ -202,7 +204,9 @@ class StudyRun:
                 self._shares[suggestion.number] = suggestion.notes["rung_fraction"]
             if suggestion.resumes_from:
                 setup = self._resumed(setup)
-            return self._start(_Attempt(suggestion, setup, self.timed_on, self._known_s(setup)))
+            return self._start(
+                _Attempt(suggestion, setup, self.timed_on, self._known_s(setup), self.spec.budget_share(setup.epochs))
+            )
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
 
@@ -234,7 +238,7 @@ class StudyRun:
         planned = attempt.setup.plan.activation_checkpointing
         attempt.kind, attempt.setup = kind if kind in self.profiles else self.timed_on, setup
         self._records.update_setup(setup)
-        facts = replace(_setup_facts(setup, attempt.known_s), device_kind=kind)
+        facts = replace(self._facts(attempt), device_kind=kind)
         if planned != "none":  # said before of another kind of device
             facts = replace(facts, activation_checkpointing=setup.plan.activation_checkpointing)
         self._suggester.annotate(number, facts.to_dict())
@@ -254,6 +258,8 @@ class StudyRun:
         self.reported_s = time.monotonic()
         self._records.add_measurement(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
+        for branch in measurement.branches:
+            self._add_branch(attempt, branch)
         accuracy = self._sign * measurement.score(setup.metric)
         fraction, seconds = _fraction(setup, measurement), self._seconds(attempt, measurement)
         should_stop = self._early_stopping.report(number, fraction, seconds, accuracy)
@@ -263,7 +269,8 @@ class StudyRun:
         """Record how an attempt ended, and act on it as the table of outcomes says (docs/faults.md)."""
         attempt = self._running.pop(number)
         setup, measurements = attempt.setup, attempt.measurements
-        self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=outcome.kind in COUNTED))
+        counts = attempt.counts if outcome.kind in COUNTED else 0.0
+        self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=counts))
         if outcome.kind == "interrupted" and self._kills_its_workers(number, measurements, outcome):
             outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
         if outcome.kind == "stopped" and self._early_stopping.pauses:
@@ -277,7 +284,7 @@ class StudyRun:
         retry = self._next_setup(attempt, outcome)
         if retry is not None:
             self._records.end_attempt(setup, outcome, {})
-            self._retries.append(_Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s))
+            self._retries.append(_Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts))
             self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
             return
         if outcome.kind == "out_of_memory":
@@ -348,7 +355,7 @@ class StudyRun:
             self.spec,
             self.front(),
             done,
-            [(one.setup, one.last, one.host, self._span(one)) for one in attempts],
+            [(one.setup, one.last, one.host, self._span(one, counts=one.counts)) for one in attempts],
             list(self._spans),
             now_s=time.monotonic(),
             elapsed_s=self.elapsed_s(),
@@ -363,6 +370,9 @@ class StudyRun:
         """Settle trials that an earlier driver left RUNNING: report to Optuna those it had recorded, queue the rest again."""
         for trial in self._suggester.trials():
             if trial.state.name != "RUNNING" or trial.number in self._paused:
+                continue
+            if "branch_of" in trial.user_attrs and not self._records.attempts(self.name, trial.number):
+                self._drop_branch(trial.number, trial.user_attrs["branch_of"])
                 continue
             if trial.user_attrs.get("outcome") == "paused":  # killed while it was given up
                 self._give_up(frozen_record(trial))
@@ -384,12 +394,49 @@ class StudyRun:
         # We hold the study, so every trial still RUNNING is one of ours that no process runs any longer.
         for trial in self._suggester.trials():
             if trial.state.name == "RUNNING" and trial.number not in self._paused:
-                self._suggester.continue_later(trial.number, why)
+                if "branch_of" in trial.user_attrs:
+                    self._drop_branch(trial.number, trial.user_attrs["branch_of"])
+                else:
+                    self._suggester.continue_later(trial.number, why)
         if self.counted >= self.spec.budget.trials:
             for record in list(self._paused.values()):
                 self._give_up(record)
         self._running.clear()
         self._retries.clear()
+
+    def _add_branch(self, attempt: _Attempt, measurement: Measurement) -> None:
+        """Record what a branch of an attempt came to, as the trial of fewer epochs that it is."""
+        setup, suggestion = attempt.setup, attempt.suggestion
+        epochs, samples = next(branch for branch in setup.branches if branch[1] == measurement.samples_seen)
+        parameters = {**suggestion.parameters, "epochs": epochs}
+        trunk = suggestion.notes.get("began_as", suggestion.number)
+        number = self._suggester.begin(parameters, {"branch_of": trunk, "samples_budget": samples})
+        if self._suggester.trials()[number].state.is_finished():
+            return  # an earlier attempt at the same training reported it
+        own = replace(setup.branch(epochs, samples), number=number, attempt=0, checkpoint=None)
+        share = (samples - int(measurement.facts["branched_at"])) / samples
+        branch = replace(
+            attempt,
+            suggestion=Suggestion(number, parameters),
+            setup=own,
+            known_s=self._known_s(own),
+            counts=self.spec.budget_share(epochs) * share,
+            measurements=[measurement],
+        )
+        finite = math.isfinite(measurement.score(own.metric))
+        outcome = Outcome("complete") if finite else Outcome("diverged", f"{own.metric} was not finite")
+        expected_s = self._expected_s(branch)
+        result = _result(branch, outcome, expected_s, self.spec.objectives.speed, shared=True)
+        result = replace(result, facts=self._facts(branch) | result.facts | TrialFacts(device_kind=attempt.kind or None))
+        self._records.start_attempt(own)
+        self._records.add_measurement(own, measurement)
+        self._records.end_attempt(own, outcome, result.to_dict())
+        self._finish(number, result)
+
+    def _drop_branch(self, number: int, trunk: int) -> None:
+        """Forget a branch that was being recorded when the driver stopped: its training reports it again."""
+        facts = TrialFacts(message=f"reported again by trial {trunk}", continued_by=trunk)
+        self._suggester.tell(number, TrialResult("FAIL", "interrupted", facts))
 
     def _give_up(self, record: TrialRecord) -> None:
         """End a paused trial whose study has met its budget."""
@@ -450,7 +497,7 @@ class StudyRun:
             train_s = measurement.elapsed_s / _fraction(attempt.setup, measurement)
         return train_s * (attempt.setup.plan.devices if self.spec.objectives.speed == "device_s" else 1)
 
-    def _span(self, attempt: _Attempt, ended_s: float | None = None, *, counts: bool = False) -> Span:
+    def _span(self, attempt: _Attempt, ended_s: float | None = None, *, counts: float) -> Span:
         expected_s = self._expected_s(attempt)
         return span_of(attempt.setup, attempt.last, expected_s, attempt.started_s, ended_s, counts=counts)
 
@@ -491,7 +538,7 @@ class StudyRun:
         self._running[setup.number] = attempt
         self._records.start_attempt(setup)
         if setup.attempt == 0:
-            self._suggester.annotate(setup.number, _setup_facts(setup, attempt.known_s).to_dict())
+            self._suggester.annotate(setup.number, self._facts(attempt).to_dict())
         self.notify(Event("started", setup=setup))
         if not self._preloaded:
             # Not while a trial is asked for: killed then, it would be RUNNING without its parameters. In the thread that asks,
@@ -499,6 +546,11 @@ class StudyRun:
             self._preloaded = True
             self._asker.submit(preload)
         return setup
+
+    def _facts(self, attempt: _Attempt) -> TrialFacts:
+        """Facts of its setup, stored beside the searched parameters."""
+        facts = _setup_facts(attempt.setup, attempt.known_s)
+        return replace(facts, budget_share=attempt.counts) if self.spec.training.branches else facts
 
     def _learn_memory(self, attempt: _Attempt) -> None:
         """Let a measured peak correct the memory law of the kind of device it was measured on, in either direction."""

@@ -100,7 +100,7 @@ def study_view(
     """
     spans = [*ended, *(span for _, _, _, span in running)]
     factors = ClockFactors.of(spans)
-    to_come = max(math.ceil(spec.budget.trials - counted - len(running)), 0)
+    to_come = max(math.ceil(spec.budget.trials - counted - sum(span.counts for _, _, _, span in running)), 0)
     left_s = eta_s(spans, now_s, to_come)
     if spec.budget.hours is not None and left_s is not None:
         left_s = min(left_s, max(spec.budget.hours * 3600 - driven_s, 0.0))
@@ -128,7 +128,7 @@ def span_of(
     started_s: float,
     ended_s: float | None = None,
     *,
-    counts: bool = False,
+    counts: float = 1.0,
 ) -> Span:
     """An attempt on the clock, by its setup and what it measured last."""
     share = min(measured.samples_seen / setup.samples_budget, 1.0) if measured else 0.0

@@ -47,6 +47,8 @@ EXPECTED = {"expected_seconds", "expected_accuracy", "expected_std"}
 # User attributes of a trial that had its measurement at the rung: those of a paused one, and its expected seconds.
 AT_RUNG = {"rung_fraction", "rung_accuracy"}
 PAUSED = AT_RUNG | {"expected_seconds"}
+# The parameter in which branches differ from the training that they branch off.
+EPOCHS = "epochs"
 # Nodes and weights of Gauss-Hermite quadrature, for expectations of what is normal on the `AccuracyScale`.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
@@ -361,7 +363,7 @@ class FrontModel:
                 structure=old.structure,
             )
 
-    def expected_hypervolume_improvement(self, points: Array, log_seconds: Array | None) -> Array:
+    def expected_hypervolume_improvement(self, points: Array, log_seconds: Array | None, until: Array | None = None) -> Array:
         """Expected hypervolume improvement at points, over log seconds t and accuracy a.
 
             EHVI(x) = sum_i (E[(c_i - t(x))+] - E[(c_{i-1} - t(x))+]) · E[(a(x) - l_i)+]
@@ -372,6 +374,7 @@ class FrontModel:
         Args:
             points: (m, width).
             log_seconds: (m,) by a law, NaN for points that cannot be planned; None: by the model.
+            until: (m,), log seconds from which on another point counts in their place; None: there is none.
 
         Returns:
             (m,); -1 for points that cannot be planned. Weighted by the probability that training finishes.
@@ -383,7 +386,8 @@ class FrontModel:
             time, time_std = log_seconds, np.full(len(points), 1e-9)
         cuts, levels = self._front_strips()
         # Expected time below each cut; a strip's width is the difference of two.
-        early = _expected_improvement(cuts[None, :] - time[:, None], time_std[:, None])
+        ends = cuts[None, :] if until is None else np.minimum(cuts[None, :], until[:, None])
+        early = _expected_improvement(ends - time[:, None], time_std[:, None])
         widths = np.diff(early, axis=1, prepend=0.0)
         drawn = self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :])  # (m, nodes), as accuracy
         rises = np.maximum(drawn[:, :, None] - levels[None, None, :], 0.0).transpose(0, 2, 1) @ _WEIGHTS
@@ -412,13 +416,31 @@ class FrontModel:
         return np.array(cuts), np.array(levels)
 
     def best(
-        self, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator, power: float = 0.0
+        self,
+        transform: SpaceTransform,
+        known: KnownLogSeconds,
+        rng: np.random.Generator,
+        cost: Callable[[Array], Array] | None = None,
+        *,
+        branches: bool = False,
     ) -> tuple[Array, float]:
         """The point (width,) of largest expected hypervolume improvement among many candidates, and that improvement.
 
         Args:
-            power: of the seconds by which improvements are divided.
+            cost: of points, by which their improvements are divided.
+            branches: a point's branches improve the front as well.
         """
+
+        def worth_of(points: Array) -> tuple[Array, Array]:
+            times = known(points)
+            improvement = self.expected_hypervolume_improvement(points, times)
+            if branches:
+                more = self._of_branches(points, transform, known)
+                improvement = np.where(improvement < 0, improvement, improvement + more)
+            return improvement, improvement if cost is None else np.where(
+                improvement < 0, improvement, improvement / cost(points)
+            )
+
         # It takes a second to import, and the first points do without it: other trials are running by now.
         from scipy.stats import qmc
 
@@ -430,24 +452,28 @@ class FrontModel:
         self.slowest = float(np.nanmax(times))
         front = self.points[np.argsort(-self.margin_to_front())[:8]]
         candidates = transform.round_to_feasible(np.vstack([spread, _perturb(front, _AROUND, 0.1, rng)]))
-        improvement, worth = self._worth(candidates, known, power)
+        improvement, worth = worth_of(candidates)
         for part in range(_ROUNDS):
             top = candidates[np.argsort(-worth)[:8]]
             around = transform.round_to_feasible(_perturb(top, _AROUND, 0.1 / 3**part, rng))
             candidates = np.vstack([candidates, around])
-            improvement, worth = (
-                np.append(old, new) for old, new in zip((improvement, worth), self._worth(around, known, power), strict=True)
-            )
+            improvement, worth = (np.append(old, new) for old, new in zip((improvement, worth), worth_of(around), strict=True))
         chosen = int(np.argmax(worth))
         return np.asarray(candidates[chosen]), float(improvement[chosen])
 
-    def _worth(self, points: Array, known: KnownLogSeconds, power: float) -> tuple[Array, Array]:
-        """Expected improvements at points (m, width), and the same over their seconds to this power: two of (m,)."""
-        times = known(points)
-        improvement = self.expected_hypervolume_improvement(points, times)
-        if not power:
-            return improvement, improvement
-        return improvement, np.where(improvement < 0, improvement, improvement / self.seconds_at(points, times) ** power)
+    def _of_branches(self, points: Array, transform: SpaceTransform, known: KnownLogSeconds) -> Array:
+        """What the branches of points (m, width) are expected to add to their own improvement, (m,).
+
+        A branch counts until the next longer one is done, which is expected to be better.
+        """
+        added, there = np.zeros(len(points)), np.ones(len(points), dtype=bool)
+        until = np.log(self.seconds_at(points, known(points)))
+        while (shorter := transform.halved(points, EPOCHS))[1][there].any():
+            points, there = shorter[0], there & shorter[1]
+            times = known(points)
+            added += np.where(there, np.maximum(self.expected_hypervolume_improvement(points, times, until), 0.0), 0.0)
+            until = np.log(self.seconds_at(points, times))
+        return added
 
     def seconds_at(self, points: Array, log_seconds: Array | None) -> Array:
         """Seconds of full trainings at points (m, width), as (m,): by the law, or where it knows none by the model."""

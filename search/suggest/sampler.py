@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
 from .front_model import (
+    EPOCHS,
     LEAST_PROBABILITY,
     MOST_POINTS,
     Fits,
@@ -33,9 +34,9 @@ from .space_transform import SpaceTransform
 
 # Random points before the model is used: this many more than there are parameters.
 _FIRST = 2
-# Where time is what ends a search, improvements are divided by seconds to this power: plainly per second, it would look at
-# fast trials alone for long (docs/decisions/0035).
-_PER_TIME = 0.5
+# Where time or samples limit the search, improvements are divided by them to these powers: plainly per second, it would look
+# at fast trials alone for long (docs/decisions/0035, 0036).
+_PER_TIME, _PER_SAMPLES = 0.5, 0.75
 # A paused trial is worth resuming above this share of the best new one's improvement per second, which is the luckiest of
 # thousands and will mostly be paused itself.
 _NEW = 0.5
@@ -60,6 +61,8 @@ class FrontSampler(BaseSampler):
             Only for spaces with `effective_batch` and `reference_rate` or `learning_rate`, both on log scales: parameters of
             other names have a vague prior.
         by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more.
+        branches: each trial gives the results of shorter ones too (`epochs` halved, as often as the space has it), so it is
+            worth what all of them are; longer trials cost more, whatever limits the search.
         pauses: trials are paused at the rung, so two of the first are at a high and a low rate: their curves show early
             whether curves cross.
         seed: of the random points and of the candidates.
@@ -75,9 +78,10 @@ class FrontSampler(BaseSampler):
         scaled: bool = True,
         by_time: bool = False,
         pauses: bool = False,
+        branches: bool = False,
         seed: int = 0,
     ) -> None:
-        self._by_time, self._pauses = by_time, pauses
+        self._by_time, self._pauses, self._branches = by_time, pauses, branches
         self._prepared: tuple[int, dict[str, Any]] | None = None  # for the trial of this number, asked next
         self._scaled = scaled
         self._prior_trials = tuple(prior_trials)
@@ -170,10 +174,18 @@ class FrontSampler(BaseSampler):
             used = observations.subset_near_front(MOST_POINTS)
             model = FrontModel(used, self._last, ended, place)
             model.condition_on_pending(observations.pending, known)
-            best, improvement = model.best(transform, known, rng, _PER_TIME if self._by_time else 0.0)
+            best, improvement = model.best(transform, known, rng, self._cost(model, transform, known), branches=self._branches)
             worth = improvement / float(model.seconds_at(best[None, :], known(best[None, :]))[0])
             resumed = model.paused_worth_more(used.paused, known, _NEW * worth if or_new else -math.inf)
         return transform.decode(best), resumed
+
+    def _cost(self, model: FrontModel, transform: SpaceTransform, known: KnownLogSeconds) -> Callable[[Array], Array] | None:
+        """What the improvements of points (n, width) are divided by, (n,); None where every trial costs the same."""
+        if self._by_time:
+            return lambda points: model.seconds_at(points, known(points)) ** _PER_TIME
+        if self._branches:
+            return lambda points: transform.numbers(points, EPOCHS) ** _PER_SAMPLES
+        return None
 
     def _by_tpe(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
         """Optuna's own proposal, where the first objective is not a time."""

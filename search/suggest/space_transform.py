@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ...spaces.domain import applies
+from ...spaces.schedule import halved
 from ..analysis.gaussian_process import Array
 
 
@@ -108,6 +110,26 @@ class SpaceTransform:
             numbers = np.clip(numbers, distribution.low, distribution.high)
             columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
         return [self._applying(dict(zip(self.space, values, strict=True))) for values in zip(*columns, strict=True)]
+
+    def numbers(self, points: Array, name: str) -> Array:
+        """The values (n,) of a number at points (n, width)."""
+        _, distribution, place, low, scale = self._part(name)
+        numbers = low + points[:, place] * scale
+        return np.exp(numbers) if distribution.log else numbers  # type: ignore[attr-defined]
+
+    def halved(self, points: Array, name: str) -> tuple[Array, NDArray[np.bool_]]:
+        """Points (n, width) with half of a number, rounded down to what its range has; and which of them (n,) the range has."""
+        _, distribution, place, low, scale = self._part(name)
+        assert isinstance(distribution, IntDistribution | FloatDistribution)
+        numbers = halved(self.numbers(points, name), distribution.low, distribution.step)
+        there = numbers >= distribution.low * (1 - 1e-9)
+        numbers = np.maximum(numbers, distribution.low)
+        shorter = points.copy()
+        shorter[:, place] = ((np.log(numbers) if distribution.log else numbers) - low) / scale
+        return shorter, there
+
+    def _part(self, name: str) -> tuple[str, BaseDistribution, int, float, float]:
+        return next(part for part in self._parts if part[0] == name)
 
     def round_to_feasible(self, points: Array) -> Array:
         """Points (n, width) moved to the parameters they decode to: whole numbers, single choices."""

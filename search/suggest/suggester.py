@@ -16,7 +16,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ...spaces.domain import Choices, Domain, Range, applies, applying, searched_of, values_of
 from ...spaces.errors import Fault, StudyFileError
@@ -48,6 +48,7 @@ def _sampler(
     scaled: bool,
     by_time: bool,
     pauses: bool,
+    branches: bool,
 ) -> BaseSampler:
     """The named sampler, for a study that already has `trials` trials.
 
@@ -67,6 +68,7 @@ def _sampler(
             scaled=scaled,
             by_time=by_time,
             pauses=pauses,
+            branches=branches,
             seed=seed,
         )
     seed += trials  # a new sampler with the same seed would replay its first points
@@ -118,6 +120,7 @@ class Suggester:
         single_writer: no other process writes to this study, so it can be cached in memory.
         by_time: the search is limited by time rather than by a number of trials; only the sampler `front` uses it.
         pauses: trials are paused and resumed, which only the sampler `front` can do.
+        branches: trials give the results of shorter ones too, which the sampler `front` takes into account.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class Suggester:
         single_writer: bool = False,
         by_time: bool = False,
         pauses: bool = False,
+        branches: bool = False,
     ) -> None:
         self._pauses = pauses
         self.url = url or "memory"
@@ -162,7 +166,17 @@ class Suggester:
         with translate_optuna_errors(self.url):
             scaled = self.fixed.get("rule") != "constant"
             self.study.sampler = _sampler(
-                sampler, self.searched, known_seconds, prior_trials, seed, len(trials), conditions, scaled, by_time, pauses
+                sampler,
+                self.searched,
+                known_seconds,
+                prior_trials,
+                seed,
+                len(trials),
+                conditions,
+                scaled,
+                by_time,
+                pauses,
+                branches,
             )
 
     @retrying
@@ -240,7 +254,7 @@ class Suggester:
             if again:
                 self._reread()
                 for running in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                    if running.number not in self._known:
+                    if running.number not in self._known and "branch_of" not in running.user_attrs:
                         return self._suggested(Trial(self.study, running._trial_id))  # keeps values set before
             return self._suggested(self.study.ask())
 
@@ -266,6 +280,39 @@ class Suggester:
                     self.study.enqueue_trial(chosen, user_attrs=dict(notes))
 
         self.retry_policy(once)
+
+    def begin(self, parameters: Mapping[str, Any], notes: Mapping[str, Any]) -> int:
+        """The number of the trial with these notes: one that has not failed, or a new one, RUNNING from here on."""
+        chosen = {key: value for key, value in parameters.items() if key in self.searched}
+        tries = itertools.count()
+
+        def found() -> int | None:
+            return next(
+                (
+                    one.number
+                    for one in self.trials()
+                    if one.state != TrialState.FAIL and dict(notes).items() <= one.user_attrs.items()
+                ),
+                None,
+            )
+
+        def once() -> int:
+            with translate_optuna_errors(self.url):
+                if next(tries) > 0:
+                    self._reread()
+                if (number := found()) is not None:
+                    return number
+                distributions = {key: self.searched[key] for key in chosen}
+                self.study.add_trial(
+                    create_trial(state=TrialState.RUNNING, params=chosen, distributions=distributions, user_attrs=dict(notes))
+                )
+                number = found()
+                assert number is not None
+                return number
+
+        number = self.retry_policy(once)
+        self._known.add(number)
+        return number
 
     @retrying
     def annotate(self, number: int, facts: Mapping[str, Any]) -> None:

@@ -155,11 +155,12 @@ def _view(
         known_s = record.train_s if record.facts.train_s_source == "known" else None
         started_s = _epoch_s(row["started_at"])
         if row["ended_at"]:
-            counts = row["outcome"] in COUNTED
+            counts = record.counts if row["outcome"] in COUNTED else 0.0
             ended.append(span_of(setup, measured, known_s, started_s, _epoch_s(row["ended_at"]), counts=counts))
         elif record.outcome == "running" and driver is not None and not driver.gone:
             host = record.facts.host or ""
-            running.append((setup, measured, host, span_of(setup, measured, known_s, started_s)))
+            counts = spec.budget_share(setup.epochs)
+            running.append((setup, measured, host, span_of(setup, measured, known_s, started_s, counts=counts)))
     done = tuple(record for record in records if record.outcome not in ("running", "waiting"))
     return study_view(
         stored.name,

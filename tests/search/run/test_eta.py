@@ -115,5 +115,9 @@ def test_without_known_times_a_trial_goes_by_its_own_speed() -> None:
 
 def test_a_lost_attempt_costs_time_and_counts_for_nothing() -> None:
     clean = [Span(0.0, 10.0, 10.0, 10.0, 1.0, counts=True), Span(10.0, None, 10.0)]
-    lost = [Span(0.0, 10.0, 10.0, 10.0, 1.0, counts=True), Span(10.0, 20.0, 10.0, 10.0, 1.0), Span(20.0, None, 10.0)]
+    lost = [
+        Span(0.0, 10.0, 10.0, 10.0, 1.0, counts=True),
+        Span(10.0, 20.0, 10.0, 10.0, 1.0, counts=0.0),
+        Span(20.0, None, 10.0),
+    ]
     assert (eta_s(lost, 20.0, 4) or 0) > (eta_s(clean, 10.0, 4) or 0)

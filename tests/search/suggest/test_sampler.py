@@ -88,6 +88,26 @@ def test_a_parameter_that_does_not_apply_has_no_value_and_makes_no_difference(po
     assert transform.round_to_feasible(moved[None])[0] == pytest.approx(transform.encode(linear), abs=1e-12)
 
 
+@given(st.sampled_from([(2, 16, 1), (3, 24, 3), (0.5, 8.0, None)]), st.booleans(), st.floats(0, 1))
+def test_half_of_a_parameter_is_what_its_range_has_of_at_most_half(
+    ends: tuple[float, float, int | None], log: bool, at: float
+) -> None:
+    low, high, step = ends
+    log = log and step in (1, None)
+    one = FloatDistribution(low, high, log=log) if step is None else IntDistribution(int(low), int(high), log=log, step=step)
+    transform = SpaceTransform({"epochs": one})
+    point = transform.round_to_feasible(np.array([[at]]))
+    (shorter,), (there,) = transform.halved(point, "epochs")
+    value = transform.decode(point[0])["epochs"]
+    if step is None:
+        expected = [value / 2] if value / 2 >= low else []
+    else:
+        expected = [one for one in range(int(low), int(high) + 1, step) if 2 * one <= value][-1:]
+    assert bool(there) == bool(expected)
+    if expected:
+        assert transform.decode(shorter)["epochs"] == pytest.approx(expected[0], rel=1e-9)
+
+
 @pytest.mark.parametrize("sampler", ["front", "tpe", "gp", "nsga2", "qmc", "random"])
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_every_sampler_asks_for_what_applies(sampler: str) -> None:
@@ -153,9 +173,9 @@ def area(points: list[tuple[float, float]], end: float, worst: float) -> float:
     return total
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool) -> None:
-    """Against the mean improvement of the area over twenty thousand draws of seconds and accuracy."""
+@pytest.mark.parametrize(("known", "until"), [(False, None), (True, None), (False, 1.4), (True, 1.4)])
+def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, until: float | None) -> None:
+    """Against the mean improvement of the area, up to some time, over twenty thousand draws of seconds and accuracy."""
     rng = np.random.default_rng(2)
     points = rng.random((8, 2))
     seconds, accuracy = np.exp(2 * points[:, 0] + 0.1 * rng.standard_normal(8)), points.sum(1)
@@ -167,19 +187,20 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool) -> Non
     )
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
     times = np.array([0.3, 1.1, 1.7]) if known else None
-    gains = model.expected_hypervolume_improvement(candidates, times)
+    gains = model.expected_hypervolume_improvement(candidates, times, None if until is None else np.full(3, until))
     cuts, levels = model._front_strips()
     front = list(zip(cuts[:-1], levels[1:], strict=True))
     mean, std = model.models["accuracy"].predict(candidates)
     time, time_std = model.models["seconds"].predict(candidates) if times is None else (times, np.zeros(3))
-    before = area(front, cuts[-1], levels[0])
+    end = cuts[-1] if until is None else until
+    before = area(front, end, levels[0])
     for index in range(3):
         drawn = zip(
             time[index] + time_std[index] * rng.standard_normal(20000),
             model.scale.back(mean[index] + std[index] * rng.standard_normal(20000)),
             strict=True,
         )
-        more = np.array([area([*front, one], cuts[-1], levels[0]) - before for one in drawn])
+        more = np.array([area([*front, one], end, levels[0]) - before for one in drawn])
         assert gains[index] == pytest.approx(more.mean(), rel=0.02, abs=5 * more.std() / math.sqrt(20000) + 1e-6)
 
 

@@ -1,0 +1,107 @@
+"""Shorter trainings that branch off a longer one: while their rates are the same, one training is both.
+
+With `wsd`, a branch leaves where the shorter training's rate begins to fall, and decays on a copy of the state; with `constant`
+it leaves at its end. The longer training goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from ..spaces.plan import BatchPlan
+from ..spaces.schedule import rate_factor
+from ..spaces.trial import Measurement, TrialSetup
+from .checkpoint import random_state, set_random_state
+from .step_clock import StepClock
+
+if TYPE_CHECKING:
+    from .training import TrainingRun
+
+# Rates that differ by less are the same: the same fractions, rounded.
+_SAME = 1e-9
+
+
+def forks(setup: TrialSetup, plans: Sequence[BatchPlan]) -> dict[int, list[TrialSetup]]:
+    """The setups of a training's branches, by the number of its steps after which they leave it.
+
+    Args:
+        plans: of its steps.
+    """
+    found: dict[int, list[TrialSetup]] = {}
+    for epochs, samples in setup.branches:
+        branch, seen, steps = setup.branch(epochs, samples), 0, 0
+        for ours, its in zip(plans, _plans(branch), strict=False):
+            size = ours.effective_batch
+            if its != ours or abs(_rate(setup, seen + size / 2) - _rate(branch, seen + size / 2)) > _SAME:
+                break
+            seen, steps = seen + size, steps + 1
+        if steps:
+            found.setdefault(steps, []).append(branch)
+    return found
+
+
+def _plans(setup: TrialSetup) -> list[BatchPlan]:
+    return [run.plan for run in setup.steps() for _ in range(run.count)]
+
+
+def _rate(setup: TrialSetup, samples: float) -> float:
+    return rate_factor(setup.training.schedule, setup.training.warmup, samples / setup.samples_budget)
+
+
+def trained(run: TrainingRun, branch: TrialSetup, steps: int, clock: StepClock) -> Measurement:
+    """The result of a branch that leaves a training after so many steps; the training's own state stays.
+
+    Args:
+        clock: of the training so far.
+    """
+    clock.elapsed_s()
+    own = StepClock(run, counts_memory=False)
+    own.set_state(clock.state())
+    plans = _plans(branch)
+    seen = branched_at = sum(plan.effective_batch for plan in plans[:steps])
+    loss_sum = torch.zeros((), device=run.device, dtype=torch.float64)
+    with _kept(run):
+        loader = run.loader(plans[steps:], seen)
+        own.restart()
+        for plan in plans[steps:]:
+            size = plan.effective_batch
+            run.train_step(
+                plan, loader, (seen + size / 2) / branch.samples_budget, own, loss_sum, warmup=branch.training.warmup
+            )
+            seen += size
+        elapsed_s = own.elapsed_s()
+        scores = run.evaluate()
+    clock.restart()
+    return Measurement(
+        samples_seen=seen,
+        elapsed_s=elapsed_s,
+        accuracy=scores.get("accuracy"),
+        scores=scores,
+        train_loss=float(loss_sum) / (len(plans) - steps) if len(plans) > steps else None,
+        facts={"branched_at": branched_at},
+    )
+
+
+@contextmanager
+def _kept(run: TrainingRun) -> Iterator[None]:
+    """Whatever is trained meanwhile, the training's state is afterwards as it was."""
+    state = _in_host_memory(run.state()), _in_host_memory(run.scaler.state_dict()), random_state(run.device)
+    run.noise.active = False
+    try:
+        yield
+    finally:
+        run.load_state(state[0])
+        run.scaler.load_state_dict(state[1])
+        set_random_state(state[2], run.device)
+
+
+def _in_host_memory(state: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda one: one.detach().to("cpu", copy=True), state)
+
+
+__all__ = ["forks", "trained"]
