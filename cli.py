@@ -147,6 +147,9 @@ def choice_options(before: str = "") -> Callable[[Any], Any]:
             click.option("--within", type=_SHARE, metavar="SHARE", help=_sentence(before + within)),
             click.option("--best", is_flag=True, help=_sentence(before + "the trial of the front with the best metric.")),
             click.option("--knee", is_flag=True, help=_sentence(before + "the trial where the front bends.")),
+            click.option(
+                "--target", type=float, metavar="VALUE", help=_sentence(before + "the fastest that reaches this value.")
+            ),
             click.option("--trial", type=int, metavar="N", help=_sentence(before + "this trial of the front.")),
         ):
             command = option(command)
@@ -811,6 +814,7 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
 @click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
 @click.option("--outcome", help="Only trials with this outcome, such as complete, diverged, error or infeasible.")
 @click.option("--trial", type=int, help="One trial: its settings, its learning curve, its traceback.")
+@click.option("--target", type=float, metavar="VALUE", help="Settings whose metric reaches this value, fastest first.")
 @click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
 @click.option(
     "--every",
@@ -830,24 +834,27 @@ def show(
     every: bool,
     outcome: str | None,
     trial: int | None,
+    target: float | None,
     watch: bool,
     every_s: float,
     storage: str | None,
     as_json: bool,
 ) -> None:
-    """Print what a study has found so far: its front, its trials, or one trial.
+    """Print what a study has found so far: its front, its trials, one trial, or what reaches a target.
 
     With --watch, waits up to a minute for the study to begin; exits with 0 when it has met its budget, and with 1 if no driver
     runs it.
     """
     if watch:
-        if as_json or every or outcome or trial is not None:
+        if as_json or every or outcome or trial is not None or target is not None:
             raise click.UsageError(
-                "--watch cannot be combined with --all, --outcome, --trial or --json; programs can poll `show --json`"
+                "--watch cannot be combined with --all, --outcome, --trial, --target or --json; programs can poll `show --json`"
             )
         ctx.exit(_watch(study, name, storage, every_s))
-    if trial is not None and (every or outcome):
-        raise click.UsageError("--trial shows one trial: it cannot be combined with --all or --outcome")
+    if trial is not None and (every or outcome or target is not None):
+        raise click.UsageError("--trial shows one trial: it cannot be combined with --all, --outcome or --target")
+    if target is not None and (every or outcome):
+        raise click.UsageError("--target shows the settings that reach it: it cannot be combined with --all or --outcome")
     from .search.report.export import json_text, study_document, trial_document
     from .search.report.terminal.tables import trials_table
     from .search.store.stored import StoredStudy
@@ -857,6 +864,9 @@ def show(
     console = _terminal(as_json)
     if trial is not None:
         _show_trial(stored, trial, as_json)
+        return
+    if target is not None:
+        _show_target(stored, target, console, as_json)
         return
     chosen = [record for record in records if outcome in (None, record.outcome)]
     if as_json:
@@ -869,6 +879,26 @@ def show(
         console.print(trials_table(chosen, front))
         return
     _print_study(stored, console)
+
+
+def _show_target(stored: StoredStudy, target: float, console: Console, as_json: bool) -> None:
+    from .search.analysis.choice import chance_to_reach, settings_reaching
+    from .search.analysis.confirm import averaged
+    from .search.report.export import json_text, trial_document
+    from .search.report.terminal.tables import front_table, target_sentence
+
+    front = stored.front
+    reaching = settings_reaching(front, averaged(stored.records, stored.spec.objectives), target)
+    if as_json:
+        trials = [
+            {**trial_document(trial, front), "chance": chance_to_reach(trial, target, front.direction)}
+            for trial in reaching.trials
+        ]
+        click.echo(json_text({"study": stored.name, "metric": front.metric, "target": target, "trials": trials}), nl=False)
+        return
+    if reaching.trials:
+        console.print(front_table(reaching, target=target))
+    console.print(target_sentence(stored, target))
 
 
 def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
@@ -1000,8 +1030,8 @@ def _check_export(ctx: click.Context, framework: str | None) -> None:
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if framework is not None and given & {"kind", "what"}:
         raise click.UsageError("--to prints one trial's settings; --format and --what are for tables")
-    if framework is None and given & {"trial", "knee", "best", "within"}:
-        raise click.UsageError("--trial, --knee, --best and --within choose a trial for --to; add --to FRAMEWORK")
+    if framework is None and given & {"trial", "knee", "best", "within", "target"}:
+        raise click.UsageError("--trial, --knee, --best, --within and --target choose a trial for --to; add --to FRAMEWORK")
 
 
 def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], *, to_terminal: bool) -> str:

@@ -162,6 +162,7 @@ class Study:
         *,
         knee: bool = False,
         best: bool = False,
+        target: float | None = None,
     ) -> ExportedText:
         """The settings of one trial of the front, as code or configuration for a framework.
 
@@ -170,6 +171,7 @@ class Study:
             within: the fastest trial at most this share worse than the best; without any choice 1 %.
             knee: the trial where the front bends.
             best: the trial with the best metric.
+            target: the fastest trial whose metric is at least this good.
 
         Raises:
             StudyFileError: no such framework, no such trial on the front, or several choices.
@@ -179,7 +181,7 @@ class Study:
 
         if to not in FRAMEWORKS:
             raise StudyFileError(f"to: expected one of {', '.join(FRAMEWORKS)}; got {to!r}")
-        choice = Choice(trial, knee, best, None if within is None else _share(within))
+        choice = Choice(trial, knee, best, None if within is None else _share(within), target)
         chosen = settings_to_export(self._stored, choice)
         exported = FRAMEWORKS[to](chosen)
         return ExportedText(exported.text, chosen.trial, exported.notes)
@@ -191,6 +193,7 @@ class Study:
         knee: bool = False,
         best: bool = False,
         within: str | float | None = None,
+        target: float | None = None,
         epochs: float | None = None,
         seeds: int = 1,
         out: str | Path | None = None,
@@ -200,7 +203,7 @@ class Study:
         """Train a point of the front with the study's own task, and keep its model.
 
         Args:
-            trial, knee, best, within: which point, as for `export`.
+            trial, knee, best, within, target: which point, as for `export`.
             epochs: instead of the trial's.
             seeds: how many to train with: 1 is the trial's own, more are new ones.
             out: folder for model, optimizer, log and settings; default: results/NAME/trial-N.
@@ -211,7 +214,7 @@ class Study:
             StudyFileError: no such point, or a folder that holds a trained model.
             ClusterError, OutputError: Ray cannot be started, or the folder cannot be written.
         """
-        choice = Choice(trial, knee, best, None if within is None else _share(within))
+        choice = Choice(trial, knee, best, None if within is None else _share(within), target)
         return train_point(self, choice, epochs=epochs, seeds=seeds, out=out, serial=serial, say=say)[2]
 
     def plot(self) -> plotly.graph_objects.Figure:

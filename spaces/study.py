@@ -695,6 +695,11 @@ class StudySpec(Section):
     storage: Annotated[StrictStr, Field(min_length=1)] | None = Field(
         None, description="SQLAlchemy URL of the database with all results; default: a SQLite file next to the study file."
     )
+    target: Number | None = Field(
+        None,
+        description="A value of the metric to reach: the end of a run, `show` and the report name the fastest setting that "
+        "does.",
+    )
     sampler: Annotated[StrictStr, AfterValidator(_sampler)] = Field(
         "front",
         description=f"The sampler that proposes trials: {', '.join(SAMPLERS)}, or module:attr of an Optuna sampler; "

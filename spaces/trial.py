@@ -536,6 +536,11 @@ class ParetoFront:
     speed: Literal["train_s", "device_s"] = "train_s"
     knee: int | None = None  # trial number
 
+    def reaches(self, trial: TrialRecord, target: float) -> bool:
+        """Whether a trial's metric is at least as good as a value."""
+        sign = 1.0 if self.direction == "maximize" else -1.0
+        return trial.accuracy is not None and sign * trial.accuracy >= sign * target
+
     def seconds(self, trial: TrialRecord) -> float | None:
         """A trial's time by the front's measure of speed."""
         return trial.seconds(self.speed)

@@ -342,6 +342,21 @@ def test_show_and_export_follow_the_study_that_run_goes_on_with(study_file: Call
     assert json.loads(bsearch("show", study_file(**first), "--json").output)["study"] == "small"
 
 
+def test_show_tells_which_settings_reach_a_target(finished_study: Path) -> None:
+    front = json.loads(bsearch("show", finished_study, "--json").output)["front"]
+    target = front[0]["accuracy"]
+    document = json.loads(bsearch("show", finished_study, "--target", target, "--json").output)
+    assert (document["metric"], document["target"]) == ("accuracy", target)
+    assert {member["trial"] for member in front} <= {trial["trial"] for trial in document["trials"]}
+    assert all(trial["accuracy"] >= target for trial in document["trials"])
+    words = bsearch("show", finished_study, "--target", target).output
+    assert f"trial {front[0]['trial']} is the fastest to reach it" in " ".join(words.split())
+    assert "reaches it; the best has" in " ".join(bsearch("show", finished_study, "--target", 2).output.split())
+    refused = bsearch("export", finished_study, "--to", "yaml", "--target", 2)
+    assert refused.exit_code == 2
+    assert "no trial reaches accuracy 2; the best, trial" in refused.output
+
+
 def test_another_optuna_study_of_that_name_is_not_touched(study_file: Callable[..., Path], tmp_path: Path) -> None:
     optuna.create_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db")
     result = bsearch("run", study_file(task=f"{TASKS}:Points"), "--serial")

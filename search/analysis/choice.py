@@ -1,11 +1,15 @@
-"""Choosing a point of a front: a trial by its number, the knee, the best, or the fastest that is nearly as good as the best."""
+"""Choosing a point of a front: a trial by its number, the knee, the best, the fastest that is nearly as good, or that reaches a
+target.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from ...spaces.errors import StudyFileError
+from ...spaces.readable import number
 from ...spaces.trial import ParetoFront, TrialRecord
 
 # Without a choice: the fastest whose metric is within this share of the best. The front is steep at its slow end.
@@ -21,6 +25,7 @@ class Choice:
         knee: where the front bends.
         best: the one with the best metric.
         within: the fastest whose metric is at most this share of the best value away from it.
+        target: the fastest whose metric is at least this good.
 
     Raises:
         StudyFileError: several.
@@ -30,10 +35,11 @@ class Choice:
     knee: bool = False
     best: bool = False
     within: float | None = None
+    target: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.trial is not None) + self.knee + self.best + (self.within is not None) > 1:
-            raise StudyFileError("expected one of trial, knee, best and within, got several")
+        if sum(value is not None for value in (self.trial, self.within, self.target)) + self.knee + self.best > 1:
+            raise StudyFileError("expected one of trial, knee, best, within and target, got several")
 
     @property
     def reason(self) -> str:
@@ -46,6 +52,8 @@ class Choice:
             return "as asked"
         if self.knee or self.best:
             return "the knee" if self.knee else "the best"
+        if self.target is not None:
+            return f"the fastest that reaches {number(self.target)}"
         return f"the fastest within {100 * (NEARLY_BEST if self.within is None else self.within):.3g}% of the best"
 
 
@@ -57,7 +65,7 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
         records: all its trials, for messages.
 
     Raises:
-        StudyFileError: an empty front, no such trial on it, or no knee.
+        StudyFileError: an empty front, no such trial on it, no knee, or none that reaches the target.
     """
     if not front.trials:
         raise StudyFileError(f"study {name}: has no finished trial yet, so there is no front to choose from")
@@ -75,6 +83,15 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
         return next(trial for trial in front.trials if trial.number == front.knee)
     if choice.best:
         return front.trials[-1]
+    if choice.target is not None:
+        fastest = next((trial for trial in front.trials if front.reaches(trial, choice.target)), None)
+        if fastest is None:
+            best = front.trials[-1]
+            raise StudyFileError(
+                f"study {name}: no trial reaches {front.metric} {number(choice.target)}; the best, trial {best.number}, has "
+                f"{number(best.accuracy)}"
+            )
+        return fastest
     return fastest_within(front, NEARLY_BEST if choice.within is None else choice.within)
 
 
@@ -91,3 +108,24 @@ def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
     return next(
         trial for trial in front.trials if trial.accuracy is not None and abs(trial.accuracy - best) <= share * abs(best)
     )
+
+
+def settings_reaching(front: ParetoFront, settings: Iterable[TrialRecord], target: float) -> ParetoFront:
+    """All settings whose metric is at least as good as a target, fastest first, on the front or not."""
+    reaching = [one for one in settings if one.outcome == "complete" and front.reaches(one, target)]
+    return replace(front, trials=tuple(sorted(reaching, key=lambda one: front.seconds(one) or 0.0)), knee=None)
+
+
+def chance_to_reach(trial: TrialRecord, target: float, direction: str) -> float | None:
+    """The probability that a setting's mean is at least as good as a target; None where no setting was repeated.
+
+    >>> facts = TrialFacts(mean_low=0.74, mean_high=0.76)
+    >>> round(chance_to_reach(TrialRecord(0, "complete", {}, facts, 1.0, 0.75), 0.745, "maximize"), 3)
+    0.795
+    """
+    if trial.half_interval is None or trial.accuracy is None:
+        return None
+    away = (trial.accuracy - target) * (1 if direction == "maximize" else -1)
+    # The interval holds 90 %; as if normal.
+    std = max(trial.half_interval, 1e-300) / NormalDist().inv_cdf(0.95)
+    return NormalDist().cdf(away / std)

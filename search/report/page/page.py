@@ -45,8 +45,10 @@ class Pick:
     description: str
 
 
-def picks(front: ParetoFront) -> list[Pick]:
-    """The fastest trial that is nearly as good as the best, the knee and the best; each trial once, under its first name."""
+def picks(front: ParetoFront, target: float | None = None) -> list[Pick]:
+    """The fastest trial that reaches a target, the fastest that is nearly as good as the best, the knee and the best; each
+    trial once, under its first name.
+    """
     if not front.trials:
         return []
     best = front.trials[-1]
@@ -62,6 +64,9 @@ def picks(front: ParetoFront) -> list[Pick]:
     ]
     if near.number == best.number:
         named = [("Best", best, f"the best {front.metric}; nothing faster comes within {NEARLY_BEST:.0%} of it"), named[1]]
+    if target is not None:
+        reaching = next((trial for trial in front.trials if front.reaches(trial, target)), None)
+        named.insert(0, ("Reaches the target", reaching, f"the fastest whose {front.metric} is {number(target)} or better"))
     chosen: dict[int, Pick] = {}
     for name, trial, description in named:
         if trial is not None and trial.number not in chosen:
@@ -128,7 +133,7 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
     document = study_document(study.name, masked(study.url), front, study.records)
     rows = [trial_document(trial, front) for trial in front.trials]
     figure_rows = {figure.name: figure.rows() for figure in figures}
-    chosen = picks(front)
+    chosen = picks(front, study.spec.target)
     colourings = _colourings(study, settings)
     data = {
         "figures": [plotly_document(figure) for figure in figures],

@@ -13,20 +13,25 @@ from rich.table import Table
 from ....spaces.domain import Domain, Range
 from ....spaces.readable import number, seconds
 from ....spaces.trial import ParetoFront, TrialRecord
+from ...analysis.choice import chance_to_reach, settings_reaching
 from ...analysis.confirm import CONFIDENCE, averaged
 from ...analysis.pareto import no_slower, no_worse
 from ...analysis.rates import BestRates, Estimate
 from ...store.stored import StoredStudy, codes
 
 
-def front_table(front: ParetoFront, most: int | None = None) -> Table:
-    """The front, fastest first, with the settings that give each point."""
+def front_table(front: ParetoFront, most: int | None = None, target: float | None = None) -> Table:
+    """The front, fastest first, with the settings that give each point.
+
+    Args:
+        target: show the chance that a setting reaches it, in place of that it is on the front.
+    """
     trials = front.trials if most is None else front.trials[:most]
     searched = _others_searched(trials)
     table = Table(box=None, header_style="bold", pad_edge=False)
     repeated = any(trial.interval is not None for trial in trials)
     # Columns of confidence replace those that `show --trial` shows as well, so that lines fit a terminal.
-    confidences = ("+/-", "runs", "on\nfront") if repeated else ()
+    confidences = ("+/-", "runs", "on\nfront" if target is None else "reaches") if repeated else ()
     several_rules = len({(trial.facts.rule or trial.parameters.get("rule")) for trial in trials}) > 1
     shown = [name for name in _SHOWN if not repeated or name != "rule" or several_rules]
     made = () if repeated else ("micro\nx acc.",)
@@ -38,7 +43,8 @@ def front_table(front: ParetoFront, most: int | None = None) -> Table:
         confidence: tuple[str, ...] = ()
         if repeated:
             facts = trial.facts
-            confidence = f"{trial.half_interval or 0.0:.2g}", str(facts.runs), f"{facts.front_probability or 0.0:.0%}"
+            chance = facts.front_probability if target is None else chance_to_reach(trial, target, front.direction)
+            confidence = f"{trial.half_interval or 0.0:.2g}", str(facts.runs), f"{chance or 0.0:.0%}"
         marks = [word for word, holds in (("knee", trial.number == front.knee), ("baseline", trial.is_baseline)) if holds]
         if failed := trial.facts.failed_runs:
             marks.append(f"{failed} failed")
@@ -195,6 +201,7 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
     settings |= {record.number: record for record in averaged(records, spec.objectives)}
     sentences = (
         confirm_sentence(front, spec.confirm.repeats),
+        target_sentence(study, spec.target) if spec.target is not None else None,
         knee_sentence(front),
         *comparison(front, settings.values()),
         contention_sentence(records),
@@ -261,6 +268,24 @@ def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:
         f"{front.metric} is the mean over seeds, +/- half the width of its {CONFIDENCE:.0%} interval; first runs are corrected "
         "for selection bias, estimated from the repeats; on front: the probability that no equally fast or faster setting is "
         "better; = N: tied with the faster trial N." + missing
+    )
+
+
+def target_sentence(study: StoredStudy, target: float) -> str:
+    """Which setting is the fastest to reach a target, and how many do."""
+    front, settings = study.front, averaged(study.records, study.spec.objectives)
+    trained = sum(setting.outcome == "complete" for setting in settings)
+    reaching = settings_reaching(front, settings, target).trials
+    begin = f"Target {front.metric} {number(target)}"
+    if not reaching:
+        best = f"; the best has {number(front.trials[-1].accuracy)}" if front.trials else ""
+        return f"{begin}: no setting of {trained} reaches it{best}."
+    first = reaching[0]
+    chance = chance_to_reach(first, target, front.direction)
+    sure = "in one run" if chance is None else f"its mean with a probability of {chance:.0%}"
+    return (
+        f"{begin}: trial {first.number} is the fastest to reach it, in {seconds(front.seconds(first))} ({sure}); "
+        f"{len(reaching)} of {trained} settings reach it."
     )
 
 

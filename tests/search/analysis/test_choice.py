@@ -1,7 +1,7 @@
 """One point of a front is chosen by its number, its knee, or how near the best it is."""
 
 import pytest
-from bsearch.search.analysis.choice import Choice, chosen_trial, fastest_within
+from bsearch.search.analysis.choice import Choice, chance_to_reach, chosen_trial, fastest_within, settings_reaching
 from bsearch.search.analysis.pareto import front_of
 from bsearch.search.analysis.retime import KnownDevice, planned_on
 from bsearch.spaces.errors import StudyFileError
@@ -29,6 +29,31 @@ def test_the_fastest_within_is_near_enough_and_none_faster_is(pairs, share, dire
     assert chosen.train_s == min(trial.train_s for trial in near)
 
 
+@given(points, st.floats(0, 1), st.sampled_from(["maximize", "minimize"]))
+def test_a_target_is_reached_by_the_fastest_of_all_that_reach_it(pairs, target, direction):
+    settings = [TrialRecord(number, "complete", {}, TrialFacts(), *pair) for number, pair in enumerate(pairs)]
+    good = [one for one in settings if (one.accuracy >= target if direction == "maximize" else one.accuracy <= target)]
+    reaching = settings_reaching(front(pairs, direction), settings, target).trials
+    assert {one.number for one in reaching} == {one.number for one in good}
+    assert [one.train_s for one in reaching] == sorted(one.train_s for one in good)
+    if good:
+        chosen = chosen_trial("s", front(pairs, direction), Choice(target=target))
+        assert chosen.train_s == reaching[0].train_s
+    else:
+        with pytest.raises(StudyFileError, match="no trial reaches"):
+            chosen_trial("s", front(pairs, direction), Choice(target=target))
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_the_chance_to_reach_a_target_is_that_of_the_mean(direction):
+    one = TrialRecord(0, "complete", {}, TrialFacts(mean_low=0.4, mean_high=0.6), 1.0, 0.5)
+    assert chance_to_reach(one, 0.5, direction) == pytest.approx(0.5)
+    # The ends of a 90 % interval.
+    low, high = (chance_to_reach(one, target, direction) for target in (0.4, 0.6))
+    assert (low, high) == pytest.approx((0.95, 0.05) if direction == "maximize" else (0.05, 0.95))
+    assert chance_to_reach(TrialRecord(1, "complete", {}, TrialFacts(), 1.0, 0.5), 0.4, direction) is None
+
+
 @given(points)
 def test_within_nothing_is_the_best(pairs):
     assert fastest_within(front(pairs), 0.0).accuracy == front(pairs).trials[-1].accuracy
@@ -46,7 +71,8 @@ def test_not_asked_the_fastest_that_is_nearly_the_best_is_chosen():
     [
         ({"trial": 7}, "trial 7 is not on its front; expected one of 0, 1"),
         ({"knee": True}, "no knee yet"),
-        ({"trial": 0, "within": 0.1}, "one of trial, knee, best and within"),
+        ({"trial": 0, "within": 0.1}, "one of trial, knee, best, within and target"),
+        ({"target": 0.9}, "no trial reaches accuracy 0.9; the best, trial 1, has 0.8"),
     ],
 )
 def test_a_choice_that_cannot_be_made_says_why(asked, words):
