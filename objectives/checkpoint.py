@@ -30,7 +30,7 @@ from ..spaces.trial import Measurement, TrialSetup
 from .checkpoint_files import file_system_of
 
 # Files of another format are ignored.
-_FORMAT = 2
+_FORMAT = 3
 
 # Fields of the setup in which attempts at the same experiment may differ.
 _ATTEMPT_FIELDS = {
@@ -111,10 +111,19 @@ class Checkpoint:
         """Seconds since the last save, or since the attempt started; infinite where the trial may be paused now."""
         late = [one for one in self.measurements if one.samples_seen >= self._pauses_after]
         at_rung = len(late) == 1 and late == self.measurements[-1:]
-        return math.inf if at_rung else time.monotonic() - self._last
+        return math.inf if at_rung else self.unsaved_s()
+
+    @property
+    def between_evaluations(self) -> bool:
+        """Whether to save between evaluations as well, once `every_s` has passed."""
+        return self.url is not None and self.every_s > 0
+
+    def unsaved_s(self) -> float:
+        """Seconds since the last save, or since the attempt started."""
+        return time.monotonic() - self._last
 
     def save(self, state: Any) -> None:
-        """Replace the file atomically. Call it only if a save is `due`.
+        """Replace the file atomically.
 
         If the disk is full or unavailable, the trial continues without the checkpoint, and `write_error` says why.
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,9 @@ _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 
 # Data that take at most this share of a GPU's memory live there: their batches need no copies.
 _RESIDENT_SHARE = 0.03
+
+# Steps after which several devices agree whether to write a checkpoint, which synchronises them.
+_RANKS_AGREE = 16
 
 # Evaluation stores no activations, so its batches can be larger than training micro-batches.
 _EVALUATION_BATCH = 512
@@ -353,16 +357,17 @@ class TrainingRun:
         clock = StepClock(self, counts_memory=len(plans) >= 4 * COUNTED_STEPS)
         facts: dict[str, Parameter] = self._facts(len(plans))
         checkpoint = Checkpoint.of(setup)
-        done, seen = self._resume(checkpoint, plans, clock)
+        done, seen, since = self._resume(checkpoint, plans, clock)
         yield from checkpoint.measurements
         if seen:
             facts["resumed_at"] = seen
         loader = self.loader(plans[done:], seen)
         points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > seen)
-        branching, ended = forks(setup, plans), list[Measurement]()
+        branching, ended = forks(setup, plans), since.branches
 
         self.model.train()
-        due, loss_sum, loss_steps = next(points), torch.zeros((), device=self.device, dtype=torch.float64), 0
+        due, loss_steps = next(points), since.steps
+        loss_sum = torch.full((), since.loss_sum, device=self.device, dtype=torch.float64)
         clock.restart()
         for number, plan in enumerate(plans[done:], start=done + 1):
             size = plan.effective_batch
@@ -380,6 +385,12 @@ class TrainingRun:
                 if not diverged:
                     ended.append(trained(self, branch, number, clock))
             if seen < due and not diverged:
+                if self._is_late(checkpoint, number):
+                    clock.elapsed_s()
+                    since = _SinceEvaluation(float(loss_sum), loss_steps, ended)
+                    if math.isfinite(since.loss_sum):
+                        self._save(checkpoint, number, seen, clock, since)
+                    clock.restart()
                 continue
             elapsed_s = clock.elapsed_s()
             train_loss = float(loss_sum) / loss_steps
@@ -403,7 +414,8 @@ class TrainingRun:
             ended = []
             checkpoint.add(measurement)
             if math.isfinite(train_loss) and seen < setup.samples_budget:
-                self._save(checkpoint, number, clock)
+                if checkpoint.due(self.ranks.max_over_ranks(0.0 if self.ranks.rank else checkpoint.waited_s())):
+                    self._save(checkpoint, number, seen, clock, _SinceEvaluation())
                 if checkpoint.write_error:
                     facts["checkpoint"] = checkpoint.write_error
             yield measurement
@@ -442,11 +454,16 @@ class TrainingRun:
             self.model.load_state_dict(state["model"])
             (self.sharded or self.optimizer).load_state_dict(state["optimizer"])
 
-    def _save(self, checkpoint: Checkpoint, steps: int, clock: StepClock) -> None:
-        """Write a checkpoint if one is due: rank 0 writes it, with the random state of every rank."""
-        waited_s = 0.0 if self.ranks.rank else checkpoint.waited_s()
-        if checkpoint.url is None or not checkpoint.due(self.ranks.max_over_ranks(waited_s)):
-            return
+    def _is_late(self, checkpoint: Checkpoint, number: int) -> bool:
+        """Whether to write a checkpoint after step `number`, before the next evaluation. Several devices have to agree."""
+        if not checkpoint.between_evaluations or (self.ranks.count > 1 and number % _RANKS_AGREE):
+            return False
+        return self.ranks.max_over_ranks(0.0 if self.ranks.rank else checkpoint.unsaved_s()) >= checkpoint.every_s
+
+    def _save(self, checkpoint: Checkpoint, steps: int, seen: int, clock: StepClock, since: _SinceEvaluation) -> None:
+        """Write a checkpoint: rank 0 writes it, with the random state of every rank."""
+        # A mean over ranks of running means is the running mean of their mean: between evaluations too, nothing changes.
+        self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
         rng_states = self.ranks.all_gathered({"states": [random_state(self.device)]})["states"]
         state = self.state()
         if self.ranks.rank:
@@ -454,6 +471,8 @@ class TrainingRun:
         checkpoint.save(
             {
                 "steps": steps,
+                "samples_seen": seen,
+                "since_evaluation": since.to_dict(),
                 **state,
                 "scaler": self.scaler.state_dict(),
                 "noise": self.noise.state(),
@@ -462,22 +481,24 @@ class TrainingRun:
             }
         )
 
-    def _resume(self, checkpoint: Checkpoint, plans: Sequence[BatchPlan], clock: StepClock) -> tuple[int, int]:
-        """Resume from the checkpoint if there is one; returns steps taken and samples seen, or zeros."""
+    def _resume(
+        self, checkpoint: Checkpoint, plans: Sequence[BatchPlan], clock: StepClock
+    ) -> tuple[int, int, _SinceEvaluation]:
+        """Resume from the checkpoint if there is one; returns steps, samples seen, and what was since the last evaluation."""
         state = checkpoint.load()
         steps = 0 if state is None else int(state["steps"])
         seen = sum(plan.effective_batch for plan in plans[:steps])
         # With another micro-batch cap the last steps may differ. All ranks resume, or none does.
-        valid = steps and checkpoint.measurements and checkpoint.measurements[-1].samples_seen == seen
-        if state is None or not all(self.ranks.all_gathered({"valid": [bool(valid)]})["valid"]):
+        valid = state is not None and steps > 0 and state["samples_seen"] == seen
+        if state is None or not all(self.ranks.all_gathered({"valid": [valid]})["valid"]):
             checkpoint.measurements.clear()
-            return 0, 0
+            return 0, 0, _SinceEvaluation()
         self.load_state(state)
         self.scaler.load_state_dict(state["scaler"])
         self.noise.set_state(state["noise"])
         clock.set_state(state["clock"])
         set_random_state(state["rng_state"][self.ranks.rank], self.device)
-        return steps, seen
+        return steps, seen, _SinceEvaluation.from_dict(state["since_evaluation"])
 
     def train_step(
         self,
@@ -577,6 +598,27 @@ class TrainingRun:
             all_devices = -(-plan.effective_batch // plan.accumulation)
             facts["ghost_batch"] = all_devices if self.setup.training.sync_batch_norm else plan.largest_micro_batch
         return facts
+
+
+@dataclass
+class _SinceEvaluation:
+    """What a training has summed up since its last evaluation: the losses of steps, and branches that ended."""
+
+    loss_sum: float = 0.0
+    steps: int = 0
+    branches: list[Measurement] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "loss_sum": self.loss_sum,
+            "steps": self.steps,
+            "branches": json.dumps([one.to_dict() for one in self.branches]),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> _SinceEvaluation:
+        branches = [Measurement.from_dict(one) for one in json.loads(values["branches"])]
+        return cls(values["loss_sum"], values["steps"], branches)
 
 
 class _LossOf(nn.Module):

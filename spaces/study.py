@@ -586,7 +586,10 @@ class Cluster(Section):
         "s3://bucket/runs, that all workers can reach; null: no checkpoints.",
     )
     checkpoint_every_s: Number = Field(
-        60, ge=0, description="Minimum seconds between two checkpoints of a trial; they are written at evaluations."
+        60,
+        ge=0,
+        description="Seconds after which a trial writes the next checkpoint, at an evaluation or between two; 0: at every "
+        "evaluation, and only there. A training loop of your own writes them where it asks `checkpoint.due()`.",
     )
 
 

@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -187,6 +188,24 @@ def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterato
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     measured = [(one.samples_seen, one.accuracy, one.train_loss) for one in islice(run.measurements(), measurements)]
     yield measured, [value.clone() for value in run.state()["model"].values() if value is not None]
+
+
+def cut_off_in_step(reference: str, setup: dict[str, Any], steps: int) -> Iterator[int]:
+    """A training that is left after so many steps, wherever that is between two evaluations."""
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    step, taken = run.step, 0
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        nonlocal taken
+        if taken == steps:
+            raise KeyboardInterrupt
+        taken += 1
+        return step(*arguments)
+
+    run.step = counted  # type: ignore[method-assign]
+    with suppress(KeyboardInterrupt):
+        list(run.measurements())
+    yield taken
 
 
 def optimizer_states(

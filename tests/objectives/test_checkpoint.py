@@ -21,7 +21,7 @@ from conftest import TASKS
 from helpers import setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_jobs import cut_off
+from rank_jobs import cut_off, cut_off_in_step
 from tasks_for_tests import Noisy, own_loop_with_checkpoints
 
 
@@ -93,6 +93,41 @@ def test_cut_off_anywhere_and_gone_on_with_is_bit_for_bit_the_same(
     assert all(torch.equal(one, other) for one, other in zip(ends, uninterrupted[1], strict=True))
 
 
+@pytest.mark.parametrize("branches", [(), ((2.0, 200),)], ids=["alone", "with a branch"])
+@pytest.mark.parametrize("cut", [1, 2, 5, 9, 13, 24])
+def test_between_evaluations_too_nothing_is_trained_twice(
+    tmp_path: Path, cut: int, branches: tuple[tuple[float, int], ...]
+) -> None:
+    """A checkpoint after every step: an attempt that was killed in the next one takes exactly the steps that are left."""
+    training = {"evaluations": 3, "schedule": "wsd"}
+    made = noisy(tmp_path, batch=16, training=training, epochs=4.0, branches=branches, checkpoint_every_s=1e-9)
+    expected = list(TrainingRun(Noisy(), replace(made, checkpoint=None)).measurements())
+
+    def training_run(setup: TrialSetup, most: int) -> tuple[TrainingRun, list[int]]:
+        run, sizes = TrainingRun(Noisy(), setup), []
+        step = run.step
+
+        def counted(micro_batches: Any, size: int) -> torch.Tensor:
+            if len(sizes) == most:
+                raise KeyboardInterrupt
+            sizes.append(size)
+            return step(micro_batches, size)
+
+        run.step = counted  # type: ignore[method-assign]
+        return run, sizes
+
+    first, _ = training_run(made, cut)
+    with pytest.raises(KeyboardInterrupt):
+        list(first.measurements())
+    again, sizes = training_run(replace(made, attempt=1), 99)
+    measured = list(again.measurements())
+    assert reported(measured) == reported(expected)
+    assert [reported(list(one.branches)) for one in measured] == [reported(list(one.branches)) for one in expected]
+    if not branches:
+        assert len(sizes) == 400 // 16 - cut
+        assert measured[-1].facts["resumed_at"] == 16 * cut
+
+
 def test_going_on_takes_the_remaining_steps_alone_and_says_where_it_began(tmp_path: Path) -> None:
     made = noisy(tmp_path)
     trained_until(made, 3)
@@ -126,6 +161,22 @@ def test_two_ranks_go_on_each_with_its_own_dice(tmp_path: Path) -> None:
         (again,) = ranks.run(cut_off, reference, replace(made, attempt=1).to_dict(), 99)
     assert again[0] == uninterrupted[0]
     assert all(torch.equal(one, other) for one, other in zip(again[1], uninterrupted[1], strict=True))
+
+
+@pytest.mark.slow
+def test_two_ranks_agree_on_a_checkpoint_between_evaluations(tmp_path: Path) -> None:
+    training = {"evaluations": 1}
+    made = noisy(tmp_path, training=training, plan=BatchPlan(10, 1, 2), smallest_micro_batch=2, checkpoint_every_s=1e-9)
+    with closing(RankProcesses(2, "cpu", 1)) as ranks:
+        reference = f"{TASKS}:Noisy"
+        (uninterrupted,) = ranks.run(cut_off, reference, replace(made, checkpoint=None).to_dict(), 99)
+        (taken,) = ranks.run(cut_off_in_step, reference, made.to_dict(), 37)
+        (left,) = ranks.run(cut_off_in_step, reference, replace(made, attempt=1).to_dict(), 99)
+        assert (taken, left) == (37, 40 - 32)  # it went on from the last step after which they agreed
+        (again,) = ranks.run(cut_off, reference, replace(made, attempt=2).to_dict(), 99)
+    # Running statistics were averaged once more, which rounds.
+    assert again[0][-1][0] == uninterrupted[0][-1][0] == 400
+    assert all(torch.allclose(one, other, rtol=1e-5) for one, other in zip(again[1], uninterrupted[1], strict=True))
 
 
 def test_a_smaller_pass_after_running_out_of_memory_goes_on_at_the_same_batch(tmp_path: Path) -> None:
