@@ -38,6 +38,7 @@ class Forecast:
     Args:
         study_s: of all trials with their evaluations, over those that run side by side; and of what is around them, where an
             earlier study told.
+        trials: to train; with branches more than the budget's, which counts samples.
         overhead_s: around a trial's training, in that study: its start, evaluations, checkpoints; None where there was none.
         slowdown: time of training by the clock over known time, in that study.
         span: slowest over fastest.
@@ -47,6 +48,7 @@ class Forecast:
     fastest_trial_s: float
     slowest_trial_s: float
     study_s: float
+    trials: int
     span: float
     advice: tuple[str, ...]
     overhead_s: float | None = None
@@ -110,18 +112,20 @@ def forecast(
     epoch_s = [plan.epoch_s for some in each for plan in some]
     fastest, slowest = min(epoch_s) * epochs[0], max(epoch_s) * epochs[1]
     evaluation_s = spec.training.evaluations * (profile.validation_set or 0) * (profile.step_times[0].evaluate_sample_s or 0.0)
-    # Searched on log scales, so the geometric mean is the middle one. With branches the budget counts the longest trainings.
-    lengths = epochs[1] if spec.training.branches else math.sqrt(epochs[0] * epochs[1])
-    middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * lengths
+    # Searched on log scales, so the geometric mean is the middle one.
+    middle_epochs = math.sqrt(epochs[0] * epochs[1])
+    middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * middle_epochs
+    trials = max(1, round(spec.budget.trials / spec.budget_share(middle_epochs)))
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
-    study_s = spec.budget.trials * trial_s / slots
+    study_s = trials * trial_s / slots
     return Forecast(
         plans=tuple(plans),
         fastest_trial_s=fastest,
         slowest_trial_s=slowest,
         study_s=study_s,
+        trials=trials,
         span=slowest / fastest,
-        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, evaluation_s, middle)),
+        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, evaluation_s, middle, trials)),
         overhead_s=None if factors is None else factors.overhead_s,
         slowdown=None if factors is None else factors.slowdown,
     )
@@ -161,7 +165,7 @@ def growth_savings(spec: StudySpec, profile: DeviceProfile) -> dict[int, float]:
 
 
 def _advice(
-    spec: StudySpec, profile: DeviceProfile, span: float, study_s: float, evaluation_s: float, trial_s: float
+    spec: StudySpec, profile: DeviceProfile, span: float, study_s: float, evaluation_s: float, trial_s: float, trials: int
 ) -> list[str]:
     advice = []
     if span < 2.5 and isinstance(spec.space.epochs, Fixed):
@@ -188,8 +192,8 @@ def _advice(
     if not spec.baseline:
         advice.append("add your current settings under `baseline:`, and the result will compare the front with them")
     searched = len(spec.searched())
-    if spec.budget.trials < 5 * searched:
-        advice.append(f"{spec.budget.trials} trials are few for {searched} searched parameters; aim for about {10 * searched}")
+    if trials < 5 * searched:
+        advice.append(f"{trials} trials are few for {searched} searched parameters; aim for about {10 * searched}")
     savings = growth_savings(spec, profile)
     if savings and max(savings.values()) > _WORTH_GROWING:
         low, high = min(savings), max(savings)
