@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
@@ -128,7 +129,22 @@ class _Share(click.ParamType[float]):
             self.fail(f"expected a share >= 0 and < 1, got {cut(value, 60)!r}. Write 5% or 0.05.", param, ctx)
 
 
-_SHARE = _Share()
+class _Value(click.ParamType[float]):
+    """A finite number."""
+
+    name = "value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            self.fail(f"expected a finite number, got {cut(str(value), 60)!r}", param, ctx)
+        return number
+
+
+_SHARE, _VALUE = _Share(), _Value()
 set_option = click.option(
     "--set",
     "parameters",
@@ -148,7 +164,10 @@ def choice_options(before: str = "") -> Callable[[Any], Any]:
             click.option("--best", is_flag=True, help=_sentence(before + "the trial of the front with the best metric.")),
             click.option("--knee", is_flag=True, help=_sentence(before + "the trial where the front bends.")),
             click.option(
-                "--target", type=float, metavar="VALUE", help=_sentence(before + "the fastest that reaches this value.")
+                "--target",
+                type=_VALUE,
+                metavar="VALUE",
+                help=_sentence(before + "the fastest trial whose metric reaches this value."),
             ),
             click.option("--trial", type=int, metavar="N", help=_sentence(before + "this trial of the front.")),
         ):
@@ -814,7 +833,7 @@ def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage
 @click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
 @click.option("--outcome", help="Only trials with this outcome, such as complete, diverged, error or infeasible.")
 @click.option("--trial", type=int, help="One trial: its settings, its learning curve, its traceback.")
-@click.option("--target", type=float, metavar="VALUE", help="Settings whose metric reaches this value, fastest first.")
+@click.option("--target", type=_VALUE, metavar="VALUE", help="Settings whose metric reaches this value, fastest first.")
 @click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
 @click.option(
     "--every",
@@ -840,7 +859,7 @@ def show(
     storage: str | None,
     as_json: bool,
 ) -> None:
-    """Print what a study has found so far: its front, its trials, one trial, or what reaches a target.
+    """Print what a study has found so far: its front, its trials, one trial, or the settings that reach a target.
 
     With --watch, waits up to a minute for the study to begin; exits with 0 when it has met its budget, and with 1 if no driver
     runs it.

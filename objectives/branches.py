@@ -1,7 +1,7 @@
-"""Shorter trainings that branch off a longer one: while their rates are the same, one training is both.
+"""Shorter trainings that branch off a longer one: as long as their learning rates agree, one run serves as both.
 
-With `wsd`, a branch leaves where the shorter training's rate begins to fall, and decays on a copy of the state; with `constant`
-it leaves at its end. The longer training goes on as if nothing had been.
+With `wsd`, a branch leaves where the shorter training's rate begins to fall, and decays from a saved state, which is then
+restored; with `constant` it leaves at its end. The longer training continues as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def trained(run: TrainingRun, branch: TrialSetup, steps: int, clock: StepClock) 
     Args:
         clock: of the training so far.
     """
-    clock.elapsed_s()
-    own = StepClock(run, counts_memory=False)
-    own.set_state(clock.state())
+    own = clock.fork()
     plans = _plans(branch)
     seen = branched_at = sum(plan.effective_batch for plan in plans[:steps])
     loss_sum = torch.zeros((), device=run.device, dtype=torch.float64)
@@ -76,14 +74,14 @@ def trained(run: TrainingRun, branch: TrialSetup, steps: int, clock: StepClock) 
             seen += size
         elapsed_s = own.elapsed_s()
         scores = run.evaluate()
-    clock.restart()
+    clock.restart(evaluated=True)
     return Measurement(
         samples_seen=seen,
         elapsed_s=elapsed_s,
         accuracy=scores.get("accuracy"),
         scores=scores,
         train_loss=float(loss_sum) / (len(plans) - steps) if len(plans) > steps else None,
-        facts={"branched_at": branched_at},
+        facts={**run.facts(len(plans)), **own.facts(), **run.units_facts(seen, elapsed_s), "branched_at": branched_at},
     )
 
 
@@ -95,6 +93,7 @@ def _kept(run: TrainingRun) -> Iterator[None]:
     try:
         yield
     finally:
+        run.optimizer.state.clear()  # or a GPU would hold two states at once
         run.load_state(state[0])
         run.scaler.load_state_dict(state[1])
         set_random_state(state[2], run.device)

@@ -32,6 +32,9 @@ from .checkpoint_files import file_system_of
 # Files of another format are ignored.
 _FORMAT = 3
 
+# Between evaluations, this many times as long is trained as the last save took.
+_SAVING = 10
+
 # Fields of the setup in which attempts at the same experiment may differ.
 _ATTEMPT_FIELDS = {
     "study",
@@ -68,7 +71,7 @@ class Checkpoint:
         self._pauses_after = pauses_after  # samples seen from which on the trial may be paused
         self.measurements: list[Measurement] = []
         self.write_error = ""  # why the last read or write failed
-        self._last = time.monotonic()
+        self._last, self._save_s = time.monotonic(), 0.0
 
     @classmethod
     def of(cls, setup: TrialSetup) -> Checkpoint:
@@ -111,16 +114,16 @@ class Checkpoint:
         """Seconds since the last save, or since the attempt started; infinite where the trial may be paused now."""
         late = [one for one in self.measurements if one.samples_seen >= self._pauses_after]
         at_rung = len(late) == 1 and late == self.measurements[-1:]
-        return math.inf if at_rung else self.unsaved_s()
+        return math.inf if at_rung else time.monotonic() - self._last
 
     @property
     def between_evaluations(self) -> bool:
         """Whether to save between evaluations as well, once `every_s` has passed."""
         return self.url is not None and self.every_s > 0
 
-    def unsaved_s(self) -> float:
-        """Seconds since the last save, or since the attempt started."""
-        return time.monotonic() - self._last
+    def is_late(self) -> bool:
+        """Whether it is time to save between evaluations: after `every_s`, and ten times what the last save took."""
+        return time.monotonic() - self._last >= max(self.every_s, _SAVING * self._save_s)
 
     def save(self, state: Any) -> None:
         """Replace the file atomically.
@@ -130,9 +133,9 @@ class Checkpoint:
         Args:
             state: tensors, numbers, strings, and lists and dicts of them.
         """
-        self._last = time.monotonic()
         if self.url is None:
             return
+        started = time.monotonic()
         measurements = json.dumps([asdict(one) for one in self.measurements])
         content = {"format": _FORMAT, "experiment": self.experiment, "measurements": measurements, "state": state}
         buffer = io.BytesIO()
@@ -147,6 +150,8 @@ class Checkpoint:
             self.write_error = ""
         except Exception as error:
             self.write_error = f"the checkpoint could not be written: {type(error).__name__}: {error}"
+        self._last = time.monotonic()
+        self._save_s = self._last - started
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -79,8 +80,20 @@ class StepClock:
         self._read_peaks()
         self.restart()
 
-    def restart(self) -> None:
-        """Continue after something else than training, which does not count: its time, and on a GPU its memory."""
+    def fork(self) -> StepClock:
+        """A clock that goes on from here by itself, once it is restarted; this one stands until then too."""
+        self._accumulate()
+        other = copy.copy(self)
+        other._steps_of = self._steps_of.copy()
+        return other
+
+    def restart(self, *, evaluated: bool = False) -> None:
+        """Continue after something else than training, which does not count: its time, and on a GPU its memory.
+
+        Args:
+            evaluated: it was, or contained, an evaluation.
+        """
+        self._evaluated = self._evaluated or evaluated
         self._synchronize()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -140,6 +140,13 @@ class TrainingRun:
         last = self.stream.take(epochs * len(lengths), rest).index
         return int(epochs * lengths.sum() + lengths[last].sum())
 
+    def units_facts(self, seen: int, elapsed_s: float) -> dict[str, Parameter]:
+        """Units seen, such as tokens, and how many in a second; nothing where samples are all alike."""
+        if self.data.lengths is None:
+            return {}
+        units = self._units(seen)
+        return {self.data.unit: units, f"{self.data.unit}_per_s": units / elapsed_s if elapsed_s else 0.0}
+
     def _set_model(self, model: nn.Module) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -355,7 +362,7 @@ class TrainingRun:
         steps = [run for run in setup.steps() for _ in range(run.count)]
         plans = [run.plan for run in steps]
         clock = StepClock(self, counts_memory=len(plans) >= 4 * COUNTED_STEPS)
-        facts: dict[str, Parameter] = self._facts(len(plans))
+        facts: dict[str, Parameter] = self.facts(len(plans))
         checkpoint = Checkpoint.of(setup)
         done, seen, since = self._resume(checkpoint, plans, clock)
         yield from checkpoint.measurements
@@ -381,23 +388,20 @@ class TrainingRun:
             loss_steps += 1
             # Reading the loss synchronises with the GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
             diverged = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(loss_sum))
-            for branch in branching.get(number, ()):
-                if not diverged:
-                    ended.append(trained(self, branch, number, clock))
+            if number in branching and not diverged and math.isfinite(float(loss_sum)):
+                ended += [trained(self, branch, number, clock) for branch in branching[number]]
             if seen < due and not diverged:
                 if self._is_late(checkpoint, number):
-                    clock.elapsed_s()
+                    until_now = clock.fork()
                     since = _SinceEvaluation(float(loss_sum), loss_steps, ended)
                     if math.isfinite(since.loss_sum):
-                        self._save(checkpoint, number, seen, clock, since)
+                        self._save(checkpoint, number, seen, until_now, since)
                     clock.restart()
                 continue
             elapsed_s = clock.elapsed_s()
             train_loss = float(loss_sum) / loss_steps
             facts |= clock.facts()
-            if self.data.lengths is not None:
-                facts[self.data.unit] = units = self._units(seen)
-                facts[f"{self.data.unit}_per_s"] = units / elapsed_s if elapsed_s else 0.0
+            facts |= self.units_facts(seen, elapsed_s)
             self.noise.read(self.ranks.mean)
             scores = self.evaluate()
             if setup.model_folder is not None and seen >= setup.samples_budget:
@@ -458,10 +462,11 @@ class TrainingRun:
         """Whether to write a checkpoint after step `number`, before the next evaluation. Several devices have to agree."""
         if not checkpoint.between_evaluations or (self.ranks.count > 1 and number % _RANKS_AGREE):
             return False
-        return self.ranks.max_over_ranks(0.0 if self.ranks.rank else checkpoint.unsaved_s()) >= checkpoint.every_s
+        return self.ranks.max_over_ranks(0.0 if self.ranks.rank else float(checkpoint.is_late())) > 0
 
     def _save(self, checkpoint: Checkpoint, steps: int, seen: int, clock: StepClock, since: _SinceEvaluation) -> None:
         """Write a checkpoint: rank 0 writes it, with the random state of every rank."""
+        self.noise.read(self.ranks.mean)
         # A mean over ranks of running means is the running mean of their mean: between evaluations too, nothing changes.
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
         rng_states = self.ranks.all_gathered({"states": [random_state(self.device)]})["states"]
@@ -583,7 +588,8 @@ class TrainingRun:
         # Sharded gradients are never those of one rank's samples alone.
         return splits and plan == self.setup.plan and not self.scaler.is_enabled() and not self.fully_sharded
 
-    def _facts(self, steps: int) -> dict[str, Parameter]:
+    def facts(self, steps: int) -> dict[str, Parameter]:
+        """What is known of a training of so many steps before it begins."""
         plan = self.setup.plan
         facts: dict[str, Parameter] = {
             "steps": steps,

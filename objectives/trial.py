@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -70,7 +69,7 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
             _check(measurement, last, setup, name)
             last = measurement
             yield measurement
-            if metric := _not_finite(measurement, setup.metric):
+            if metric := measurement.not_finite(setup.metric):
                 progress = f"{measurement.samples_seen} of {setup.samples_budget} samples"
                 yield Outcome("diverged", f"{metric} was not finite after {progress}")
                 return
@@ -116,13 +115,6 @@ def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
             f"task {name}: expected to train on setup.samples_budget = {setup.samples_budget} samples, "
             f"within less than one step of {setup.effective_batch}; got {last.samples_seen}"
         )
-
-
-def _not_finite(measurement: Measurement, metric: str) -> str:
-    """The name of a value that is not finite, or an empty string."""
-    if measurement.train_loss is not None and not math.isfinite(measurement.train_loss):
-        return "train_loss"
-    return "" if math.isfinite(measurement.score(metric)) else metric
 
 
 def _out_of_memory(error: BaseException, setup: TrialSetup) -> Outcome:

@@ -78,7 +78,7 @@ def trial_setup(
         largest_micro_batch=limits["largest_micro_batch"],
         smallest_micro_batch=limits["smallest_micro_batch"],
         # One that repeats another's setting is for that setting alone.
-        branches=_branches(spec, profile, epochs, effective_batch) if not suggestion.notes.get("repeats") else (),
+        branches=() if "repeats" in suggestion.notes else _branches(spec, profile, epochs, effective_batch),
     )
 
 

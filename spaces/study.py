@@ -310,14 +310,14 @@ class Training(Section):
     )
     warmup: Share = Field(
         0.05,
-        description="Share of the trial's samples with the learning rate rising linearly from 0; with `branches`, of those of "
-        "the shortest trial, and as many samples in all trials.",
+        description="Share of the trial's samples with the learning rate rising linearly from 0; with `branches`, a share of "
+        "the shortest trial's samples: every trial then warms up for that many.",
     )
     branches: StrictBool = Field(
         False,
         description="Each training also gives the results of shorter ones, of half its epochs, a quarter and so on: with wsd "
-        "it branches off and decays there, with constant it is evaluated there. They are trials of the study, with less "
-        "`epochs`, and cost at most a fifth of the training's samples.",
+        "it branches off and decays there, with constant it is evaluated there. They appear as trials with fewer `epochs`, "
+        "and together cost about a fifth of the training's samples at most.",
     )
     clip_norm: Number | None = Field(None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping.")
     evaluations: StrictInt = Field(
@@ -519,8 +519,8 @@ class Budget(Section):
         20,
         ge=1,
         description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. A paused "
-        "trial counts as the share of its training that it has completed. With `training.branches` a trial counts as the share "
-        "that its samples are of the longest training's.",
+        "trial counts as the share of its training that it has completed. With `training.branches` a trial counts as its "
+        "samples divided by those of the longest training; a branch counts only what it trains itself.",
     )
     hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
     profile_s: Number = Field(
@@ -588,8 +588,8 @@ class Cluster(Section):
     checkpoint_every_s: Number = Field(
         60,
         ge=0,
-        description="Seconds after which a trial writes the next checkpoint, at an evaluation or between two; 0: at every "
-        "evaluation, and only there. A training loop of your own writes them where it asks `checkpoint.due()`.",
+        description="Seconds after which a trial writes the next checkpoint, at an evaluation or between two; 0 writes one at "
+        "every evaluation and none in between. Your own training loop writes them wherever it checks `checkpoint.due()`.",
     )
 
 
@@ -700,8 +700,8 @@ class StudySpec(Section):
     )
     target: Number | None = Field(
         None,
-        description="A value of the metric to reach: the end of a run, `show` and the report name the fastest setting that "
-        "does.",
+        description="A value of the metric to reach: the end of a run, and `show` and the report after it, name the fastest "
+        "setting that reaches it.",
     )
     sampler: Annotated[StrictStr, AfterValidator(_sampler)] = Field(
         "front",
@@ -794,14 +794,13 @@ class StudySpec(Section):
             raise fault(f"confirm.repeats: expected fewer than budget.trials, {trials}; got {self.confirm.repeats}")
         return self
 
-    # Sections that must not change, so that old and new trials are comparable.
     def _check_branches(self) -> None:
         """Raise where the beginning of a training depends on its length, or trainings do not differ in it."""
         depending = [name for name in self.recipe_values("schedule") if name not in BRANCHING]
         if depending:
             raise fault(
-                f"{self.place_of('schedule')}: expected wsd or constant with training.branches, whose rate at first does not "
-                f"depend on how long the training is; got {depending[0]}. Write schedule: wsd."
+                f"{self.place_of('schedule')}: expected wsd or constant with training.branches, the schedules whose early "
+                f"learning rate does not depend on the length of training; got {depending[0]}. Write schedule: wsd."
             )
         epochs = self.space.epochs
         if not isinstance(epochs, Range) or epochs.high < 2 * epochs.low:
@@ -811,25 +810,26 @@ class StudySpec(Section):
             )
         if self.stopping.kind != "none":
             raise fault(
-                "stopping: expected none with training.branches, since a training that ends low may have good branches; got "
-                f"{self.stopping.kind}. Write stopping: none."
+                "stopping: expected none with training.branches, since a long training with a poor result may have good "
+                f"branches; got {self.stopping.kind}. Write stopping: none."
             )
         if "adamw_tau" in values_of(self.space.rule):
             raise fault(
                 "space.rule: expected another rule than adamw_tau with training.branches, since its weight decay depends on "
-                "how long the training is. Remove one."
+                "how long the training is. Write rule: sqrt, or remove training.branches."
             )
         if self.grows_batches:
             raise fault(
                 f"{self.place_of('batch_schedule')}: expected constant with training.branches, since growth depends on how "
-                "long the training is; got seesaw. Remove one."
+                "long the training is; got seesaw. Remove it, or training.branches."
             )
         if self.devices.sharding != "ddp":
             raise fault(
-                "devices.sharding: expected ddp with training.branches, which no other supports yet; got "
-                f"{self.devices.sharding}. Remove one."
+                "devices.sharding: expected ddp with training.branches, the only mode that supports them so far; got "
+                f"{self.devices.sharding}. Write ddp."
             )
 
+    # Sections that must not change, so that old and new trials are comparable.
     IDENTITY: ClassVar = ("space", "training", "memory", "objectives")
 
     @property

@@ -241,6 +241,12 @@ class Measurement:
             raise TaskError(f"objectives.metric: expected a metric that the training code reports ({known}), got {metric!r}")
         return float(value)
 
+    def not_finite(self, metric: str) -> str:
+        """The name of what is not finite, the training loss or the metric; empty where both are."""
+        if self.train_loss is not None and not math.isfinite(self.train_loss):
+            return "train_loss"
+        return "" if math.isfinite(self.score(metric)) else metric
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

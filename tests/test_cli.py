@@ -352,6 +352,8 @@ def test_show_tells_which_settings_reach_a_target(finished_study: Path) -> None:
     words = bsearch("show", finished_study, "--target", target).output
     assert f"trial {front[0]['trial']} is the fastest to reach it" in " ".join(words.split())
     assert "reaches it; the best has" in " ".join(bsearch("show", finished_study, "--target", 2).output.split())
+    nan = bsearch("show", finished_study, "--target", "nan", "--json")
+    assert (nan.exit_code, "expected a finite number, got 'nan'" in nan.output) == (2, True)
     refused = bsearch("export", finished_study, "--to", "yaml", "--target", 2)
     assert refused.exit_code == 2
     assert "no trial reaches accuracy 2; the best, trial" in refused.output

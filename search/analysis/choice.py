@@ -1,5 +1,5 @@
-"""Choosing a point of a front: a trial by its number, the knee, the best, the fastest that is nearly as good, or that reaches a
-target.
+"""Choosing a point of a front: a trial by its number, the knee, the best, the fastest that is nearly as good, or the fastest
+that reaches a target.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Choice:
         if self.knee or self.best:
             return "the knee" if self.knee else "the best"
         if self.target is not None:
-            return f"the fastest that reaches {number(self.target)}"
+            return f"the fastest that reaches {self.target:.12g}"
         return f"the fastest within {100 * (NEARLY_BEST if self.within is None else self.within):.3g}% of the best"
 
 
@@ -88,8 +88,8 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
         if fastest is None:
             best = front.trials[-1]
             raise StudyFileError(
-                f"study {name}: no trial reaches {front.metric} {number(choice.target)}; the best, trial {best.number}, has "
-                f"{number(best.accuracy)}"
+                f"study {name}: no trial reaches {front.metric} {choice.target:.12g}; the best, trial {best.number}, has "
+                f"{below(best, choice.target)}"
             )
         return fastest
     return fastest_within(front, NEARLY_BEST if choice.within is None else choice.within)
@@ -114,6 +114,12 @@ def settings_reaching(front: ParetoFront, settings: Iterable[TrialRecord], targe
     """All settings whose metric is at least as good as a target, fastest first, on the front or not."""
     reaching = [one for one in settings if one.outcome == "complete" and front.reaches(one, target)]
     return replace(front, trials=tuple(sorted(reaching, key=lambda one: front.seconds(one) or 0.0)), knee=None)
+
+
+def below(best: TrialRecord, target: float) -> str:
+    """The metric of a trial that does not reach a target, in so many digits that one sees it."""
+    short = number(best.accuracy)
+    return short if short != number(target) else f"{best.accuracy:.12g}"
 
 
 def chance_to_reach(trial: TrialRecord, target: float, direction: str) -> float | None:

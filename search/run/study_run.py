@@ -88,6 +88,7 @@ class _Attempt:
     kind: str
     known_s: float | None  # of the whole training, by the law that times the study
     counts: float  # towards the budget, once it has ended
+    of_branches: float = 0.0  # what its branches counted
     host: str = ""  # the machine it runs on
     started_s: float = field(default_factory=time.monotonic)
     others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
@@ -269,7 +270,7 @@ class StudyRun:
         """Record how an attempt ended, and act on it as the table of outcomes says (docs/faults.md)."""
         attempt = self._running.pop(number)
         setup, measurements = attempt.setup, attempt.measurements
-        counts = attempt.counts if outcome.kind in COUNTED else 0.0
+        counts = attempt.counts + attempt.of_branches if outcome.kind in COUNTED else 0.0
         self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=counts))
         if outcome.kind == "interrupted" and self._kills_its_workers(number, measurements, outcome):
             outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
@@ -371,15 +372,14 @@ class StudyRun:
         for trial in self._suggester.trials():
             if trial.state.name != "RUNNING" or trial.number in self._paused:
                 continue
-            if "branch_of" in trial.user_attrs and not self._records.attempts(self.name, trial.number):
-                self._drop_branch(trial.number, trial.user_attrs["branch_of"])
-                continue
             if trial.user_attrs.get("outcome") == "paused":  # killed while it was given up
                 self._give_up(frozen_record(trial))
                 continue
             ended = [row for row in self._records.attempts(self.name, trial.number) if row["result"]]
             if ended:
                 self._finish(trial.number, TrialResult.from_dict(ended[-1]["result"]))
+            elif "branch_of" in trial.user_attrs:
+                self._drop_branch(trial.number, trial.user_attrs["branch_of"])
             else:
                 self._suggester.continue_later(trial.number, "its driver stopped before it was done")
 
@@ -423,8 +423,9 @@ class StudyRun:
             counts=self.spec.budget_share(epochs) * share,
             measurements=[measurement],
         )
-        finite = math.isfinite(measurement.score(own.metric))
-        outcome = Outcome("complete") if finite else Outcome("diverged", f"{own.metric} was not finite")
+        metric = measurement.not_finite(own.metric)
+        outcome = Outcome("diverged", f"{metric} was not finite") if metric else Outcome("complete")
+        attempt.of_branches += branch.counts
         expected_s = self._expected_s(branch)
         result = _result(branch, outcome, expected_s, self.spec.objectives.speed, shared=True)
         result = replace(result, facts=self._facts(branch) | result.facts | TrialFacts(device_kind=attempt.kind or None))
@@ -515,7 +516,8 @@ class StudyRun:
     def _queue_repeat(self) -> None:
         """In the budget's last share, repeat a member of the front before anything new."""
         confirm, most = self.spec.confirm, self.spec.budget.trials
-        if self._suggestion is not None or self.counted + len(self._running) < most - confirm.reserved(most):
+        to_end = sum(one.counts for one in self._running.values())
+        if self._suggestion is not None or self.counted + to_end < most - confirm.reserved(most):
             return
         trials = [trial for trial in self._suggester.trials() if "continued_by" not in trial.user_attrs]
         if any(trial.state.name == "WAITING" for trial in trials):

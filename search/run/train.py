@@ -110,6 +110,9 @@ def _stretched(study: StoredStudy, record: TrialRecord, setup: TrialSetup, epoch
         raise StudyFileError(f"epochs: expected at least one step, {least:.3g} epochs, got {epochs:g}")
     values = {**study.spec.fixed(), **record.parameters, "rule": setup.rule, "reference_rate": setup.reference_rate}
     optimizer = optimizer_settings(study.spec, setup.effective_batch, epochs, values)
+    if setup.training.branches and setup.training.warmup * setup.samples_budget >= budget:
+        warmup = setup.training.warmup * setup.epochs
+        raise StudyFileError(f"epochs: expected more than the warm-up of {warmup:.3g} epochs, got {epochs:g}")
     longer = setup.branch(epochs, budget) if setup.training.branches else replace(setup, epochs=epochs, samples_budget=budget)
     return replace(longer, optimizer=optimizer)
 

@@ -149,6 +149,8 @@ class FrontSampler(BaseSampler):
     ) -> tuple[dict[str, Any] | None, int | None]:
         """What to try as trial `number`, None where the objectives are others'; and the paused trial that is worth more."""
         transform = SpaceTransform(search_space, self._conditions)
+        if self._branches and not transform.is_number(EPOCHS):
+            raise ValueError(f"branches: expected `{EPOCHS}`, a range of numbers, in the space; got {', '.join(search_space)}")
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         if len(signs) != 2 or signs[0] > 0:
             return None, None

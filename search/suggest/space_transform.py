@@ -111,6 +111,10 @@ class SpaceTransform:
             columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
         return [self._applying(dict(zip(self.space, values, strict=True))) for values in zip(*columns, strict=True)]
 
+    def is_number(self, name: str) -> bool:
+        """Whether a parameter of this name is a number."""
+        return isinstance(self.space.get(name), IntDistribution | FloatDistribution)
+
     def numbers(self, points: Array, name: str) -> Array:
         """The values (n,) of a number at points (n, width)."""
         _, distribution, place, low, scale = self._part(name)

@@ -15,6 +15,7 @@ from bsearch.objectives.training import train_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
+from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.planning import trial_setup
 from bsearch.spaces.study import StudySpec
@@ -140,6 +141,26 @@ def test_what_branches_do_not_fit_is_refused(changes: dict[str, Any], expected: 
     with pytest.raises(StudyFileError) as error:
         branching(**changes)
     assert expected in str(error.value)
+
+
+def test_a_branch_knows_what_its_training_knows_and_does_not_leave_one_that_diverged() -> None:
+    made = trained_for(4, "constant", 50, (2, 1))
+    *_, last = measured = list(train_task(Net(), made))
+    for branch in branches_of(measured):
+        assert branch.facts["steps"] == branch.samples_seen / 50
+        assert {name: branch.facts[name] for name in ("optimizer", "momentum", "model_parameters")} == {
+            name: last.facts[name] for name in ("optimizer", "momentum", "model_parameters")
+        }
+    diverged = list(train_task(Net(), trained_for(4, "constant", 50, (2, 1), optimizer=OptimizerSettings(1e308))))
+    assert diverged[-1].not_finite("val_loss")
+    assert branches_of(diverged) == []
+
+
+def test_a_repeat_has_no_branches() -> None:
+    values = {"effective_batch": 32, "reference_rate": 0.1, "rule": "sqrt", "epochs": 8, "devices": 1, "weight_decay": 0.0}
+    for notes, several in (({}, True), ({"repeats": 0, "seed": 3}, False), ({"repeats": 5, "seed": 3}, False)):
+        made = trial_setup(branching(), "small", Suggestion(9, values, notes), DeviceProfile("cpu", "here", 1197), "cpu")
+        assert bool(made.branches) == several
 
 
 def test_digits_branch_to_the_bit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from contextlib import closing
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bsearch.objectives import checkpoint
 from bsearch.objectives.checkpoint import Checkpoint, experiment_of
 from bsearch.objectives.checkpoint_files import delete_checkpoint
 from bsearch.objectives.parallel.data_parallel import RankProcesses
@@ -96,9 +98,10 @@ def test_cut_off_anywhere_and_gone_on_with_is_bit_for_bit_the_same(
 @pytest.mark.parametrize("branches", [(), ((2.0, 200),)], ids=["alone", "with a branch"])
 @pytest.mark.parametrize("cut", [1, 2, 5, 9, 13, 24])
 def test_between_evaluations_too_nothing_is_trained_twice(
-    tmp_path: Path, cut: int, branches: tuple[tuple[float, int], ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, branches: tuple[tuple[float, int], ...]
 ) -> None:
     """A checkpoint after every step: an attempt that was killed in the next one takes exactly the steps that are left."""
+    monkeypatch.setattr(checkpoint, "_SAVING", 0)
     training = {"evaluations": 3, "schedule": "wsd"}
     made = noisy(tmp_path, batch=16, training=training, epochs=4.0, branches=branches, checkpoint_every_s=1e-9)
     expected = list(TrainingRun(Noisy(), replace(made, checkpoint=None)).measurements())
@@ -161,6 +164,41 @@ def test_two_ranks_go_on_each_with_its_own_dice(tmp_path: Path) -> None:
         (again,) = ranks.run(cut_off, reference, replace(made, attempt=1).to_dict(), 99)
     assert again[0] == uninterrupted[0]
     assert all(torch.equal(one, other) for one, other in zip(again[1], uninterrupted[1], strict=True))
+
+
+def test_a_slow_checkpoint_is_not_written_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = noisy(tmp_path, batch=4, training={"evaluations": 1}, smallest_micro_batch=2, checkpoint_every_s=0.01)
+    saves = []
+
+    def slowly(path: Path, content: memoryview) -> None:
+        saves.append(path)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(checkpoint, "_replace", slowly)
+    started = time.perf_counter()
+    list(TrainingRun(Noisy(), made).measurements())
+    taken = time.perf_counter() - started
+    assert len(saves) <= 2 + taken / 0.5  # each takes 0.05 s, and ten times as long is trained between two
+
+
+def test_a_first_step_that_takes_long_does_not_count_because_a_checkpoint_follows(tmp_path: Path) -> None:
+    """Such as one that compiles: it is charged what other steps take, with a checkpoint right after it or without."""
+
+    def elapsed_s(made: TrialSetup) -> float:
+        run = TrainingRun(Noisy(), made)
+        step, slow = run.step, [0.3]
+
+        def first(*arguments: Any) -> torch.Tensor:
+            time.sleep(slow.pop() if slow else 0.0)
+            return step(*arguments)
+
+        run.step = first  # type: ignore[method-assign]
+        *_, last = run.measurements()
+        return last.elapsed_s
+
+    training = {"evaluations": 1, "schedule": "constant"}
+    made = noisy(tmp_path, batch=16, training=training, epochs=4.0, branches=((0.2, 20),), checkpoint_every_s=1e-9)
+    assert elapsed_s(made) < 0.25
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM on the command line: they end it at any moment, with a word and an exit code, and are never lost."""
+"""Ctrl-C and SIGTERM on the command line: they end the program at any time, with a message and an exit code; none is lost."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _send_again(number: int) -> None:
 
 
 def _was_signal(lost: BaseException | None) -> bool:
-    """Whether an exception that nothing could catch was a signal's; then it is sent again."""
+    """Whether an uncatchable exception came from a signal; if so, the signal is sent again."""
     if not isinstance(lost, KeyboardInterrupt):
         return False
     _send_again(signal.SIGTERM if isinstance(lost, TerminatedError) else signal.SIGINT)

@@ -13,7 +13,7 @@ from rich.table import Table
 from ....spaces.domain import Domain, Range
 from ....spaces.readable import number, seconds
 from ....spaces.trial import ParetoFront, TrialRecord
-from ...analysis.choice import chance_to_reach, settings_reaching
+from ...analysis.choice import below, chance_to_reach, settings_reaching
 from ...analysis.confirm import CONFIDENCE, averaged
 from ...analysis.pareto import no_slower, no_worse
 from ...analysis.rates import BestRates, Estimate
@@ -24,7 +24,7 @@ def front_table(front: ParetoFront, most: int | None = None, target: float | Non
     """The front, fastest first, with the settings that give each point.
 
     Args:
-        target: show the chance that a setting reaches it, in place of that it is on the front.
+        target: show the probability that a setting reaches it instead of the probability that it is on the front.
     """
     trials = front.trials if most is None else front.trials[:most]
     searched = _others_searched(trials)
@@ -276,13 +276,13 @@ def target_sentence(study: StoredStudy, target: float) -> str:
     front, settings = study.front, averaged(study.records, study.spec.objectives)
     trained = sum(setting.outcome == "complete" for setting in settings)
     reaching = settings_reaching(front, settings, target).trials
-    begin = f"Target {front.metric} {number(target)}"
+    begin = f"Target {front.metric} {target:.12g}"
     if not reaching:
-        best = f"; the best has {number(front.trials[-1].accuracy)}" if front.trials else ""
+        best = f"; the best has {below(front.trials[-1], target)}" if front.trials else ""
         return f"{begin}: no setting of {trained} reaches it{best}."
     first = reaching[0]
     chance = chance_to_reach(first, target, front.direction)
-    sure = "in one run" if chance is None else f"its mean with a probability of {chance:.0%}"
+    sure = "a single run" if chance is None else f"its mean does so with probability {chance:.0%}"
     return (
         f"{begin}: trial {first.number} is the fastest to reach it, in {seconds(front.seconds(first))} ({sure}); "
         f"{len(reaching)} of {trained} settings reach it."

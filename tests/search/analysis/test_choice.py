@@ -73,6 +73,7 @@ def test_not_asked_the_fastest_that_is_nearly_the_best_is_chosen():
         ({"knee": True}, "no knee yet"),
         ({"trial": 0, "within": 0.1}, "one of trial, knee, best, within and target"),
         ({"target": 0.9}, "no trial reaches accuracy 0.9; the best, trial 1, has 0.8"),
+        ({"target": 0.80000001}, "no trial reaches accuracy 0.80000001; the best, trial 1, has 0.8"),
     ],
 )
 def test_a_choice_that_cannot_be_made_says_why(asked, words):
