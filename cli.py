@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -48,6 +48,7 @@ from .spaces.study_file import located, plain_value, read_study, resolve_study, 
 
 if TYPE_CHECKING:
     from .cluster.submit.submitter import Submitter
+    from .search.analysis.retime import Retimed
     from .search.run.driver import StudyResult
     from .search.run.study_run import StudyRun
     from .search.store.stored import StoredStudy
@@ -502,38 +503,64 @@ def profile(
             console.print(f"wrote {path}", style="dim")
 
 
-@main.command(epilog=_epilog("bsearch retime study.yaml --profile a100.json"))
+@main.command(
+    epilog=_epilog(
+        "bsearch retime study.yaml --profile a100.json\n"
+        "  bsearch retime study.yaml --profile a100.json --price 1.8 --profile h100.json --price 2.5"
+    )
+)
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option(
     "--profile",
-    "profile_file",
+    "profile_files",
     type=click.Path(path_type=Path),
     required=True,
-    help="The other device's profile, from `bsearch profile STUDY --out FILE` there.",
+    multiple=True,
+    help="The other device's profile, from `bsearch profile STUDY --out FILE` there; several are compared.",
+)
+@click.option(
+    "--price",
+    "prices",
+    type=_VALUE,
+    multiple=True,
+    metavar="VALUE",
+    help="What one such device costs in an hour, in any currency: one for each --profile, in the same order.",
 )
 @name_option
 @storage_option
 @json_option
-def retime(study: str, profile_file: Path, name: str | None, storage: str | None, as_json: bool) -> None:
-    """Recompute a study's front with another device's step times, without training.
+def retime(
+    study: str, profile_files: tuple[Path, ...], prices: tuple[float, ...], name: str | None, storage: str | None, as_json: bool
+) -> None:
+    """Recompute a study's front with other devices' step times, without training.
 
-    Accuracies stay; on a device with less memory the same effective batch accumulates more.
+    Accuracies stay; on a device with less memory the same effective batch accumulates more. With several profiles, or with
+    prices: the front over devices, and what its best setting takes on each.
     """
+    if prices and len(prices) != len(profile_files):
+        raise click.UsageError(f"expected a --price for each of {len(profile_files)} profiles, got {len(prices)}")
+    if any(price < 0 for price in prices):
+        raise click.UsageError(f"--price: expected 0 or more, got {min(prices):g}")
     from .search.analysis.retime import read_profile, retimed, retimed_summary
     from .search.report.export import json_text, study_document
     from .search.report.terminal.tables import front_plot, front_table, knee_sentence
     from .search.store.stored import StoredStudy
 
-    device = read_profile(profile_file)
+    devices = [read_profile(file) for file in profile_files]
     stored = StoredStudy.open(study, name, storage)
     attempts = stored.tables().attempts(stored.name)
-    after = retimed(stored.spec, stored.identity["task"], stored.records, attempts, device)
+    each = [retimed(stored.spec, stored.identity["task"], stored.records, attempts, device) for device in devices]
+    console = _terminal(as_json)
+    if prices or len(devices) > 1:
+        names = _distinct([device.name for device in devices], profile_files)
+        _compare_devices(stored, dict(zip(names, each, strict=True)), prices or (None,) * len(names), console, as_json)
+        return
+    (device,), (after,) = devices, each
     if as_json:
         document = study_document(stored.name, masked(stored.url), after.front, after.records)
         document |= {"device": device.name, "was": after.was, "left_out": after.left_out, "notes": after.notes}
         click.echo(json_text(document), nl=False)
         return
-    console = _terminal()
     trials = len(after.records) + len(after.left_out)
     console.print(
         f"Front of {stored.name} on {device.name}: {len(after.front.trials)} of {trials} trials",
@@ -543,6 +570,44 @@ def retime(study: str, profile_file: Path, name: str | None, storage: str | None
     console.print(front_plot(after.front, after.records, console.width))
     for sentence in (knee_sentence(after.front), retimed_summary(stored.front, after), *after.notes, *after.left_out):
         console.print(sentence or "")
+
+
+def _distinct(names: list[str], files: tuple[Path, ...]) -> list[str]:
+    """Names of devices, with their profile's where two are called alike."""
+    return [name if names.count(name) == 1 else f"{name} ({file.stem})" for name, file in zip(names, files, strict=True)]
+
+
+def _compare_devices(
+    stored: StoredStudy, each: Mapping[str, Retimed], prices: Sequence[float | None], console: Console, as_json: bool
+) -> None:
+    """The front over several devices."""
+    from .search.analysis.retime import front_over_devices, placements_of
+    from .search.report.export import json_text, trial_document
+    from .search.report.terminal.retime import placements_parts
+
+    objectives = stored.spec.objectives
+    placements = [
+        placement
+        for (name, after), price in zip(each.items(), prices, strict=True)
+        for placement in placements_of(name, after, price, objectives)
+    ]
+    front = front_over_devices(placements, objectives)
+    if as_json:
+        devices = [
+            {"device": name, "price": price, "left_out": after.left_out, "notes": after.notes}
+            for (name, after), price in zip(each.items(), prices, strict=True)
+        ]
+        on_front = [
+            {"device": placement.device, "cost": placement.cost, **trial_document(placement.trial, stored.front)}
+            for placement in front
+        ]
+        click.echo(json_text({"study": stored.name, "devices": devices, "front": on_front}), nl=False)
+        return
+    for part in placements_parts(stored.name, placements, front, objectives):
+        console.print(part)
+    for name, after in each.items():
+        for sentence in (*after.notes, *after.left_out):
+            console.print(f"{name}: {sentence}")
 
 
 # ---------------------------------------------------------------- bench

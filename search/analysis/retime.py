@@ -16,9 +16,10 @@ from ...spaces.files import text_of
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, plan_batch
 from ...spaces.planning import best_plan, known_train_s, plan_limits, planned, training_cost, with_fastest_accumulation
-from ...spaces.study import StudySpec
+from ...spaces.study import Objectives, StudySpec
 from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup
-from .pareto import study_front
+from .confirm import averaged
+from .pareto import front_members, study_front
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,47 @@ def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]
     """Training settings that affect a step's cost and differ from the study's, with the profile's values."""
     ours = training_cost(spec)
     yield from ((key, value) for key, value in device.training.items() if ours.get(key, value) != value)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A setting on a device that it was retimed for.
+
+    Args:
+        trial: in that device's seconds.
+        price: of one such device for an hour, in any currency; None if unknown.
+    """
+
+    device: str
+    trial: TrialRecord
+    price: float | None = None
+
+    @property
+    def cost(self) -> float | None:
+        """Of the whole training, in the currency of the price."""
+        seconds = self.trial.seconds("device_s")
+        return None if self.price is None or seconds is None else self.price * seconds / 3600
+
+    def takes(self, objectives: Objectives) -> float:
+        """Its cost, or where the price is unknown, its time by the study's measure of speed."""
+        taken = self.trial.seconds(objectives.speed) if self.price is None else self.cost
+        return taken or 0.0
+
+
+def placements_of(device: str, after: Retimed, price: float | None, objectives: Objectives) -> list[Placement]:
+    """Every setting of a study on a device; one that was repeated has the mean of its runs."""
+    return [Placement(device, trial, price) for trial in averaged(after.records, objectives)]
+
+
+def front_over_devices(placements: Sequence[Placement], objectives: Objectives) -> list[Placement]:
+    """The placements that no other beats in both the metric and what training takes, cheapest first.
+
+    Args:
+        placements: with prices all, or none.
+    """
+    sign = objectives.metric.sign
+    points = [(one.takes(objectives), -sign * (one.trial.accuracy or 0.0)) for one in placements]
+    return [placements[index] for index in front_members(points)]
 
 
 def retimed_summary(before: ParetoFront, after: Retimed) -> str:

@@ -437,6 +437,23 @@ def test_another_device_redraws_the_front(study_file: Callable[..., Path], tmp_p
     plain = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile)])
     assert "on Steady" in plain.output
     assert "On both fronts:" in plain.output
+    # Another that takes a quarter of a second for a step, at five times the price.
+    quick = profile.with_name("quick.json")
+    law["update_s"], document["device"] = 0.25, "Quick"
+    quick.write_text(json.dumps(document))
+    both = ["retime", str(path), "--profile", str(profile), "--price", "3600", "--profile", str(quick), "--price", "18000"]
+    compared = json.loads(CliRunner().invoke(main, [*both, "--json"]).output)
+    assert [one["price"] for one in compared["devices"]] == [3600, 18000]
+    assert {trial["trial"] for trial in compared["front"]} == {trial["trial"] for trial in retimed["front"]}
+    assert all((one["device"], one["cost"]) == ("Steady", one["train_s"]) for one in compared["front"])
+    words = CliRunner().invoke(main, both).output
+    assert "Front of small over 2 devices, by cost" in words
+    assert "1.25 times the least" in words
+    by_time = CliRunner().invoke(main, ["retime", str(path), "--profile", str(profile), "--profile", str(quick), "--json"])
+    assert {one["device"] for one in json.loads(by_time.output)["front"]} == {"Quick"}
+    refused = CliRunner().invoke(main, both[:-2])
+    assert (refused.exit_code, "expected a --price for each of 2 profiles, got 1" in refused.output) == (2, True)
+    law["update_s"], document["device"] = 1.0, "Steady"
     known = CliRunner().invoke(main, ["plan", "100", "--profile", str(profile), "--epochs", "2"])
     assert "training time: 2 x 400 samples / 100 per step = 8 steps x 1 s; with a smaller last step: 8 s" in known.output
     too_large = CliRunner().invoke(main, ["plan", "401", "--profile", str(profile)])

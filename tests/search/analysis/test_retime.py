@@ -1,0 +1,58 @@
+"""A front over devices: every setting on every one of them, by what it costs or takes there."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from bsearch.search.analysis.retime import Placement, front_over_devices
+from bsearch.spaces.study import Metric, Objectives
+from bsearch.spaces.trial import TrialFacts, TrialRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+settings = st.lists(st.tuples(st.floats(1, 100), st.floats(0, 1), st.integers(1, 4)), min_size=1, max_size=6)
+
+
+@given(
+    settings,
+    st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=3),
+    st.booleans(),
+    st.sampled_from(["maximize", "minimize"]),
+    st.sampled_from(["train_s", "device_s"]),
+)
+def test_nothing_beats_the_front_and_it_beats_the_rest(
+    trained: list[tuple[float, float, int]],
+    cards: list[tuple[float, float]],
+    priced: bool,
+    direction: Literal["maximize", "minimize"],
+    speed: Literal["train_s", "device_s"],
+) -> None:
+    objectives = Objectives(metric=Metric(direction=direction), speed=speed)
+    placements = []
+    for card, (factor, price) in enumerate(cards):
+        for number, (seconds, accuracy, devices) in enumerate(trained):
+            trial = TrialRecord(number, "complete", {}, TrialFacts(devices=devices), factor * seconds, accuracy)
+            placements.append(Placement(f"card {card}", trial, price if priced else None))
+
+    def taken(one: Placement) -> float:
+        """The slow twin of `takes`."""
+        assert one.trial.train_s is not None
+        devices = one.trial.facts.devices or 1
+        if one.price is None:
+            return one.trial.train_s * (devices if speed == "device_s" else 1)
+        return one.price * devices * one.trial.train_s / 3600
+
+    def beats(one: Placement, other: Placement) -> bool:
+        assert one.trial.accuracy is not None
+        assert other.trial.accuracy is not None
+        gain = (one.trial.accuracy - other.trial.accuracy) * (1 if direction == "maximize" else -1)
+        less = one.takes(objectives) - other.takes(objectives)
+        return gain >= 0 and less <= 0 and (gain > 0 or less < 0)
+
+    assert all(one.takes(objectives) == pytest.approx(taken(one)) for one in placements)
+    front = front_over_devices(placements, objectives)
+    assert [one.takes(objectives) for one in front] == sorted(one.takes(objectives) for one in front)
+    on_front = set(map(id, front))
+    for one in placements:
+        assert any(beats(other, one) for other in placements) == (id(one) not in on_front)
