@@ -72,7 +72,9 @@ class TestStudyRun(Studies):
             go("Points", space=space, budget={"trials": trials}, training={"evaluations": 10}, stopping="pause").elapsed_s == 0
         )
 
-    @pytest.mark.parametrize("where", ["begin", "start_attempt", "add_measurement", "end_attempt"])
+    @pytest.mark.parametrize(
+        "where", ["begin", pytest.param("start_attempt", marks=pytest.mark.slow), "add_measurement", "end_attempt"]
+    )
     def test_a_branch_is_there_once_wherever_its_driver_dies(
         self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch, where: str
     ) -> None:
