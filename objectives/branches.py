@@ -63,14 +63,12 @@ def trained(run: TrainingRun, branch: TrialSetup, steps: int, clock: StepClock) 
     plans = _plans(branch)
     seen = branched_at = sum(plan.effective_batch for plan in plans[:steps])
     loss_sum = torch.zeros((), device=run.device, dtype=torch.float64)
-    with _kept(run):
+    with _trained_as(run, branch):
         loader = run.loader(plans[steps:], seen)
         own.restart()
         for plan in plans[steps:]:
             size = plan.effective_batch
-            run.train_step(
-                plan, loader, (seen + size / 2) / branch.samples_budget, own, loss_sum, warmup=branch.training.warmup
-            )
+            run.train_step(plan, loader, (seen + size / 2) / branch.samples_budget, own, loss_sum)
             seen += size
         elapsed_s = own.elapsed_s()
         scores = run.evaluate()
@@ -86,13 +84,15 @@ def trained(run: TrainingRun, branch: TrialSetup, steps: int, clock: StepClock) 
 
 
 @contextmanager
-def _kept(run: TrainingRun) -> Iterator[None]:
-    """Whatever is trained meanwhile, the training's state is afterwards as it was."""
+def _trained_as(run: TrainingRun, branch: TrialSetup) -> Iterator[None]:
+    """Meanwhile steps are those of a branch; afterwards the training's setup and state are as they were."""
+    setup, run.setup = run.setup, branch
     state = _in_host_memory(run.state()), _in_host_memory(run.scaler.state_dict()), random_state(run.device)
     run.noise.active = False
     try:
         yield
     finally:
+        run.setup = setup
         run.optimizer.state.clear()  # or a GPU would hold two states at once
         run.load_state(state[0])
         run.scaler.load_state_dict(state[1])

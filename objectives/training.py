@@ -282,15 +282,10 @@ class TrainingRun:
         """Set the learning rate to zero from here on: steps take their usual time and leave the parameters unchanged."""
         self._peak_rates = [0.0] * len(self._peak_rates)
 
-    def set_rate(self, fraction: float, growth: int = 1, warmup: float | None = None) -> None:
-        """Set every group's learning rate to the schedule's, at a fraction of the budget, for a batch that has grown so far.
-
-        Args:
-            warmup: a branch's, whose budget is smaller.
-        """
+    def set_rate(self, fraction: float, growth: int = 1) -> None:
+        """Set every group's learning rate to the schedule's, at a fraction of the budget, for a batch that has grown so far."""
         training = self.setup.training
-        warmup = training.warmup if warmup is None else warmup
-        factor = rate_factor(training.schedule, warmup, fraction) * self.setup.rate_growth(growth)
+        factor = rate_factor(training.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
 
@@ -506,24 +501,15 @@ class TrainingRun:
         return steps, seen, _SinceEvaluation.from_dict(state["since_evaluation"])
 
     def train_step(
-        self,
-        plan: BatchPlan,
-        loader: Iterator[Any],
-        fraction: float,
-        clock: StepClock,
-        loss_sum: Tensor,
-        growth: int = 1,
-        *,
-        warmup: float | None = None,
+        self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: Tensor, growth: int = 1
     ) -> None:
         """One planned step at a fraction of the budget, the same in trials and in step-time profiles.
 
         Args:
             loss_sum: the step's mean loss is added to it, in place.
-            warmup: a branch's.
         """
         with clock.step(plan.effective_batch):
-            self.set_rate(fraction, growth, warmup)
+            self.set_rate(fraction, growth)
             loss_sum += self.step(self.micro_batches(plan, loader), plan.effective_batch)
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:

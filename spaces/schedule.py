@@ -14,8 +14,8 @@ BATCH_SCHEDULES = ("constant", "seesaw")
 # Those whose rate, at first, is that of a shorter training.
 BRANCHING = ("constant", "wsd")
 
-# The share of the training after warm-up over which `wsd` (warm-up, stable, decay) falls to 0: with a fifth it ends as well as
-# cosine (Hägele et al. 2024, arXiv 2405.18392).
+# The share of the training after warm-up over which `wsd` (warm-up, stable, decay) falls to 0: with a fifth it ends about as
+# well as cosine (Hägele et al. 2024, arXiv 2405.18392), and a little lower in our tables (docs/log.md).
 DECAY = 0.2
 
 # Share of the peak rate after a share `done` of the training that follows warm-up, done in [0, 1].

@@ -56,8 +56,8 @@ def placements_parts(
         count = sum(one.device == device for one in front)
         there = next((one.takes(objectives) for one in same if one.device == device), None)
         if there is None:
-            taken = "it cannot train that one"
+            taken = f"trial {best} cannot be trained there"
         else:
             more = f", {there / least:.3g} times the least" if there > least > 0 else ""
-            taken = f"that one for {number(there) if priced else seconds(there)}{more}"
+            taken = f"trial {best} {f'costs {number(there)}' if priced else f'takes {seconds(there)}'} there{more}"
         yield f"{device}: {count} of the front's {len(front)}; {taken}."
