@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cluster.study import Study, run
-    from .objectives.checkpoint import Checkpoint
+    from .objectives.state.checkpoint import Checkpoint
     from .objectives.task import Data, Loss, Score, Task
     from .search.suggest.ask_tell import Search
     from .search.suggest.sampler import FrontSampler
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "BsearchError": "spaces.errors",
-    "Checkpoint": "objectives.checkpoint",
+    "Checkpoint": "objectives.state.checkpoint",
     "ClusterError": "spaces.errors",
     "Data": "objectives.task",
     "FrontSampler": "search.suggest.sampler",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torchvision
-from bsearch.objectives.checkpoint import Checkpoint, random_state
+from bsearch.objectives.state.checkpoint import Checkpoint, random_state
 from bsearch.spaces.trial import Measurement
 
 

@@ -28,7 +28,7 @@ SECTIONS = {
     "Setup and measurements": (
         "bsearch.spaces.trial:TrialSetup",
         "bsearch.spaces.trial:Measurement",
-        "bsearch.objectives.checkpoint:Checkpoint",
+        "bsearch.objectives.state.checkpoint:Checkpoint",
     ),
     "Trials of a study": ("bsearch.spaces.trial:TrialRecord",),
     "The search alone": ("bsearch.search.suggest.ask_tell:Search", "bsearch.search.suggest.sampler:FrontSampler"),

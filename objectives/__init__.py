@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..spaces.trial import Measurement, TrialSetup
     from .batches import SampleKeys
-    from .checkpoint import Checkpoint
+    from .state.checkpoint import Checkpoint
     from .task import Data, Loss, Score, Task
 
 _MODULES = {
-    "Checkpoint": ".checkpoint",
+    "Checkpoint": ".state.checkpoint",
     "Data": ".task",
     "Loss": ".task",
     "Measurement": "..spaces.trial",

@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 
 from ..spaces.errors import TaskError
 from ..spaces.trial import Measurement, TrialSetup
-from .checkpoint import save_state
 from .model.activation_checkpointing import transformer_layers
+from .state.checkpoint import save_state
 
 # The alternative to a Task: a training loop of your own that yields measurements.
 TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]

@@ -27,8 +27,6 @@ from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
-from .branches import forks, trained
-from .checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
@@ -46,6 +44,8 @@ from .parallel.fsdp2 import (
 )
 from .parallel.zero1 import ShardedOptimizer
 from .profiling.live_bytes import LiveBytes
+from .state.branches import forks, trained
+from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Task, check_loss, checked_data, checked_optimizer, name_of, named_scores
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bsearch.objectives import checkpoint
 from bsearch.objectives.batches import in_order
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.model.batch_norm import batch_norms
 from bsearch.objectives.parallel.fsdp2 import own_part, whole
 from bsearch.objectives.profiling import probe
 from bsearch.objectives.profiling.live_bytes import LiveBytes
+from bsearch.objectives.state import checkpoint
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.study import Memory

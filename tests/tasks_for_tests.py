@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from bsearch.objectives.checkpoint import Checkpoint
 from bsearch.objectives.digits import Digits
+from bsearch.objectives.state.checkpoint import Checkpoint
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import nn

@@ -21,9 +21,9 @@ from ...spaces.plan import BatchPlan
 from ...spaces.schedule import evaluation_points, rate_factor
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..batches import Fetcher, SampleStream, batches
-from ..checkpoint import Checkpoint, random_state, set_random_state
 from ..model.batch_norm import batch_norms, correct_batch_norm
 from ..profiling.live_bytes import LiveBytes
+from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..step_clock import StepClock
 from ..task import check_optimizer
 from ..training import configure_torch, seed_everything

@@ -20,9 +20,9 @@ from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Measurement, TrialSetup
 from ..batches import to_device
-from ..checkpoint import random_state, set_random_state
 from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
 from ..machine.environment import environment
+from ..state.checkpoint import random_state, set_random_state
 from .as_generator import Report, as_generator
 from .driven_loop import DrivenLoop, study_faults
 from .loop_task import TrainingParts, report_parts_if_profiling

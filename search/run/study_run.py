@@ -20,8 +20,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ...objectives.checkpoint_files import delete_checkpoint
 from ...objectives.machine.processor import OtherPrograms
+from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.learning_rate import RULES_FOR_ADAM

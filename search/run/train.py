@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...objectives.checkpoint_files import delete_checkpoint
+from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...objectives.task_code import task_kind
 from ...spaces.errors import OutputError, StudyFileError, TaskError
 from ...spaces.files import write_file

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.objectives.branches import forks
 from bsearch.objectives.digits import Digits
+from bsearch.objectives.state.branches import forks
 from bsearch.objectives.training import train_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import StudyFileError

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives import checkpoint
-from bsearch.objectives.checkpoint import Checkpoint, experiment_of
-from bsearch.objectives.checkpoint_files import delete_checkpoint
 from bsearch.objectives.parallel.data_parallel import RankProcesses
+from bsearch.objectives.state import checkpoint
+from bsearch.objectives.state.checkpoint import Checkpoint, experiment_of
+from bsearch.objectives.state.checkpoint_files import delete_checkpoint
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.plan import BatchPlan

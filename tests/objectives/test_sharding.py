@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.checkpoint import experiment_of
 from bsearch.objectives.parallel.data_parallel import RankProcesses
 from bsearch.objectives.parallel.zero1 import owners
 from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.state.checkpoint import experiment_of
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner

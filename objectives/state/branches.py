@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ..spaces.plan import BatchPlan
-from ..spaces.schedule import rate_factor
-from ..spaces.trial import Measurement, TrialSetup
+from ...spaces.plan import BatchPlan
+from ...spaces.schedule import rate_factor
+from ...spaces.trial import Measurement, TrialSetup
+from ..step_clock import StepClock
 from .checkpoint import random_state, set_random_state
-from .step_clock import StepClock
 
 if TYPE_CHECKING:
-    from .training import TrainingRun
+    from ..training import TrainingRun
 
 # Rates that differ by less are the same: the same fractions, rounded.
 _SAME = 1e-9

@@ -25,8 +25,8 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from torch.utils._pytree import tree_map_only
 
-from ..spaces.files import write_file
-from ..spaces.trial import Measurement, TrialSetup
+from ...spaces.files import write_file
+from ...spaces.trial import Measurement, TrialSetup
 from .checkpoint_files import file_system_of
 
 # Files of another format are ignored.
