@@ -50,7 +50,10 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.study_run import StudyRun
+from bsearch.search.run.suggestion_queue import RUNNING_FOR_ONE_MORE
+from bsearch.search.store.database import RetryPolicy, storage_engine
 from bsearch.search.store.optuna_storage import frozen_record, open_storage
+from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.step_time import StepTime
@@ -61,6 +64,7 @@ from bsearch.spaces.trial import Measurement, TrialFacts, TrialResult, TrialSetu
 from ray.tune.execution import tune_controller
 
 SAMPLES = 50_000
+CORES = sorted(os.sched_getaffinity(0))
 # A training of 5.5 epochs, the space's middle, takes 60 s.
 LAW = StepTime(((1, 0.00034), (512, 0.109)), update_s=0.0005)
 PROFILE = DeviceProfile(kind="gpu", device="simulated", training_set=SAMPLES, step_times=(LAW,))
@@ -230,7 +234,7 @@ def ask_part(options: argparse.Namespace, folder: Path) -> None:
             print("PostgreSQL: skipped, no server is installed under /usr/lib/postgresql")
         else:
             databases["postgres"] = url
-        columns = ("ask", "ask's CPU", "annotate", "tell", "trials", "record", "front")
+        columns = ("made, CPU", "ask", "annotate", "tell", "trials", "record", "front")
         print(f"{'ms, median and p95, after trials':<42}" + "".join(f"{name:>16}" for name in columns))
         for finished in options.finished:
             for kind, database in databases.items():
@@ -251,8 +255,9 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
     storage = open_storage(spec.storage)
     assert isinstance(storage, optuna.storages.RDBStorage)
     fill(storage, empty, law, finished)
+    writes = WriteBuffer(spec.storage, storage_engine(spec.storage), RetryPolicy(spec.storage))
     suggester = Suggester(
-        spec.storage, name, spec.domains(), spec.objectives, sampler=sampler, known_seconds=law, single_writer=True
+        spec.storage, name, spec.domains(), spec.objectives, sampler=sampler, known_seconds=law, writes=writes
     )
     sampler_under_test, suggester.study.sampler = suggester.study.sampler, optuna.samplers.RandomSampler(seed=0)
     waiting = []
@@ -264,14 +269,17 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
     taken: dict[str, list[float]] = defaultdict(list)
 
     def clocked(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        started, cpu_started = time.perf_counter(), time.thread_time()
+        started = time.perf_counter()
         answer = call(*arguments)
         taken[what].append(1e3 * (time.perf_counter() - started))
-        if what == "ask":
-            taken["ask's CPU"].append(1e3 * (time.thread_time() - cpu_started))
         return answer
 
+    ahead = 1 + running // RUNNING_FOR_ONE_MORE  # as a driver has them made, in another thread
     for _ in range(times):
+        if not suggester.ready:
+            cpu_started = time.thread_time()
+            suggester.prepare(ahead)
+            taken["made, CPU"] += [1e3 * (time.thread_time() - cpu_started) / ahead] * ahead
         asked = clocked("ask", suggester.ask)
         parameters = dict(asked.parameters)
         clocked("annotate", suggester.annotate, asked.number, facts(parameters, ended=False))
@@ -283,7 +291,7 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
             name: value for name, value in facts(parameters, ended=True).items() if name not in facts(parameters, ended=False)
         }
         result = TrialResult("COMPLETE", "complete", TrialFacts.of(end), (law(parameters), accuracy), constraint=0.0)
-        clocked("tell", suggester.tell, oldest.number, result)
+        clocked("tell", suggester.tell, oldest.number, result)  # which commits what was annotated
         trials = clocked("trials", suggester.trials)
         clocked("record", frozen_record, trials[oldest.number])
     ended = [frozen_record(trial) for trial in trials if trial.state.is_finished()]
@@ -382,6 +390,8 @@ def cluster_part(options: argparse.Namespace, folder: Path) -> None:
         "busy at 60",
         "CPU ms",
         "ask ms",
+        "made ms",
+        "commits",
         "RSS MB",
         "processes",
         "s",
@@ -395,10 +405,40 @@ def cluster_part(options: argparse.Namespace, folder: Path) -> None:
             print(cluster_line(options, folder / str(devices), devices, url), flush=True)
 
 
+@contextlib.contextmanager
+def counted_commits(count: list[int]) -> Iterator[None]:
+    """Count transactions that write."""
+    writing: set[int] = set()
+
+    def execute(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        if statement.split()[0] in ("INSERT", "UPDATE", "DELETE"):
+            writing.add(id(connection))
+
+    def commit(connection: Any) -> None:
+        count[0] += id(connection) in writing
+        writing.discard(id(connection))
+
+    events = ("before_cursor_execute", execute), ("commit", commit)
+    for event, hearer in events:
+        sa.event.listen(sa.Engine, event, hearer)
+    try:
+        yield
+    finally:
+        for event, hearer in events:
+            sa.event.remove(sa.Engine, event, hearer)
+
+
 def usage() -> tuple[float, float]:
     times = os.times()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return times.user + times.system, pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def place_on(core: int) -> None:
+    """Run every thread of this process on this one of its cores."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), {CORES[core]})
 
 
 def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: str | None) -> str:
@@ -412,24 +452,27 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
         sampler=options.samplers[0],
         **({"storage": url} if url else {}),
     )
-    asks_s: list[float] = []
+    waits_s: list[float] = []
+    written = [0]
     used: list[tuple[float, float]] = []  # CPU seconds and resident megabytes of this process, before and after
     watched: list[StudyRun] = []
 
     def watch(run: StudyRun) -> None:
-        ask = run._suggester.ask
+        take = run._suggestions.take
 
-        def clocked() -> Any:
+        def clocked(*what: Any, **which: Any) -> Any:
             started = time.perf_counter()
-            try:
-                return ask()
-            finally:
-                asks_s.append(time.perf_counter() - started)
+            suggestion = take(*what, **which)
+            if not isinstance(suggestion, str):
+                waits_s.append(time.perf_counter() - started)
+            return suggestion
 
-        run._suggester.ask = clocked  # type: ignore[method-assign]
+        run._suggestions.take = clocked  # type: ignore[method-assign]
         watched.append(run)
         used.append(usage())
 
+    if options.cores:
+        place_on(1)  # Ray's processes inherit it
     ray.init(
         address="local",
         num_cpus=devices,
@@ -438,13 +481,20 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
         log_to_driver=False,
         logging_level="ERROR",
     )
+    if options.cores:
+        place_on(0)
     processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices, spec.task)
-    with SimulatedRunner(spec.cluster, spec.devices, folder / "ray.log") as runner, processes:
+    with (
+        SimulatedRunner(spec.cluster, spec.devices, folder / "ray.log") as runner,
+        processes,
+        counted_commits(written),
+    ):
         result = run_study(spec, nullcontext(runner), task_code_hash(spec.task), watch=watch)
     ray.shutdown()
     used.append(usage())
     if result.failure:
         return f"{devices} devices: {result.failure}"
+    made, asks_s = watched[0].asks
     reports = [record.facts.extra for record in result.study.records if record.counts]
     spans = sorted((report["started"], report["now"]) for report in reports)
     of_process: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -468,7 +518,9 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
         f"{idle_s:.2f}",
         f"{60 / (60 + idle_s):.1%}",
         f"{1e3 * (used[1][0] - used[0][0]) / len(spans):.0f}",
-        f"{1e3 * statistics.median(asks_s):.0f}",
+        f"{1e3 * statistics.median(waits_s):.1f}",
+        f"{1e3 * asks_s / max(made, 1):.0f}",
+        f"{written[0] / len(spans):.1f}",
         f"{used[0][1]:.0f}-{used[1][1]:.0f}",
         str(len(of_process)),
         f"{end - start:.0f}",
@@ -488,6 +540,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=float, default=6.0, help="trials for each device")
     parser.add_argument("--stopping", default="none", help="front to see trials stopped as well")
     parser.add_argument("--processes", type=int, default=8, help="real worker processes at most")
+    parser.add_argument("--cores", action="store_true", help="this process on a core of its own, Ray's on a second")
     parser.add_argument("--postgres", nargs="?", const="", help="a server's URL; without one, a private server")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

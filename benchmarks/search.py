@@ -9,8 +9,8 @@ Printed is the share of the true front's hypervolume (log seconds against accura
 trials, mean and standard error over seeds and problems: after 10, 25, 50, ... trials (3, 6 and 10 if at most 10), or with
 `--time` after the mean time of so many random trials. `known` is `front` with seconds known beforehand, as in a study; `/2`
 searches only powers of two, `/rate` the learning rate without a rule; `+stop` and `+halving` stop trials early, `+pause` pauses
-and resumes them at `--restart` mean trainings each, `+time` divides improvements by time. `--noise` is added to times (a share)
-and accuracies.
+and resumes them at `--restart` mean trainings each, `+time` divides improvements by time; `:4` takes four suggestions from each
+fit of the models, with `--workers` trials at once. `--noise` is added to times (a share) and accuracies.
 """
 
 from __future__ import annotations
@@ -92,6 +92,34 @@ def one_by_one(way: str, problem: Problem, trials: int, seed: int, noise: float)
         result.points.append((seconds, problem.accuracy(parameters)))
         noisy = seconds if way == "known" else seconds * math.exp(noise * rng.standard_normal())
         search.tell(suggestion.number, noisy, accuracy + 0.1 * noise * rng.standard_normal())
+    return result
+
+
+def at_once(way: str, problem: Problem, trials: int, seed: int, noise: float, workers: int, each_fit: int) -> SearchResult:
+    """Whole trials, so many at a time; each fit of the models gives the next `each_fit` of them."""
+    search, result, rng = search_of(way, problem, seed), SearchResult(), np.random.default_rng(seed)
+    running: list[tuple[float, int, float, float, float]] = []
+    parameters_of: dict[int, dict[str, Any]] = {}
+    now = 0.0
+    for begun in range(trials + workers - 1):
+        if begun >= workers:
+            now, number, noisy, accuracy, true = heapq.heappop(running)
+            result.points.append((problem.seconds(parameters_of[number]), true))
+            search.tell(number, noisy, accuracy)
+        started = time.perf_counter()
+        if not search._suggester.ready:
+            search._suggester.prepare(each_fit)
+        suggestion = search.ask()
+        result.asks_s.append(time.perf_counter() - started)
+        parameters = problem_parameters(way, suggestion.parameters)
+        parameters_of[suggestion.number] = parameters
+        seconds, accuracy = problem.seconds(parameters), problem.curve(parameters, rng)[-1]
+        noisy = seconds if way == "known" else seconds * math.exp(noise * rng.standard_normal())
+        accuracy += 0.1 * noise * rng.standard_normal()
+        heapq.heappush(running, (now + seconds, suggestion.number, noisy, accuracy, problem.accuracy(parameters)))
+    while len(result.points) < trials:
+        _, number, *_, true = heapq.heappop(running)
+        result.points.append((problem.seconds(parameters_of[number]), true))
     return result
 
 
@@ -178,6 +206,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--restart", type=float, default=0.0, help="of a paused trial, in mean trainings")
+    parser.add_argument("--workers", type=int, default=0, help="trials at once; each ends before the next is asked for")
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--asks", nargs="*", type=int, help="only time an ask after these numbers of trials")
     options = parser.parse_args()
@@ -208,6 +237,11 @@ def main() -> None:
                         restart_s = options.restart * WORKERS * unit_s
                         result = side_by_side(way, problem, after[-1] * unit_s, seed, options.noise, restart_s)
                         counts = [sum(at <= count * unit_s for at in result.ended_s) for count in after]
+                    elif options.workers:
+                        named, _, each_fit = way.partition(":")
+                        how = options.noise, options.workers, int(each_fit or 1)
+                        result = at_once(named, problem, options.trials, seed, *how)
+                        counts = after
                     else:
                         result = one_by_one(way, problem, options.trials, seed, options.noise)
                         counts = after

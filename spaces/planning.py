@@ -12,7 +12,7 @@ from typing import Any, Literal
 from .domain import applying, bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile, ProfileRequest
-from .laws.step_time import doubt, fastest_plan
+from .laws.step_time import StepTime, doubt, fastest_plan
 from .learning_rate import (
     RULES_FOR_ADAM,
     RULES_FOR_DECAY,
@@ -291,29 +291,34 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
     """
     if not all(profile.step_times for profile in profiles.values()):
         return None
-    fixed, costly = spec.fixed(), _costly(spec)
-    depends_on = ["effective_batch", "accumulation", "devices", "epochs", "rule"]
-    if spec.grows_batches:
+    fixed, costly, grows = spec.fixed(), _costly(spec), spec.grows_batches
+    depends_on = ["effective_batch", "accumulation", "devices", "epochs"]
+    # No other rule is undefined for a batch.
+    if may_be_undefined := not RULES_FOR_ADAM.isdisjoint(values_of(spec.space.rule)):
+        depends_on += ["rule", *BETAS]
+    if grows:
         depends_on += ["batch_schedule", "schedule", "warmup"]
     cached: dict[Any, float] = {}
 
     @cache
-    def plan(key: CostKey, effective_batch: int, devices: int, accumulation: int | None) -> BatchPlan:
-        return planned(spec, profiles[key], effective_batch, devices, accumulation)
+    def plan(
+        key: CostKey, effective_batch: int, devices: int, accumulation: int | None
+    ) -> tuple[BatchPlan, DeviceProfile, StepTime | None, dict[str, Any]]:
+        batch_plan = planned(spec, profiles[key], effective_batch, devices, accumulation)
+        profile = profiles[key].under(batch_plan)
+        return batch_plan, profile, profile.step_time(devices), plan_limits(spec, profile, devices)
 
     def train_s(key: CostKey, values: Mapping[str, Any]) -> float:
         """The same value as from the trial's setup, without building one."""
         effective_batch, devices, epochs = int(values["effective_batch"]), int(values["devices"]), values["epochs"]
         try:
-            batch_plan = plan(key, effective_batch, devices, values.get("accumulation"))
-            optimizer_settings(spec, effective_batch, epochs, values)
-            samples_budget = _samples_budget(profiles[key], epochs, effective_batch)
-            profile = profiles[key].under(batch_plan)
-            law = profile.step_time(devices)
+            batch_plan, profile, law, limits = plan(key, effective_batch, devices, values.get("accumulation"))
+            if may_be_undefined:
+                optimizer_settings(spec, effective_batch, epochs, values)
+            samples_budget = _samples_budget(profile, epochs, effective_batch)
             if law is None:
                 return math.nan
-            stages = _stages(training_of(spec, values)) if spec.grows_batches else ()
-            limits = plan_limits(spec, profile, devices)
+            stages = _stages(training_of(spec, values)) if grows else ()
             if stages:
                 _check_growth(profile, step_plans(batch_plan, samples_budget, stages=stages, **limits))
             return law.train_s(batch_plan, samples_budget, stages=stages, **limits)

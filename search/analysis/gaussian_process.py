@@ -11,7 +11,7 @@ few points in many dimensions do not look like noise.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -114,6 +114,24 @@ class GaussianProcess:
         variance = np.maximum(prior - np.einsum("ij,ij->j", solved, solved), 1e-12)
         return self.mean + self.std * middle, self.std * np.sqrt(variance)
 
+    def believing(self, points: Array) -> GaussianProcess:
+        """The process conditioned also on its own means at points (m, d), without noise: only its variance changes."""
+        if not len(points):
+            return self
+        _, features, cross = self._cross(points)
+        solved = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
+        z = self.structure.coordinates(points, self.free)
+        among = matern52(distances(z, z, self.free[: points.shape[1]])) + features @ features.T
+        among[np.diag_indices_from(among)] += _JITTER
+        corner = np.linalg.cholesky(among - solved.T @ solved)
+        factor = np.block([[self.factor, np.zeros_like(solved)], [solved.T, corner]])
+        return replace(
+            self,
+            points=np.vstack([self.points, points]),
+            factor=factor,
+            weights=np.append(self.weights, np.zeros(len(points))),
+        )
+
     def _cross(self, points: Array) -> tuple[Array, Array, Array]:
         """Coordinates and features of points (m, d), and their covariance with those that are known, (m, n)."""
         z, ours = (self.structure.coordinates(some, self.free) for some in (points, self.points))
@@ -209,14 +227,12 @@ def conditioned(
     mean: float,
     std: float,
     own_noise: Array | None = None,
-    noiseless: int = 0,
     structure: Structure | None = None,
 ) -> GaussianProcess:
     """The process with given length scales, slope and noise, conditioned on values at points.
 
     Args:
         own_noise: of the values beyond the common noise: variances (n,), or their covariance (n, n).
-        noiseless: how many of the last values have no noise at all.
         structure: what is known beforehand; not given, `Plain`.
     """
     known = Plain(points.shape[1]) if structure is None else structure
@@ -226,7 +242,6 @@ def conditioned(
     noise = np.full(len(points), math.exp(log_noise))
     if own_noise is not None:
         covariance += _covariance(own_noise) / std**2
-    noise[len(points) - noiseless :] = 0.0
     covariance[np.diag_indices_from(covariance)] += noise + _JITTER
     factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
     weights = cho_solve((factor, True), (values - mean) / std - known.mean(z), check_finite=False)

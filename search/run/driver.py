@@ -213,51 +213,52 @@ def _drive(
     records.lock.acquire(name)
     try:
         records.save_step_times(name, step_times_json(laws))
-        suggester = Suggester(
-            records.url,
-            name,
-            spec.domains(),
-            spec.objectives,
-            sampler=spec.sampler,
-            seed=spec.training.seed,
-            feasible=feasible,
-            known_seconds=law,
-            prior_trials=prior,
-            retry_policy=records.retry_policy,
-            single_writer=True,
-            by_time=spec.is_limited_by_time,
-            pauses=spec.stopping.kind == "pause",
-            branches=spec.training.branches,
-        )
-        # Another driver may have added to it before we held the lock.
-        driven_s = next(row.driver_s for row in records.studies(spec.study) if row.name == name)
-        study = replace(study, driven_s=driven_s)
-        run = StudyRun(
-            spec,
-            name,
-            suggester,
-            records,
-            profiles,
-            runner.device,
-            task_hash,
-            notify,
-            driven_s,
-            owns_workers=runner.owns_workers,
-        )
-        for text in _opening_messages(spec, profiles, feasible):
-            notify(Event("message", text=text))
-        run.queue_baseline()
-        run.recover()
-        watch(run)
-        with _heartbeat(run, records), _interrupts(run, records.retry_policy) as interrupted:
-            try:
-                runner.run(run)
-            except KeyboardInterrupt:
-                if not run.stop_reason:
-                    raise
-            finally:
-                run.sweep()
-        return _conclude(study, run, suggester, interrupted[0] if interrupted else None)
+        with records.buffered() as writes:
+            suggester = Suggester(
+                records.url,
+                name,
+                spec.domains(),
+                spec.objectives,
+                sampler=spec.sampler,
+                seed=spec.training.seed,
+                feasible=feasible,
+                known_seconds=law,
+                prior_trials=prior,
+                retry_policy=records.retry_policy,
+                writes=writes,
+                by_time=spec.is_limited_by_time,
+                pauses=spec.stopping.kind == "pause",
+                branches=spec.training.branches,
+            )
+            # Another driver may have added to it before we held the lock.
+            driven_s = next(row.driver_s for row in records.studies(spec.study) if row.name == name)
+            study = replace(study, driven_s=driven_s)
+            run = StudyRun(
+                spec,
+                name,
+                suggester,
+                records,
+                profiles,
+                runner.device,
+                task_hash,
+                notify,
+                driven_s,
+                owns_workers=runner.owns_workers,
+            )
+            for text in _opening_messages(spec, profiles, feasible):
+                notify(Event("message", text=text))
+            run.queue_baseline()
+            run.recover()
+            watch(run)
+            with _heartbeat(run, records), _interrupts(run, records.retry_policy) as interrupted:
+                try:
+                    runner.run(run)
+                except KeyboardInterrupt:
+                    if not run.stop_reason:
+                        raise
+                finally:
+                    run.sweep()
+            return _conclude(study, run, suggester, interrupted[0] if interrupted else None)
     finally:
         records.lock.release(name)
 

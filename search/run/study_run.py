@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
-import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -48,8 +44,9 @@ from ..suggest.front_model import preload
 from ..suggest.pausing import RUNG
 from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
-from .eta import Span
+from .eta import ClockFactors, Span
 from .runner import Event
+from .suggestion_queue import SuggestionQueue
 from .view import StudyView, span_of, study_view
 
 # This many equal errors in a row are the task's fault, not the trial's.
@@ -69,14 +66,6 @@ _OTHERS, _OWN = 0.1, 1.0
 
 # The latest attempts, from which the remaining time is estimated.
 _LATEST_SPANS = 500
-
-
-def _yield_to_trials() -> None:
-    """Let trials on this machine go before this thread, whose suggestions are made ahead of when they are needed."""
-    if sys.platform != "linux":
-        return  # elsewhere threads have no niceness of their own
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 @dataclass(slots=True)
@@ -109,7 +98,6 @@ class StudyRun:
     Attributes:
         stop_reason: why the study stops before its budget; empty while it runs. Runners check it often.
         failure: why it cannot continue; empty if it can.
-        asks, asks_s: suggestions that the sampler made in this run, and the seconds they took.
         reported_s: when a trial last reported a measurement, by the monotonic clock.
     """
 
@@ -138,8 +126,7 @@ class StudyRun:
         self._early_stopping = early_stopping(spec.stopping.kind, spec.stopping.risk, suggester.is_new_ground)
         self._repeats: set[int] = set()  # trials that repeat a setting, which are never stopped early
         self._preloaded = False
-        self._suggestion: Future[Suggestion | None] | None = None  # being computed by the sampler
-        self._asker = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask", initializer=_yield_to_trials)
+        self._suggestions = SuggestionQueue(suggester, self._ending)
         self._retries: deque[_Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
         self._lost: dict[int, tuple[int, int]] = {}  # samples seen before, and attempts lost since without more
         self._same_errors: tuple[str, int] = ("", 0)
@@ -159,7 +146,6 @@ class StudyRun:
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
         self.started_s = time.monotonic()
         self.driven_s = driven_s
-        self.asks, self.asks_s = 0, 0.0
         self.reported_s: float | None = None
         self._spans: deque[Span] = deque(maxlen=_LATEST_SPANS)  # of attempts that ended in this run
         self._load_curves()
@@ -184,13 +170,11 @@ class StudyRun:
             if room <= 0:
                 return "wait" if self._running else None
             self._queue_repeat()
-            # A sampler may be slow: the runner's loop continues meanwhile. What is left of a budget finishes paused trials.
+            # What is left of a budget finishes paused trials.
             new = room >= 1 or not self._paused
-            self._suggestion = self._suggestion or self._asker.submit(self._ask, new)
-            if self._running and not self._suggestion.done():
+            suggestion = self._suggestions.take(len(self._running), most=math.ceil(room), new=new)
+            if suggestion == "wait":
                 return "wait"
-            suggestion = self._suggestion.result()
-            self._suggestion = None
             if suggestion is None:
                 return "wait" if self._running else None
             if "repeats" in suggestion.notes:
@@ -211,16 +195,21 @@ class StudyRun:
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
 
-    def _ask(self, new: bool) -> Suggestion | None:
-        started = time.perf_counter()
-        suggestion = self._suggester.ask(new=new)
-        self.asks, self.asks_s = self.asks + 1, self.asks_s + time.perf_counter() - started
-        return suggestion
+    @property
+    def asks(self) -> tuple[int, float]:
+        """Suggestions that the sampler made in this run, and the seconds that it took."""
+        return self._suggestions.asks, self._suggestions.asks_s
 
     @property
     def devices_busy(self) -> int:
         """Devices that trials train on now."""
         return sum(attempt.setup.plan.devices for attempt in list(self._running.values()))
+
+    def _ending(self, seconds: float) -> int:
+        """How many running attempts are expected to end within so many seconds."""
+        now_s, factors = time.monotonic(), ClockFactors.of(list(self._spans))
+        left = (factors.left_s(self._span(one, counts=one.counts), now_s) for one in list(self._running.values()))
+        return sum(left_s is not None and left_s <= seconds for left_s in left)
 
     def setups(self, number: int) -> dict[str, TrialSetup]:
         """An attempt that was just taken, as every kind of device would train it: the same batch, its own micro-batches."""
@@ -298,7 +287,7 @@ class StudyRun:
         if outcome.kind == "complete":
             self._learn_memory(attempt)
         if setup.checkpoint is not None:
-            self._asker.submit(delete_checkpoint, setup.checkpoint)  # an object store may be slow
+            self._suggestions.submit(delete_checkpoint, setup.checkpoint)  # an object store may be slow
         if measurements:
             trained = outcome.kind == "complete"
             accuracy = self._sign * measurements[-1].score(setup.metric) if trained else None
@@ -385,9 +374,11 @@ class StudyRun:
 
     def sweep(self) -> None:
         """Leave nothing RUNNING behind: interrupted trials are queued for the next run."""
-        self._asker.shutdown()
+        self._suggestions.close()
         if not self._records.lock.held(self.name):
-            return  # the driver that took the study over has settled our trials
+            # The driver that took the study over has settled our trials.
+            self._records.drop_writes()
+            return
         why = self.stop_reason or "the driver stopped"
         for attempt in list(self._running.values()):
             self._records.end_attempt(attempt.setup, Outcome("interrupted", why), {})
@@ -517,7 +508,7 @@ class StudyRun:
         """In the budget's last share, repeat a member of the front before anything new."""
         confirm, most = self.spec.confirm, self.spec.budget.trials
         to_end = sum(one.counts for one in self._running.values())
-        if self._suggestion is not None or self.counted + to_end < most - confirm.reserved(most):
+        if self._suggestions.is_settled or self.counted + to_end < most - confirm.reserved(most):
             return
         trials = [trial for trial in self._suggester.trials() if "continued_by" not in trial.user_attrs]
         if any(trial.state.name == "WAITING" for trial in trials):
@@ -546,7 +537,7 @@ class StudyRun:
             # Not while a trial is asked for: killed then, it would be RUNNING without its parameters. In the thread that asks,
             # because two threads that import the same modules of SciPy at once may find them half imported.
             self._preloaded = True
-            self._asker.submit(preload)
+            self._suggestions.submit(preload)
         return setup
 
     def _facts(self, attempt: _Attempt) -> TrialFacts:

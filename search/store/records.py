@@ -1,7 +1,7 @@
 """Queries on our tables: studies, device profiles, attempts and measurements.
 
 Only the driver writes. An attempt's end is written here before it is reported to Optuna, so a driver that dies between the
-two loses nothing: the next one reports to Optuna what is recorded here.
+two loses nothing: the next one reports to Optuna what is recorded here. Measurements follow within a second.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
 from . import schema
 from .database import RetryPolicy, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
+from .write_buffer import Write, WriteBuffer
 
 
 def now() -> str:
@@ -43,6 +46,9 @@ class StudyRow:
 class Records:
     """bsearch's tables in one database; `study` is the full name of one study in it.
 
+    Attributes:
+        writes: a driver's buffer for what its trials report; without one everything is written at once.
+
     Args:
         create: create the tables if there are none.
         retry_policy: for when the database is unavailable; not given, nothing is retried.
@@ -56,11 +62,47 @@ class Records:
         self.retry_policy = retry_policy or RetryPolicy(url)
         self.engine = storage_engine(url, create=create)
         self.lock = StudyLock(url, self.engine, self.retry_policy)
+        self.writes: WriteBuffer | None = None
         self._migrate(create)
 
     def close(self) -> None:
         """Close the connections; the next use opens new ones."""
         self.engine.dispose()
+
+    @contextmanager
+    def buffered(self) -> Iterator[WriteBuffer]:
+        """Collect what trials report meanwhile, and write it in few transactions.
+
+        Raises:
+            StorageError: the last of them failed.
+        """
+        self.writes = WriteBuffer(self.url, self.engine, self.retry_policy)
+        try:
+            yield self.writes
+        finally:
+            self.writes.close()
+            self.writes = None
+
+    def drop_writes(self) -> None:
+        """Forget what is buffered: another driver holds the study."""
+        if self.writes is not None:
+            self.writes.drop()
+
+    def _write(self, write: Write) -> None:
+        """Write it now, or with the buffer's next commit."""
+        if self.writes is not None:
+            self.writes.add(write)
+            return
+        with transaction(self.url, self.engine) as connection:
+            write(connection)
+
+    @contextmanager
+    def _of_trials(self) -> Iterator[Connection]:
+        """A transaction that sees what trials have reported."""
+        if self.writes is not None:
+            self.writes.commit()
+        with transaction(self.url, self.engine) as connection:
+            yield connection
 
     def _upsert(self, table: sa.Table, row: Mapping[str, Any], change: Mapping[str, Any] | None = None) -> None:
         """Insert a row, or update the one with its key, which a retry or another process has inserted."""
@@ -163,45 +205,34 @@ class Records:
     @retrying
     def start_attempt(self, setup: TrialSetup) -> None:
         row = {"study": setup.study, "number": setup.number, "attempt": setup.attempt, "started_at": now()}
-        self._upsert(schema.attempts, row | {"setup": json.dumps(setup.to_dict())})
+        self._write(_replacing(schema.attempts, row | {"setup": json.dumps(setup.to_dict())}))
 
     @retrying
     def update_setup(self, setup: TrialSetup) -> None:
         """Replace an attempt's setup by the one it really runs with, once its device is known."""
-        with transaction(self.url, self.engine) as connection:
-            connection.execute(sa.update(schema.attempts).where(*_attempt_of(setup)).values(setup=json.dumps(setup.to_dict())))
+        update = sa.update(schema.attempts).where(*_attempt_of(setup)).values(setup=json.dumps(setup.to_dict()))
+        self._write(lambda connection: connection.execute(update))
 
     @retrying
     def add_measurement(self, setup: TrialSetup, measurement: Measurement) -> None:
-        self._upsert(
-            schema.measurements,
-            {
-                "study": setup.study,
-                "number": setup.number,
-                "attempt": setup.attempt,
-                "samples_seen": measurement.samples_seen,
-                "elapsed_s": measurement.elapsed_s,
-                "accuracy": _finite(measurement.score(setup.metric)),
-                "train_loss": _finite(measurement.train_loss),
-                "scores": json.dumps({name: _finite(value) for name, value in measurement.scores.items()}),
-            },
-        )
+        row = {
+            "study": setup.study,
+            "number": setup.number,
+            "attempt": setup.attempt,
+            "samples_seen": measurement.samples_seen,
+            "elapsed_s": measurement.elapsed_s,
+            "accuracy": _finite(measurement.score(setup.metric)),
+            "train_loss": _finite(measurement.train_loss),
+            "scores": json.dumps({name: _finite(value) for name, value in measurement.scores.items()}),
+        }
+        self._write(_replacing(schema.measurements, row))
 
     @retrying
     def end_attempt(self, setup: TrialSetup, outcome: Outcome, result: Mapping[str, Any]) -> None:
         """Record an attempt's end; `result` is what is reported to Optuna, empty if the trial is not over."""
-        with transaction(self.url, self.engine) as connection:
-            connection.execute(
-                sa.update(schema.attempts)
-                .where(*_attempt_of(setup))
-                .values(
-                    ended_at=now(),
-                    outcome=outcome.kind,
-                    message=outcome.message,
-                    traceback=outcome.traceback,
-                    result=json.dumps(result),
-                )
-            )
+        ended = {"ended_at": now(), "outcome": outcome.kind, "message": outcome.message, "traceback": outcome.traceback}
+        update = sa.update(schema.attempts).where(*_attempt_of(setup)).values(**ended, result=json.dumps(result))
+        self._write(lambda connection: connection.execute(update))
 
     @retrying
     def attempts(self, study: str, number: int | None = None) -> list[Mapping[str, Any]]:
@@ -213,7 +244,7 @@ class Records:
         )
         if number is not None:
             query = query.where(schema.attempts.c.number == number)
-        with transaction(self.url, self.engine) as connection:
+        with self._of_trials() as connection:
             rows = connection.execute(query).mappings().all()
         return [
             {**row, "setup": json.loads(row["setup"]), "result": json.loads(row["result"]) if row["result"] else None}
@@ -236,7 +267,7 @@ class Records:
             .limit(1)
         )
         found: list[Mapping[str, Any]] = []
-        with transaction(self.url, self.engine) as connection:
+        with self._of_trials() as connection:
             for query in (sa.select(schema.attempts).where(mine, schema.attempts.c.ended_at.is_(None)), ended.limit(most)):
                 for row in connection.execute(query).mappings().all():
                     key = {name: row[name] for name in ("study", "number", "attempt")}
@@ -251,7 +282,7 @@ class Records:
         query = sa.select(schema.attempts.c.number).where(
             schema.attempts.c.study == study, schema.attempts.c.outcome.in_(sorted(COUNTED))
         )
-        with transaction(self.url, self.engine) as connection:
+        with self._of_trials() as connection:
             return connection.execute(query.limit(1)).first() is not None
 
     @retrying
@@ -262,7 +293,7 @@ class Records:
             .where(schema.measurements.c.study == study, schema.measurements.c.number == number)
             .order_by(schema.measurements.c.attempt, schema.measurements.c.samples_seen)
         )
-        with transaction(self.url, self.engine) as connection:
+        with self._of_trials() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     @retrying
@@ -274,7 +305,7 @@ class Records:
             .order_by(schema.measurements.c.number, schema.measurements.c.attempt, schema.measurements.c.samples_seen)
         )
         last: dict[int, tuple[int, list[tuple[int, float]]]] = {}
-        with transaction(self.url, self.engine) as connection:
+        with self._of_trials() as connection:
             for row in connection.execute(query).mappings():
                 attempt, curve = last.get(row["number"], (-1, []))
                 if row["attempt"] != attempt:
@@ -283,6 +314,17 @@ class Records:
                 if row["accuracy"] is not None:
                     curve.append((row["samples_seen"], row["accuracy"]))
         return {number: curve for number, (_, curve) in last.items()}
+
+
+def _replacing(table: sa.Table, row: Mapping[str, Any]) -> Write:
+    """Writes a row in place of the one with its key, if there is one."""
+    key = [column == row[column.name] for column in table.primary_key]
+
+    def write(connection: Connection) -> None:
+        connection.execute(sa.delete(table).where(*key))
+        connection.execute(sa.insert(table).values(**row))
+
+    return write
 
 
 def _attempt_of(setup: TrialSetup) -> tuple[sa.ColumnElement[bool], ...]:

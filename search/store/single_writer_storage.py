@@ -9,18 +9,23 @@ from typing import Any
 
 import sqlalchemy as sa
 from optuna.distributions import BaseDistribution
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection, Engine
 
-# Optuna's own table. Through Optuna every attribute is a transaction with three ORM statements, and a trial's two dozen
+from .write_buffer import WriteBuffer
+
+# Optuna's own tables. Through Optuna every attribute is a transaction with three ORM statements, and a trial's two dozen
 # attributes were half of a driver's work.
-_attributes = sa.table("trial_user_attributes", sa.column("trial_id"), sa.column("key"), sa.column("value_json"))
+_user_attributes, _system_attributes = (
+    sa.table(f"trial_{whose}_attributes", sa.column("trial_id"), sa.column("key"), sa.column("value_json"))
+    for whose in ("user", "system")
+)
 
 
 class SingleWriterStorage(InMemoryStorage):
-    """A study's trials in memory; everything is written to the database first.
+    """A study's trials in memory. Trials, their parameters and ends are in the database first, attributes with the next commit.
 
     Optuna's own cache reads every unfinished trial again several times per ask: 0.2 s each with 200 running side by side
     (docs/scaling.md). A trial's id is its number here.
@@ -28,11 +33,12 @@ class SingleWriterStorage(InMemoryStorage):
     Args:
         backend: the storage that holds the study.
         study_id: in that storage.
+        writes: of this study's driver, to the same database.
     """
 
-    def __init__(self, backend: RDBStorage, study_id: int) -> None:
+    def __init__(self, backend: RDBStorage, study_id: int, writes: WriteBuffer) -> None:
         super().__init__()
-        self._backend, self._backend_study = backend, study_id
+        self._backend, self._backend_study, self._writes = backend, study_id, writes
         self._ids: list[int] = []  # of trials in the database, by number
         self._creating = threading.Lock()
         here = super().create_new_study(backend.get_study_directions(study_id), backend.get_study_name_from_id(study_id))
@@ -51,6 +57,7 @@ class SingleWriterStorage(InMemoryStorage):
 
     def reread(self) -> None:
         """Read everything again: the reply to a write was lost, so it may or may not have been applied."""
+        self._writes.commit()
         with self._creating:
             for trial in self._backend.get_all_trials(self._backend_study)[: len(self._ids)]:
                 trial._trial_id = trial.number
@@ -79,6 +86,7 @@ class SingleWriterStorage(InMemoryStorage):
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         backend_id = self._ids[trial_id]
+        self._writes.commit()  # a trial that has ended has all its attributes
         try:
             done = self._backend.set_trial_state_values(backend_id, state, values)
         except UpdateFinishedTrialError:
@@ -93,30 +101,32 @@ class SingleWriterStorage(InMemoryStorage):
         super().set_trial_intermediate_value(trial_id, step, intermediate_value)
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._backend.set_trial_user_attr(self._ids[trial_id], key, value)
-        super().set_trial_user_attr(trial_id, key, json.loads(json.dumps(value)))  # as it would be read back
+        self.set_trial_user_attrs(trial_id, {key: value})
 
     def set_trial_user_attrs(self, trial_id: int, values: Mapping[str, Any]) -> None:
-        """Several attributes in one transaction."""
-        self.check_trial_is_updatable(trial_id, self.get_trial(trial_id).state)
-        if not values:
-            return
-        backend_id, texts = self._ids[trial_id], {key: json.dumps(value) for key, value in values.items()}
-        rows = [{"trial_id": backend_id, "key": key, "value_json": text} for key, text in texts.items()]
-        try:
-            with self._backend.engine.begin() as connection:
-                # They may exist: to be replaced, or written before, and the reply was lost.
-                where = _attributes.c.trial_id == backend_id, _attributes.c.key.in_(list(texts))
-                connection.execute(sa.delete(_attributes).where(*where))
-                connection.execute(sa.insert(_attributes), rows)
-        except sa.exc.SQLAlchemyError as error:  # as Optuna reports them
-            raise StorageInternalError(f"The attributes of trial {trial_id} could not be written.") from error
+        """Several attributes at once."""
+        texts = {key: json.dumps(value) for key, value in values.items()}
         for key, text in texts.items():
-            super().set_trial_user_attr(trial_id, key, json.loads(text))
+            super().set_trial_user_attr(trial_id, key, json.loads(text))  # as it would be read back
+        self._write_attributes(_user_attributes, trial_id, texts)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._backend.set_trial_system_attr(self._ids[trial_id], key, value)
-        super().set_trial_system_attr(trial_id, key, json.loads(json.dumps(value)))
+        text = json.dumps(value)
+        super().set_trial_system_attr(trial_id, key, json.loads(text))
+        self._write_attributes(_system_attributes, trial_id, {key: text})
+
+    def _write_attributes(self, table: sa.TableClause, trial_id: int, texts: Mapping[str, str]) -> None:
+        if not texts:
+            return
+        rows = [{"trial_id": self._ids[trial_id], "key": key, "value_json": text} for key, text in texts.items()]
+
+        def write(connection: Connection) -> None:
+            # They may exist: to be replaced, or written before, and the reply was lost.
+            where = table.c.trial_id == self._ids[trial_id], table.c.key.in_(list(texts))
+            connection.execute(sa.delete(table).where(*where))
+            connection.execute(sa.insert(table), rows)
+
+        self._writes.add(write)
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
         self._backend.set_study_user_attr(self._backend_study, key, value)

@@ -9,12 +9,9 @@ is fast enough for, its improvement is the amount by which it is expected to exc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from optuna.trial import FrozenTrial, TrialState
 from scipy.linalg import block_diag
 from scipy.special import ndtr
 
@@ -23,30 +20,23 @@ from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure
 from .batch_rate_prior import AccuracyPrior, BatchRate, SecondsPrior
 from .pausing import GapKernel
 from .space_transform import SpaceTransform
+from .trial_history import MOST_POINTS, Observations, PausedTrials
 
 # Candidates evaluated: spread over the space, then around the best, in several rounds of shrinking radius.
 _SPREAD, _AROUND, _ROUNDS = 1024, 256, 3
+# Candidates evaluated at once when points are chosen after the first; as many are added around the best, within this radius.
+_AGAIN, _AGAIN_RADIUS = 128, 0.03
 # L-BFGS steps of a fit from the priors, and from the previous fit, which one more point changes little.
 _FIRST_STEPS, _MORE_STEPS = 40, 8
 # Trials from which the previous fit is a good start; before, one more may change the picture.
 _WARM_START_FROM = 60
-# Trials that the processes are conditioned on: cost grows with the cube. Of more, those nearest the front and an even
-# selection of the others are used.
-MOST_POINTS = 300
-_NEAREST = 200
-# Paused trials among them.
-_MOST_PAUSED = 100
-# Beyond that, length scales are refitted when the number of ended trials has grown by this factor: half of an ask was fitting.
+# Beyond MOST_POINTS, length scales are refitted when the number of ended trials has grown by this factor: half of an ask was
+# fitting.
 _REFIT_GROWTH = 1.02
 # The reference point's accuracy: this many times as far below the best as the median is, or the worst seen.
 _WORST = 20.0
 # Points where training is less likely to finish than this are proposed only if there are no others.
 LEAST_PROBABILITY = 0.5
-# User attributes of a stopped trial that hold the prediction for its full budget.
-EXPECTED = {"expected_seconds", "expected_accuracy", "expected_std"}
-# User attributes of a trial that had its measurement at the rung: those of a paused one, and its expected seconds.
-AT_RUNG = {"rung_fraction", "rung_accuracy"}
-PAUSED = AT_RUNG | {"expected_seconds"}
 # The parameter in which branches differ from the training that they branch off.
 EPOCHS = "epochs"
 # Nodes and weights of Gauss-Hermite quadrature, for expectations of what is normal on the `AccuracyScale`.
@@ -55,196 +45,8 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 # Log length scales and log noise variance of the last fit of each process, and how many trials had ended.
 Fits = dict[str, tuple[Array, float, int]]
-# Parameters, seconds and accuracy of a trial of an earlier study.
-PriorTrial = tuple[Mapping[str, Any], float, float]
 # Log seconds (n,) of points (n, width) by a law, NaN where it knows none; None where there is no law.
 KnownLogSeconds = Callable[[Array], "Array | None"]
-
-
-@dataclass(frozen=True, slots=True)
-class PausedTrials:
-    """Trials that were paused at the rung.
-
-    Args:
-        numbers: (p,), of the trials.
-        points: (p, width).
-        seconds: (p,), > 0, of their full training.
-        fractions: (p,), shares of it that they had.
-        accuracy: (p,), there; higher is better.
-        waiting: (p,), not training again by now.
-    """
-
-    numbers: np.ndarray[Any, np.dtype[np.int64]]
-    points: Array
-    seconds: Array
-    fractions: Array
-    accuracy: Array
-    waiting: np.ndarray[Any, np.dtype[np.bool_]]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def best(self, most: int) -> PausedTrials:
-        """Those that train again, and of the others the most accurate for their time."""
-        below = np.where(self.waiting, _below_front(self.seconds, self.accuracy), -math.inf)
-        kept = np.sort(np.argsort(below, kind="stable")[:most])
-        return PausedTrials(*(getattr(self, name)[kept] for name in self.__slots__))
-
-
-@dataclass(frozen=True)
-class Observations:
-    """What the trials have shown so far, as points of the unit cube.
-
-    Args:
-        points: (n, width), trials that were trained to their end or stopped early.
-        seconds: (n,), > 0, of their full training.
-        accuracy: (n,), higher is better; the prediction for a stopped trial.
-        std: (n,), standard deviation of that prediction, 0 where training finished.
-        own: (n,), of this study rather than an earlier one.
-        pending: (m, width), running trials.
-        failed: (l, width), trials that ended without values.
-        rung_fractions, rung_accuracy: (n,), of those that were measured at the rung; NaN for others.
-        paused: trials at the rung.
-    """
-
-    points: Array
-    seconds: Array
-    accuracy: Array
-    std: Array
-    own: np.ndarray[Any, np.dtype[np.bool_]]
-    pending: Array
-    failed: Array
-    rung_fractions: Array
-    rung_accuracy: Array
-    paused: PausedTrials
-
-    def success_model(self, known: tuple[Array, float] | None = None) -> GaussianProcess | None:
-        """A model of the probability that training finishes; None where it never failed.
-
-        Args:
-            known: log length scales and log noise variance of an earlier fit, else they are fitted.
-        """
-        if not len(self.failed):
-            return None
-        tried = np.vstack([self.points, self.failed])
-        ended = np.append(np.ones(len(self.points)), np.zeros(len(self.failed)))
-        # Prior mean and std far from all trials: training is expected to finish, and few failures say nothing of remote points.
-        prior = 1.0, 0.5
-        if known is not None:
-            return conditioned(tried, ended, *known, *prior)
-        return fitted(tried, ended, None, _FIRST_STEPS, prior=prior, structure=Plain(tried.shape[1], math.log(0.4)))
-
-    def subset_near_front(self, most: int) -> Observations:
-        """At most `most` of them, paused ones included: those closest to the front at their time, evenly selected others."""
-        if len(self.paused) > _MOST_PAUSED:
-            return replace(self, paused=self.paused.best(_MOST_PAUSED)).subset_near_front(most)
-        most -= len(self.paused)
-        if len(self.points) <= most:
-            return self
-        ranked = np.argsort(_below_front(self.seconds, self.accuracy), kind="stable")
-        nearest = min(_NEAREST, most - 1)
-        near, rest = ranked[:nearest], np.sort(ranked[nearest:])
-        kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - nearest).astype(int)]])
-        per_trial = ("points", "seconds", "accuracy", "std", "own", "rung_fractions", "rung_accuracy")
-        return replace(self, failed=self.failed[-most:], **{name: getattr(self, name)[kept] for name in per_trial})
-
-
-def _below_front(seconds: Array, accuracy: Array) -> Array:
-    """How far each trial is below the best accuracy of those as fast, (n,)."""
-    order = np.lexsort((-accuracy, seconds))
-    reached = np.empty(len(order))
-    reached[order] = np.maximum.accumulate(accuracy[order])
-    return np.asarray(reached - accuracy)
-
-
-# What a trial is to the models: not over, an observation, a failure, or nothing.
-_OPEN, _OBSERVED, _FAILED, _IGNORED = range(4)
-
-
-class TrialHistory:
-    """A study's trials as arrays, each read once when it ends: thousands are not read again for every ask.
-
-    Args:
-        signs: (2,), 1 for objectives to maximize, -1 to minimize.
-    """
-
-    def __init__(self, transform: SpaceTransform, signs: Array) -> None:
-        self.transform, self._signs = transform, signs
-        # Indexed by trial number, which Optuna counts from 0 without gaps.
-        self._kinds = np.empty(0, dtype=np.int8)
-        self._points, self._values = np.empty((0, transform.width)), np.empty((0, 5))
-
-    def observations(self, trials: Sequence[FrozenTrial], asked: int, prior: Sequence[PriorTrial] = ()) -> Observations:
-        """What all trials show, except the one being asked for.
-
-        Args:
-            prior: trials of earlier studies.
-        """
-        count, capacity = len(trials), len(self._kinds)
-        if count > capacity:  # doubled, so that copying stays rare
-            self._kinds = np.append(self._kinds, np.zeros(count, dtype=np.int8))
-            self._points = np.vstack([self._points, np.zeros((count, self.transform.width))])
-            self._values = np.vstack([self._values, np.zeros((count, 5))])
-        pending, paused = [], []
-        for number in np.flatnonzero(self._kinds[:count] == _OPEN).tolist():
-            trial = trials[number]
-            complete = self.transform.is_whole(trial.params)
-            if trial.state.is_finished():
-                self._kinds[number] = self._read(number, trial) if complete else _IGNORED
-            elif complete and trial.state == TrialState.RUNNING and number != asked:
-                point, facts = self.transform.encode(trial.params), trial.user_attrs
-                waiting = bool(facts.get("paused"))
-                if not waiting:
-                    pending.append(point)
-                if set(facts) >= PAUSED:
-                    at_rung = facts["rung_fraction"], self._signs[1] * facts["rung_accuracy"]
-                    paused.append((number, point, facts["expected_seconds"], *at_rung, waiting))
-        observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
-        earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
-        values_of_prior = [(seconds, self._signs[1] * accuracy, 0.0, math.nan, math.nan) for _, seconds, accuracy in prior]
-        values = np.vstack([np.array(values_of_prior).reshape(-1, 5), self._values[observed]])
-        numbers, places, seconds, fractions, reached, waits = zip(*paused, strict=True) if paused else ((),) * 6
-        return Observations(
-            np.vstack([earlier, self._points[observed]]),
-            values[:, 0],
-            values[:, 1],
-            values[:, 2],
-            np.arange(len(values)) >= len(prior),
-            np.array(pending).reshape(-1, self.transform.width),
-            self._points[failed],
-            values[:, 3],
-            values[:, 4],
-            PausedTrials(
-                np.array(numbers, dtype=np.int64),
-                np.array(places).reshape(-1, self.transform.width),
-                np.array(seconds, dtype=float),
-                np.array(fractions, dtype=float),
-                np.array(reached, dtype=float),
-                np.array(waits, dtype=bool),
-            ),
-        )
-
-    def _read(self, number: int, trial: FrozenTrial) -> int:
-        """Store an ended trial's point and values; returns what it is to the models."""
-        facts, signs = trial.user_attrs, self._signs
-        self._points[number] = self.transform.encode(trial.params)
-        if trial.state == TrialState.COMPLETE and np.isfinite(trial.values).all():
-            rung = math.nan, math.nan
-            if set(facts) >= AT_RUNG:
-                rung = facts["rung_fraction"], signs[1] * facts["rung_accuracy"]
-            self._values[number] = -signs[0] * trial.values[0], signs[1] * trial.values[1], 0.0, *rung
-            return _OBSERVED
-        if trial.state == TrialState.PRUNED and set(facts) >= EXPECTED:
-            self._values[number] = (
-                facts["expected_seconds"],
-                signs[1] * facts["expected_accuracy"],
-                facts["expected_std"],
-                math.nan,
-                math.nan,
-            )
-            return _OBSERVED
-        # A trial whose driver died is run again, and did not fail; nor did one that was given up while it was paused.
-        return _IGNORED if "continued_by" in facts or facts.get("outcome") == "paused" else _FAILED
 
 
 def preload() -> None:
@@ -274,11 +76,9 @@ class FrontModel:
         if place is not None:
             self._structures = {"seconds": SecondsPrior(place), "accuracy": AccuracyPrior(place)}
         self._set_accuracy(observations, place)
-        self.models = {
-            "seconds": self._fit("seconds", self.log_seconds),
-            "accuracy": self._fit("accuracy", self.accuracy, self.own_noise),
-        }
-        self.success = observations.success_model(self._current_fit("success"))
+        self.accuracy_model = self._fit("accuracy", self.accuracy, self.own_noise)
+        self._seconds_model: GaussianProcess | None = None  # where a law knows all seconds, it is never fitted
+        self.success = success_model(observations, self._current_fit("success"))
         if self.success is not None:
             self._store_fit("success", self.success)
 
@@ -314,17 +114,26 @@ class FrontModel:
             self._last[name] = process.free, process.log_noise, self._ended
 
     def _fit(self, name: str, values: Array, own_noise: Array | None = None) -> GaussianProcess:
-        structure = self._structures.get(name)
+        structure, points = self._structures.get(name), self.points[: len(values)]
         if (known := self._current_fit(name)) is not None:
             mean, std = float(values.mean()), float(values.std()) or 1.0
-            return conditioned(self.points, values, *known, mean, std, own_noise, structure=structure)
+            return conditioned(points, values, *known, mean, std, own_noise, structure=structure)
         start = self._last.get(name)
-        near = start is not None and len(start[0]) == self._size(name) and len(self.points) >= _WARM_START_FROM
+        near = start is not None and len(start[0]) == self._size(name) and len(points) >= _WARM_START_FROM
         start_from = start[:2] if start is not None and near else None
         steps = _MORE_STEPS if near else _FIRST_STEPS
-        process = fitted(self.points, values, start_from, steps, own_noise, structure=structure)
+        process = fitted(points, values, start_from, steps, own_noise, structure=structure)
         self._store_fit(name, process)
         return process
+
+    @property
+    def seconds_model(self) -> GaussianProcess:
+        """The process of log seconds, conditioned like that of accuracy."""
+        if self._seconds_model is None:
+            observed = len(self.accuracy)
+            process = self._fit("seconds", self.log_seconds[:observed])
+            self._seconds_model = process.believing(self.points[observed:])
+        return self._seconds_model
 
     def condition_on_pending(self, pending: Array, known: KnownLogSeconds) -> None:
         """Impute running trials at their predicted outcomes, without noise, so that no near copy of them is proposed.
@@ -337,31 +146,18 @@ class FrontModel:
         by_law = known(self.points)
         if by_law is not None:
             self.log_seconds = np.where(np.isnan(by_law), self.log_seconds, by_law)
-        if not len(pending):
-            return
-        expected = {name: process.mean_at(pending) for name, process in self.models.items()}
-        times = known(pending)
-        self.points = np.vstack([self.points, pending])
-        self.on_front = np.append(self.on_front, np.ones(len(pending), dtype=bool))
-        times = expected["seconds"] if times is None else np.where(np.isnan(times), expected["seconds"], times)
-        self.log_seconds = np.append(self.log_seconds, times)
-        self.accuracy = np.append(self.accuracy, expected["accuracy"])
-        self.own_noise = block_diag(self.own_noise, np.zeros((len(pending), len(pending))))
-        targets = ("seconds", self.log_seconds, None), ("accuracy", self.accuracy, self.own_noise)
-        for name, values, own_noise in targets:
-            old = self.models[name]
-            # Without noise, so that a running trial's point counts as known however noisy trials are.
-            self.models[name] = conditioned(
-                self.points,
-                values,
-                old.free,
-                old.log_noise,
-                old.mean,
-                old.std,
-                own_noise,
-                noiseless=len(pending),
-                structure=old.structure,
-            )
+        if len(pending):
+            self.believe(pending, known(pending))
+
+    def believe(self, points: Array, log_seconds: Array | None) -> None:
+        """Take points (m, width) as trials of their predicted outcomes; `log_seconds` (m,) by a law, where there is one."""
+        expected_s = self._log_seconds_at(points, log_seconds)
+        self.points = np.vstack([self.points, points])
+        self.on_front = np.append(self.on_front, np.ones(len(points), dtype=bool))
+        self.log_seconds = np.append(self.log_seconds, expected_s)
+        self.accuracy_model = self.accuracy_model.believing(points)
+        if self._seconds_model is not None:
+            self._seconds_model = self._seconds_model.believing(points)
 
     def expected_hypervolume_improvement(self, points: Array, log_seconds: Array | None, until: Array | None = None) -> Array:
         """Expected hypervolume improvement at points, over log seconds t and accuracy a.
@@ -379,9 +175,9 @@ class FrontModel:
         Returns:
             (m,); -1 for points that cannot be planned. Weighted by the probability that training finishes.
         """
-        mean, std = self.models["accuracy"].predict(points)
+        mean, std = self.accuracy_model.predict(points)
         if log_seconds is None:
-            time, time_std = self.models["seconds"].predict(points)
+            time, time_std = self.seconds_model.predict(points)
         else:
             time, time_std = log_seconds, np.full(len(points), 1e-9)
         cuts, levels = self._front_strips()
@@ -402,7 +198,7 @@ class FrontModel:
 
     def _front_strips(self) -> tuple[Array, Array]:
         """Ends c_i of the strips on the log time axis, and the level l_i of each, from the models' noise-free front."""
-        mean = self.scale.back(self.models["accuracy"].mean_at(self.points))
+        mean = self.scale.back(self.accuracy_model.mean_at(self.points))
         order = [index for index in np.lexsort((-mean, self.log_seconds)) if self.on_front[index]]
         # A diverging loss as reference point would make everything that is merely faster look valuable.
         worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
@@ -423,8 +219,10 @@ class FrontModel:
         cost: Callable[[Array], Array] | None = None,
         *,
         branches: bool = False,
-    ) -> tuple[Array, float]:
-        """The point (width,) of largest expected hypervolume improvement among many candidates, and that improvement.
+    ) -> Iterator[tuple[Array, float]]:
+        """The points (width,) of largest expected hypervolume improvement among many candidates, and that improvement.
+
+        One after the other, each given those before at their predicted outcomes.
 
         Args:
             cost: of points, by which their improvements are divided.
@@ -447,19 +245,19 @@ class FrontModel:
         spread = np.asarray(qmc.Sobol(transform.width, scramble=True, rng=rng).random(_SPREAD))
         times = known(spread)
         if times is None or np.isnan(times).all():
-            times = self.models["seconds"].mean_at(spread)
+            times = self.seconds_model.mean_at(spread)
         # The last strip ends at the slowest candidate: points better and slower than the front improve it up to there.
         self.slowest = float(np.nanmax(times))
         front = self.points[np.argsort(-self.margin_to_front())[:8]]
-        candidates = transform.round_to_feasible(np.vstack([spread, _perturb(front, _AROUND, 0.1, rng)]))
-        improvement, worth = worth_of(candidates)
+        candidates = _Candidates(worth_of, transform.round_to_feasible(np.vstack([spread, _perturb(front, _AROUND, 0.1, rng)])))
         for part in range(_ROUNDS):
-            top = candidates[np.argsort(-worth)[:8]]
-            around = transform.round_to_feasible(_perturb(top, _AROUND, 0.1 / 3**part, rng))
-            candidates = np.vstack([candidates, around])
-            improvement, worth = (np.append(old, new) for old, new in zip((improvement, worth), worth_of(around), strict=True))
-        chosen = int(np.argmax(worth))
-        return np.asarray(candidates[chosen]), float(improvement[chosen])
+            candidates.add(transform.round_to_feasible(_perturb(candidates.top(8), _AROUND, 0.1 / 3**part, rng)))
+        while True:
+            chosen, improvement = candidates.best()
+            yield chosen, improvement
+            self.believe(chosen[None, :], known(chosen[None, :]))
+            candidates.evaluate_again()
+            candidates.add(transform.round_to_feasible(_perturb(candidates.top(8), _AGAIN, _AGAIN_RADIUS, rng)))
 
     def _of_branches(self, points: Array, transform: SpaceTransform, known: KnownLogSeconds) -> Array:
         """What the branches of points (m, width) are expected to add to their own improvement, (m,).
@@ -477,10 +275,14 @@ class FrontModel:
 
     def seconds_at(self, points: Array, log_seconds: Array | None) -> Array:
         """Seconds of full trainings at points (m, width), as (m,): by the law, or where it knows none by the model."""
-        if log_seconds is None or np.isnan(log_seconds).any():
-            modelled = self.models["seconds"].mean_at(points)
-            log_seconds = modelled if log_seconds is None else np.where(np.isnan(log_seconds), modelled, log_seconds)
-        return np.exp(log_seconds)
+        return np.exp(self._log_seconds_at(points, log_seconds))
+
+    def _log_seconds_at(self, points: Array, log_seconds: Array | None) -> Array:
+        if log_seconds is None:
+            return self.seconds_model.mean_at(points)
+        if np.isnan(log_seconds).any():
+            return np.where(np.isnan(log_seconds), self.seconds_model.mean_at(points), log_seconds)
+        return log_seconds
 
     def paused_worth_more(self, paused: PausedTrials, known: KnownLogSeconds, worth: float) -> int | None:
         """The waiting trial of the largest improvement per second of the rest of its training; None if none is above `worth`.
@@ -498,9 +300,66 @@ class FrontModel:
 
     def margin_to_front(self) -> Array:
         """Accuracy of each trial minus its strip's level, (n,): 0 on the front, negative below."""
-        mean = self.scale.back(self.models["accuracy"].mean_at(self.points))
+        mean = self.scale.back(self.accuracy_model.mean_at(self.points))
         cuts, levels = self._front_strips()
         return np.asarray(mean - levels[np.searchsorted(cuts, self.log_seconds, side="right")])
+
+
+class _Candidates:
+    """Points with their expected improvements, and what they are worth.
+
+    Args:
+        worth_of: improvements and worths of points (n, width), two of (n,).
+        points: (n, width), the first ones.
+    """
+
+    def __init__(self, worth_of: Callable[[Array], tuple[Array, Array]], points: Array) -> None:
+        self._worth_of = worth_of
+        self._points = points
+        self._improvement, self._worth = worth_of(points)
+
+    def add(self, points: Array) -> None:
+        self._points = np.vstack([self._points, points])
+        new = self._worth_of(points)
+        self._improvement, self._worth = np.append(self._improvement, new[0]), np.append(self._worth, new[1])
+
+    def top(self, count: int) -> Array:
+        """The `count` points that are worth most, (count, width)."""
+        return np.asarray(self._points[np.argsort(-self._worth)[:count]])
+
+    def best(self) -> tuple[Array, float]:
+        """The point (width,) that is worth most, and its improvement."""
+        best = int(np.argmax(self._worth))
+        return self._points[best], float(self._improvement[best])
+
+    def evaluate_again(self) -> None:
+        """Evaluate those that may be worth most, after a point more is believed.
+
+        That makes no point worth more: variances are smaller and the front is higher. So only points that were worth more
+        before than the best is now need be evaluated.
+        """
+        order, done = np.argsort(-self._worth), 0
+        while done < len(order) and (not done or self._worth[order[done]] > self._worth[order[:done]].max()):
+            part = order[done : done + _AGAIN]
+            self._improvement[part], self._worth[part] = self._worth_of(self._points[part])
+            done += len(part)
+
+
+def success_model(observations: Observations, known: tuple[Array, float] | None = None) -> GaussianProcess | None:
+    """A model of the probability that training finishes; None where it never failed.
+
+    Args:
+        known: log length scales and log noise variance of an earlier fit, else they are fitted.
+    """
+    if not len(observations.failed):
+        return None
+    tried = np.vstack([observations.points, observations.failed])
+    ended = np.append(np.ones(len(observations.points)), np.zeros(len(observations.failed)))
+    # Prior mean and std far from all trials: training is expected to finish, and few failures say nothing of remote points.
+    prior = 1.0, 0.5
+    if known is not None:
+        return conditioned(tried, ended, *known, *prior)
+    return fitted(tried, ended, None, _FIRST_STEPS, prior=prior, structure=Plain(tried.shape[1], math.log(0.4)))
 
 
 def gap_kernel(place: BatchRate | None, last: Fits, width: int) -> GapKernel:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,18 +20,9 @@ from optuna.trial import FrozenTrial
 
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
-from .front_model import (
-    EPOCHS,
-    LEAST_PROBABILITY,
-    MOST_POINTS,
-    Fits,
-    FrontModel,
-    KnownLogSeconds,
-    PriorTrial,
-    TrialHistory,
-    gap_kernel,
-)
+from .front_model import EPOCHS, LEAST_PROBABILITY, Fits, FrontModel, KnownLogSeconds, gap_kernel, success_model
 from .space_transform import SpaceTransform
+from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
 
 # Random points before the model is used: this many more than there are parameters.
 _FIRST = 2
@@ -48,7 +40,7 @@ class FrontSampler(BaseSampler):
     Trials that ended without values teach where training fails. A pruned trial with the user attributes `expected_seconds`,
     `expected_accuracy` and `expected_std` (the prediction when it was stopped) counts as an observation with that noise.
     A running trial with the user attributes `paused`, `rung_fraction`, `rung_accuracy` and `expected_seconds` is one that was
-    left off there; `trial_to_resume` says when it is worth going on with.
+    left off there; `paused_or_new` says when it is worth going on with.
     Studies with other than two objectives, or whose first is not a time (minimized, above 0), use Optuna's multivariate TPE.
 
     Args:
@@ -82,7 +74,6 @@ class FrontSampler(BaseSampler):
         seed: int = 0,
     ) -> None:
         self._by_time, self._pauses, self._branches = by_time, pauses, branches
-        self._prepared: tuple[int, dict[str, Any]] | None = None  # for the trial of this number, asked next
         self._scaled = scaled
         self._prior_trials = tuple(prior_trials)
         self._space = dict(space) if space is not None else None
@@ -115,24 +106,27 @@ class FrontSampler(BaseSampler):
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
-        if not search_space:
-            return {}
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared[0] == trial.number:
-            return prepared[1]
-        values, _ = self._proposed(study, trial.number, search_space)
-        return self._by_tpe(study, trial) if values is None else values
+        proposed, _ = self._proposed(study, trial.number, search_space)
+        return proposed[0] if proposed else self._by_tpe(study, trial)
 
-    def trial_to_resume(self, study: Study, *, or_new: bool = True) -> int | None:
-        """The number of the paused trial that is worth more in a second than the best new one; None where none is.
+    def proposals(self, study: Study, count: int, *, others: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+        """Parameters of the next `count` trials by one fit, each given those before; empty where the objectives are not ours.
+
+        Args:
+            others: parameters proposed earlier, of trials that have not begun.
+        """
+        asked = len(study.get_trials(deepcopy=False)) + len(others)
+        return self._proposed(study, asked, self._searched(study), count, others=others)[0]
+
+    def paused_or_new(self, study: Study, *, or_new: bool = True) -> tuple[int | None, dict[str, Any] | None]:
+        """The number of the paused trial that is worth more in a second than the best new one; else the new one's parameters.
 
         Args:
             or_new: a new trial may be started; else the best paused one is resumed, whatever it is worth.
         """
         asked = len(study.get_trials(deepcopy=False))
-        values, resumed = self._proposed(study, asked, self._searched(study), or_new=or_new)
-        self._prepared = None if values is None or resumed is not None else (asked, values)
-        return resumed
+        proposed, resumed = self._proposed(study, asked, self._searched(study), or_new=or_new)
+        return resumed, proposed[0] if proposed and resumed is None else None
 
     def is_new_ground(self, study: Study, number: int, others: Collection[int]) -> bool:
         """Whether too little is known of how a trial's curve goes on, from those `others` that go on, to pause it."""
@@ -145,41 +139,67 @@ class FrontSampler(BaseSampler):
         return kernel.is_unknown(transform.encode(trials[number].params), known)
 
     def _proposed(
-        self, study: Study, number: int, search_space: dict[str, BaseDistribution], *, or_new: bool = True
-    ) -> tuple[dict[str, Any] | None, int | None]:
-        """What to try as trial `number`, None where the objectives are others'; and the paused trial that is worth more."""
+        self,
+        study: Study,
+        number: int,
+        search_space: dict[str, BaseDistribution],
+        count: int = 1,
+        *,
+        others: Sequence[Mapping[str, Any]] = (),
+        or_new: bool = True,
+    ) -> tuple[list[dict[str, Any]], int | None]:
+        """What to try from trial `number` on, empty where the objectives are others'; and the paused trial worth more."""
+        if not search_space:
+            return [{} for _ in range(count)], None
         transform = SpaceTransform(search_space, self._conditions)
         if self._branches and not transform.is_number(EPOCHS):
             raise ValueError(f"branches: expected `{EPOCHS}`, a range of numbers, in the space; got {', '.join(search_space)}")
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         if len(signs) != 2 or signs[0] > 0:
-            return None, None
+            return [], None
         history = self._histories.get(study)
         if history is None or history.transform.space != transform.space:
             history = self._histories[study] = TrialHistory(transform, signs)
-        observations = history.observations(study.get_trials(deepcopy=False), number, self._prior_trials)
+        observations = history.observations(study.get_trials(deepcopy=False), number, self._prior_trials, others)
         if (observations.seconds <= 0).any():
-            return None, None
-        known, rng = self._known(transform), np.random.default_rng((self._seed, number))
+            return [], None
+        known = self._known(transform)
+        rngs = (np.random.default_rng((self._seed, one)) for one in range(number, number + count))
         place = BatchRate.of(transform, self._scaled)
         first = transform.parameters + _FIRST if place is None else first_points(self._known_seconds is not None)
         first += ANCHORS if place is not None and self._pauses else 0
         seen = len(observations.points) + len(observations.paused)
         if seen < first:
-            success = observations.success_model()
-            if place is None or len(observations.failed):
-                return transform.decode(_random_point(transform, known, rng, success)), None
-            number = seen + len(observations.pending)
-            return transform.decode(_first_point(place, transform, known, rng, number, anchors=self._pauses)), None
+            begun = seen + len(observations.pending)
+            points = [self._first(observations, transform, known, rng, begun + one) for one, rng in enumerate(rngs)]
+            return [transform.decode(point) for point in points], None
         with single_threaded_blas():
             ended = len(observations.points) + len(observations.failed) + len(observations.paused)
             used = observations.subset_near_front(MOST_POINTS)
             model = FrontModel(used, self._last, ended, place)
             model.condition_on_pending(observations.pending, known)
-            best, improvement = model.best(transform, known, rng, self._cost(model, transform, known), branches=self._branches)
-            worth = improvement / float(model.seconds_at(best[None, :], known(best[None, :]))[0])
-            resumed = model.paused_worth_more(used.paused, known, _NEW * worth if or_new else -math.inf)
-        return transform.decode(best), resumed
+            cost = self._cost(model, transform, known)
+            best = list(islice(model.best(transform, known, next(rngs), cost, branches=self._branches), count))
+            resumed = None
+            if used.paused.waiting.any():
+                point, improvement = best[0]
+                worth = improvement / float(model.seconds_at(point[None, :], known(point[None, :]))[0])
+                resumed = model.paused_worth_more(used.paused, known, _NEW * worth if or_new else -math.inf)
+        return [transform.decode(point) for point, _ in best], resumed
+
+    def _first(
+        self,
+        observations: Observations,
+        transform: SpaceTransform,
+        known: KnownLogSeconds,
+        rng: np.random.Generator,
+        begun: int,
+    ) -> Array:
+        """A point (width,) before there is a model, after `begun` others."""
+        place = BatchRate.of(transform, self._scaled)
+        if place is None or len(observations.failed):
+            return _random_point(transform, known, rng, success_model(observations))
+        return _first_point(place, transform, known, rng, begun, anchors=self._pauses)
 
     def _cost(self, model: FrontModel, transform: SpaceTransform, known: KnownLogSeconds) -> Callable[[Array], Array] | None:
         """What the improvements of points (n, width) are divided by, (n,); None where every trial costs the same."""

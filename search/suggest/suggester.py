@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +27,9 @@ from ...spaces.trial import Suggestion, TrialFacts, TrialResult
 from ..store.database import RetryPolicy, retrying
 from ..store.optuna_storage import open_storage, translate_optuna_errors
 from ..store.single_writer_storage import SingleWriterStorage
-from .front_model import PAUSED, PriorTrial
+from ..store.write_buffer import WriteBuffer
 from .sampler import FrontSampler
+from .trial_history import PAUSED, PriorTrial
 
 _STATES = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAIL": TrialState.FAIL}
 
@@ -106,6 +109,10 @@ def distribution(domain: Domain) -> BaseDistribution:
     raise AssertionError(domain)
 
 
+def _is_paused(trial: FrozenTrial) -> bool:
+    return bool(trial.user_attrs.get("paused")) and not trial.state.is_finished()
+
+
 class Suggester:
     """One Optuna study, with our samplers, retries and stored facts.
 
@@ -117,7 +124,7 @@ class Suggester:
         known_seconds: of parameters, where a law knows them.
         prior_trials: trials of earlier studies that the sampler `front` learns from.
         retry_policy: for when the storage is unavailable; not given, nothing is retried.
-        single_writer: no other process writes to this study, so it can be cached in memory.
+        writes: given, no other process writes to this study, so it is cached in memory, and attributes are written with these.
         by_time: the search is limited by time rather than by a number of trials; only the sampler `front` uses it.
         pauses: trials are paused and resumed, which only the sampler `front` can do.
         branches: trials give the results of shorter ones too, which the sampler `front` takes into account.
@@ -136,12 +143,16 @@ class Suggester:
         known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         retry_policy: RetryPolicy | None = None,
-        single_writer: bool = False,
+        writes: WriteBuffer | None = None,
         by_time: bool = False,
         pauses: bool = False,
         branches: bool = False,
     ) -> None:
         self._pauses = pauses
+        # What `ask` returns next: trials that have begun, numbers of paused ones, and parameters of new ones.
+        self._ready: deque[Suggestion | int | dict[str, Any]] = deque()
+        self._none_queued = 0  # among the first so many trials
+        self._sampling = threading.Lock()  # a sampler serves one thread at a time
         self.url = url or "memory"
         self.retry_policy = retry_policy or RetryPolicy(self.url)
         self.storage = open_storage(url)
@@ -159,7 +170,7 @@ class Suggester:
                 for end, round_to in zip(feasible, (math.ceil, math.floor), strict=True)
             )
             self.searched["effective_batch"] = IntDistribution(low, max(low, high), log=batches.log, step=batches.step)
-        self.study = self._open_study(name, objectives, single_writer)
+        self.study = self._open_study(name, objectives, writes)
         trials = self.trials()
         # Trials that are RUNNING and not among these were started by an `ask` of ours whose reply was lost.
         self._known = {trial.number for trial in trials if trial.state == TrialState.RUNNING}
@@ -180,7 +191,7 @@ class Suggester:
             )
 
     @retrying
-    def _open_study(self, name: str, objectives: Objectives, single_writer: bool) -> optuna.Study:
+    def _open_study(self, name: str, objectives: Objectives, writes: WriteBuffer | None) -> optuna.Study:
         metric = objectives.metric
         with translate_optuna_errors(self.url):
             study = optuna.create_study(
@@ -195,8 +206,8 @@ class Suggester:
                     f"the storage holds another Optuna study of this name, with directions {directions}. Choose another name."
                 )
                 raise StudyFileError(Fault("study", message))
-            if single_writer and isinstance(self.storage, RDBStorage):
-                self.storage = SingleWriterStorage(self.storage, self.storage.get_study_id_from_name(name))
+            if writes is not None and isinstance(self.storage, RDBStorage):
+                self.storage = SingleWriterStorage(self.storage, self.storage.get_study_id_from_name(name), writes)
                 study = optuna.load_study(study_name=name, storage=self.storage)
             if not study.get_trials(deepcopy=False):
                 study.set_metric_names([objectives.speed, metric.name])
@@ -205,30 +216,96 @@ class Suggester:
     def ask(self, *, new: bool = True) -> Suggestion | None:
         """The next suggestion; its trial is RUNNING from here on.
 
+        Queued trials come before what else is `ready`, and that before what the sampler proposes now.
+
         Args:
             new: a new trial may be started; else a paused one is resumed, and where none is paused there is no suggestion.
         """
-        if self._pauses and not any(trial.state == TrialState.WAITING for trial in self.trials()):
-            resumed = self._trial_to_resume(or_new=new)
-            if resumed is not None or not new:
-                return resumed
+        if self._is_queued() and not self.has_begun:
+            return self._asked()
+        while True:
+            if not self._ready:
+                self.prepare(new=new)
+            if not self._ready:
+                return None
+            proposal = self._ready.popleft()
+            match proposal:
+                case Suggestion():
+                    return proposal
+                case int():
+                    if (resumed := self._paused(proposal)) is not None:
+                        return resumed
+                case _ if new:
+                    number = self._add(proposal, {})
+                    return Suggestion(number, applying(self._domains, {**self.fixed, **proposal}))
+
+    def prepare(self, count: int = 1, *, new: bool = True) -> None:
+        """Have `count` more suggestions ready for `ask`, or fewer where the sampler makes one at a time; it may take seconds.
+
+        Args:
+            new: as for `ask`.
+        """
+        sampler = self.study.sampler
+        proposed: Sequence[int | dict[str, Any] | None] = ()
+        paused = [trial.number for trial in self.trials() if _is_paused(trial)] if self._pauses else []
+        if not (paused or new):
+            return
+        if isinstance(sampler, FrontSampler):
+            with self._sampling, translate_optuna_errors(self.url):
+                if paused:
+                    number, values = sampler.paused_or_new(self.study, or_new=new)
+                    if number is None and not new:
+                        number = paused[0]  # too little is known to choose
+                    proposed = [number if number is not None else values]
+                else:
+                    others = [one for one in self._ready if isinstance(one, dict)]
+                    proposed = sampler.proposals(self.study, count, others=others)
+        whole = [one for one in proposed if isinstance(one, int) or (one is not None and self._is_whole(one))]
+        self._ready.extend(whole)
+        if not whole:  # another sampler, or objectives or conditions that ours does not know
+            self._ready.append(self._asked())
+
+    @property
+    def ready(self) -> int:
+        """Suggestions that `ask` returns without asking the sampler."""
+        return len(self._ready) or int(self._is_queued())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether what `ask` returns next is a trial that has begun: other samplers than ours make those."""
+        return bool(self._ready) and isinstance(self._ready[0], Suggestion)
+
+    @property
+    def begins_ahead(self) -> bool:
+        """Whether `prepare` begins trials."""
+        return not isinstance(self.study.sampler, FrontSampler)
+
+    def _is_queued(self) -> bool:
+        trials = self.trials()
+        for number in range(self._none_queued, len(trials)):
+            if trials[number].state == TrialState.WAITING:
+                return True
+        self._none_queued = len(trials)
+        return False
+
+    def _is_whole(self, values: Mapping[str, Any]) -> bool:
+        """Whether every parameter that applies has a value."""
+        given = {**self.fixed, **values}
+        return all(name in given for name in self.searched if applies(self._domains[name].when, given))
+
+    def _asked(self) -> Suggestion:
+        """A queued trial, or one with what the sampler proposes now."""
         tries = itertools.count()
-        trial = self.retry_policy(lambda: self._ask(again=next(tries) > 0))
+        with self._sampling:
+            trial = self.retry_policy(lambda: self._ask(again=next(tries) > 0))
         self._known.add(trial.number)
         return Suggestion(trial.number, applying(self._domains, {**self.fixed, **trial.params}), dict(trial.user_attrs))
 
-    def _trial_to_resume(self, *, or_new: bool) -> Suggestion | None:
-        """The paused trial to go on with before anything new."""
-        sampler, trials = self.study.sampler, self.trials()
-        if not isinstance(sampler, FrontSampler) or not any(trial.user_attrs.get("paused") for trial in trials):
+    def _paused(self, number: int) -> Suggestion | None:
+        """A paused trial as a suggestion to go on with it; None if it is not paused."""
+        trial = self.trials()[number]
+        if not _is_paused(trial):
             return None
-        with translate_optuna_errors(self.url):
-            number = sampler.trial_to_resume(self.study, or_new=or_new)
-        if number is None and not or_new:  # too little is known to choose
-            number = next((one.number for one in trials if one.user_attrs.get("paused") and not one.state.is_finished()), None)
-        if number is None:
-            return None
-        trial = trials[number]
         parameters = applying(self._domains, {**self.fixed, **trial.params})
         return Suggestion(number, parameters, dict(trial.user_attrs), trial.user_attrs["rung_fraction"])
 
@@ -283,32 +360,30 @@ class Suggester:
 
     def begin(self, parameters: Mapping[str, Any], notes: Mapping[str, Any]) -> int:
         """The number of the trial with these notes: one that has not failed, or a new one, RUNNING from here on."""
+        for trial in self.trials():
+            if trial.state != TrialState.FAIL and dict(notes).items() <= trial.user_attrs.items():
+                return trial.number
+        return self._add(parameters, notes)
+
+    def _add(self, parameters: Mapping[str, Any], notes: Mapping[str, Any]) -> int:
+        """The number of a new trial, RUNNING from here on."""
         chosen = {key: value for key, value in parameters.items() if key in self.searched}
         tries = itertools.count()
-
-        def found() -> int | None:
-            return next(
-                (
-                    one.number
-                    for one in self.trials()
-                    if one.state != TrialState.FAIL and dict(notes).items() <= one.user_attrs.items()
-                ),
-                None,
-            )
 
         def once() -> int:
             with translate_optuna_errors(self.url):
                 if next(tries) > 0:
                     self._reread()
-                if (number := found()) is not None:
-                    return number
+                    # The reply to an earlier try may have been lost.
+                    for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                        if trial.number not in self._known and trial.params == chosen and trial.user_attrs == dict(notes):
+                            return trial.number
                 distributions = {key: self.searched[key] for key in chosen}
-                self.study.add_trial(
-                    create_trial(state=TrialState.RUNNING, params=chosen, distributions=distributions, user_attrs=dict(notes))
+                template = create_trial(
+                    state=TrialState.RUNNING, params=chosen, distributions=distributions, user_attrs=dict(notes)
                 )
-                number = found()
-                assert number is not None
-                return number
+                trial_id = self.storage.create_new_trial(self.study._study_id, template)
+                return self.storage.get_trial_number_from_id(trial_id)
 
         number = self.retry_policy(once)
         self._known.add(number)
@@ -366,6 +441,7 @@ class Suggester:
 
     def _reread(self) -> None:
         """Read the trials from the database again: the reply to a write was lost. Does nothing if there is no cache."""
+        self._none_queued = 0
         if isinstance(self.storage, SingleWriterStorage):
             self.storage.reread()
 

@@ -14,7 +14,7 @@ from ...spaces.study_file import read_study
 from ..analysis.confirm import averaged
 from ..store.records import Records, StudyRow
 from ..store.trials import stored_trials
-from .front_model import PriorTrial
+from .trial_history import PriorTrial
 
 # What must be the same for accuracies of an earlier study to compare with this one's.
 _SAME = ("task", "training", "objectives")

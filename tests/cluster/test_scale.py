@@ -12,7 +12,9 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy as sa
+from bsearch.search.store.database import RetryPolicy, storage_engine
 from bsearch.search.store.single_writer_storage import SingleWriterStorage
+from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.search.suggest.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.suggester import Suggester
@@ -68,7 +70,14 @@ def test_the_law_of_seconds_is_that_of_the_trials_setup(study_file: Callable[...
 
 def suggester(path: Path, **how: Any) -> Suggester:
     domains = {"effective_batch": Range(low=1, high=1000, log=True), "rate": Range(low=0.01, high=1.0, log=True)}
-    return Suggester(f"sqlite:///{path}/kept.db", "kept", domains, Objectives(), single_writer=True, **how)
+    url = f"sqlite:///{path}/kept.db"
+    writes = WriteBuffer(url, storage_engine(url), RetryPolicy(url))
+    return Suggester(url, "kept", domains, Objectives(), writes=writes, **how)
+
+
+def commit(one: Suggester) -> None:
+    assert isinstance(one.storage, SingleWriterStorage)
+    one.storage._writes.commit()
 
 
 def ended(number: int) -> TrialResult:
@@ -77,17 +86,26 @@ def ended(number: int) -> TrialResult:
 
 @contextmanager
 def statements(storage: SingleWriterStorage) -> Iterator[list[str]]:
-    """What the database is asked meanwhile."""
+    """What the database is asked meanwhile, commits included."""
     asked: list[str] = []
+    engines = storage._backend.engine, storage._writes._engine
 
     def hear(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
         asked.append(statement)
 
-    sa.event.listen(storage._backend.engine, "before_cursor_execute", hear)
+    def hear_commit(connection: Any) -> None:
+        asked.append("COMMIT")
+
+    hearers = ("before_cursor_execute", hear), ("commit", hear_commit)
+    for engine in engines:
+        for event, hearer in hearers:
+            sa.event.listen(engine, event, hearer)
     try:
         yield asked
     finally:
-        sa.event.remove(storage._backend.engine, "before_cursor_execute", hear)
+        for engine in engines:
+            for event, hearer in hearers:
+                sa.event.remove(engine, event, hearer)
 
 
 def seen(trial: FrozenTrial) -> tuple[Any, ...]:
@@ -130,6 +148,7 @@ def test_what_is_known_is_what_is_kept(tmp_path: Path) -> None:
         elif number % 3 == 1:
             one.tell(suggestion.number, TrialResult("PRUNED", "infeasible", TrialFacts(), constraint=1.0))
     one.enqueue({"effective_batch": 17}, {"baseline": 0})
+    commit(one)
     kept = optuna.load_study(study_name="kept", storage=one.url)
     assert list(map(seen, one.trials())) == list(map(seen, kept.trials))
     assert one.study.metric_names == kept.metric_names == ["train_s", "accuracy"]

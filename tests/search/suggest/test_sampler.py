@@ -14,10 +14,11 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.gaussian_process import conditioned, fitted
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.suggest.front_model import FrontModel, Observations, PausedTrials
+from bsearch.search.suggest.front_model import FrontModel, _Candidates
 from bsearch.search.suggest.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.suggester import Suggester
+from bsearch.search.suggest.trial_history import Observations, PausedTrials
 from bsearch.spaces.domain import Choices, Fixed, Range
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import Objectives
@@ -190,8 +191,8 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, until:
     gains = model.expected_hypervolume_improvement(candidates, times, None if until is None else np.full(3, until))
     cuts, levels = model._front_strips()
     front = list(zip(cuts[:-1], levels[1:], strict=True))
-    mean, std = model.models["accuracy"].predict(candidates)
-    time, time_std = model.models["seconds"].predict(candidates) if times is None else (times, np.zeros(3))
+    mean, std = model.accuracy_model.predict(candidates)
+    time, time_std = model.seconds_model.predict(candidates) if times is None else (times, np.zeros(3))
     end = cuts[-1] if until is None else until
     before = area(front, end, levels[0])
     for index in range(3):
@@ -249,6 +250,70 @@ def test_trials_that_run_side_by_side_differ() -> None:
     pending = [transform.encode(study.ask(TRADE).params) for _ in range(6)]
     apart = [float(np.abs(a - b).max()) for i, a in enumerate(pending) for b in pending[:i]]
     assert min(apart) > 0.003
+
+
+def test_a_process_that_believes_itself_is_conditioned_on_its_own_mean() -> None:
+    """The slow twin: the process conditioned from scratch, with next to no noise at what it believes."""
+    rng = np.random.default_rng(0)
+    points, values, believed, others = rng.random((12, 3)), rng.standard_normal(12), rng.random((4, 3)), rng.random((9, 3))
+    scales, noise = (np.log([0.3, 0.8, 2.0]), math.log(0.05)), np.append(np.full(12, 0.05), np.zeros(4))
+    process = conditioned(points, values, *scales, 0.0, 1.0)
+    both = np.vstack([points, believed])
+    twin = conditioned(both, np.append(values, process.mean_at(believed)), scales[0], -50.0, 0.0, 1.0, own_noise=noise)
+    one_by_one = process
+    for point in believed:
+        one_by_one = one_by_one.believing(point[None, :])
+    for got in (process.believing(believed), one_by_one):
+        assert got.mean_at(others) == pytest.approx(process.mean_at(others), abs=1e-9)
+        for mine, its in zip(got.predict(others), twin.predict(others), strict=True):
+            assert mine == pytest.approx(its, rel=1e-4, abs=1e-6)
+    assert process.believing(np.empty((0, 3))) is process
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_fit_gives_several_proposals_each_given_those_before(known: bool) -> None:
+    law = (lambda parameters: trade(parameters)[0]) if known else None
+    sampler = FrontSampler(space=TRADE, known_seconds=law)
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    for _ in range(12):
+        trial = study.ask(TRADE)
+        study.tell(trial, trade(trial.params))
+    proposed = sampler.proposals(study, 8)
+    assert proposed[0] == sampler.proposals(study, 1)[0]
+    transform = SpaceTransform(TRADE)
+    points = [transform.encode(one) for one in proposed]
+    assert min(float(np.abs(a - b).max()) for i, a in enumerate(points) for b in points[:i]) > 0.003
+    # As if they were running, the next is another.
+    more = transform.encode(sampler.proposals(study, 1, others=proposed)[0])
+    assert min(float(np.abs(more - one).max()) for one in points) > 0.003
+
+
+def test_what_is_not_evaluated_again_would_not_have_been_chosen() -> None:
+    """The slow twin evaluates every candidate again after each point."""
+    rng = np.random.default_rng(5)
+    transform = SpaceTransform(TRADE)
+    points = rng.random((20, 2))
+    taken = [trade(one) for one in transform.decode_many(points)]
+    seconds, accuracy = np.array(taken).T
+    nothing, rung = np.empty((0, 2)), np.full((2, 20), math.nan)
+    none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
+    seen = Observations(points, seconds, accuracy, np.zeros(20), np.ones(20, bool), nothing, nothing, *rung, none)
+    model = FrontModel(seen, {})
+
+    def worth_of(some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        worth = model.expected_hypervolume_improvement(some, None)
+        return worth, worth
+
+    candidates = _Candidates(worth_of, rng.random((3000, 2)))
+    evaluated = 0
+    for _ in range(6):
+        model.believe(candidates.best()[0][None, :], None)
+        before = candidates._worth.copy()
+        candidates.evaluate_again()
+        evaluated += int((candidates._worth != before).sum())
+        everything = worth_of(candidates._points)[1]
+        assert candidates.best()[1] == pytest.approx(everything.max(), rel=1e-6)
+    assert evaluated < 6 * 3000 / 3
 
 
 def test_what_cannot_be_planned_is_not_proposed() -> None:

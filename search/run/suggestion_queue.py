@@ -1,0 +1,106 @@
+"""Suggestions made ahead of when they are needed, in a thread of their own.
+
+A fit of the models takes as long as the shortest trials, so free devices would wait for it. One fit therefore serves as many
+suggestions as trials are expected to end meanwhile; each is made given those before at their predicted outcomes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal
+
+from ...spaces.trial import Suggestion
+from ..suggest.suggester import Suggester
+
+# Beyond those, one more is made for this many running trials: the models then lack the outcomes of a few trials among many
+# that they lack anyway, and one fit serves them all.
+RUNNING_FOR_ONE_MORE = 16
+# Suggestions may have to last for this many times the seconds that making them took.
+_LASTS = 2.0
+
+
+class SuggestionQueue:
+    """What runners' free devices are given next.
+
+    Args:
+        ending: how many running trials are expected to end within so many seconds.
+
+    Attributes:
+        asks, asks_s: suggestions that were made, and the seconds that it took.
+    """
+
+    def __init__(self, suggester: Suggester, ending: Callable[[float], int]) -> None:
+        self._suggester, self._ending = suggester, ending
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask", initializer=_yield_to_trials)
+        self._preparing: Future[None] | None = None
+        self._took_s, self._soon = 0.0, 0  # the last time, and how many trials were to end before the next
+        self.asks, self.asks_s = 0, 0.0
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> None:
+        """Call a function in the thread, between suggestions."""
+        self._thread.submit(call, *arguments)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next suggestion is a trial that has begun, or is beginning."""
+        return self._suggester.has_begun or (self._preparing is not None and self._suggester.begins_ahead)
+
+    def take(self, running: int, *, most: int, new: bool) -> Suggestion | Literal["wait"] | None:
+        """The next suggestion; "wait" while it is being made; None where there is none.
+
+        Args:
+            running: trials; while there are any, the caller need not wait for a suggestion.
+            most: how many may be wanted, this one included.
+            new: as for `Suggester.ask`.
+        """
+        self._check()
+        if not self._suggester.ready:
+            self._prepare(running, most, new)
+            assert self._preparing is not None
+            if running and not self._preparing.done():
+                return "wait"
+            self._preparing.result()
+            self._check()
+            if not self._suggester.ready:
+                return None
+        suggestion = self._suggester.ask(new=new)
+        if most > 1 and self._suggester.ready < self._soon:
+            self._prepare(running, most - 1, new)
+        return suggestion
+
+    def _prepare(self, running: int, most: int, new: bool) -> None:
+        if self._preparing is None:
+            self._preparing = self._thread.submit(self._make, running, most, new)
+
+    def _check(self) -> None:
+        """Raise what went wrong in the thread."""
+        if self._preparing is not None and self._preparing.done():
+            done, self._preparing = self._preparing, None
+            done.result()
+
+    def _make(self, running: int, most: int, new: bool) -> None:
+        started, before = time.perf_counter(), self._suggester.ready
+        self._soon = self._ending(_LASTS * self._took_s)
+        self._suggester.prepare(min(1 + running // RUNNING_FOR_ONE_MORE + self._soon, most), new=new)
+        self._took_s = time.perf_counter() - started
+        self.asks, self.asks_s = self.asks + max(self._suggester.ready - before, 0), self.asks_s + self._took_s
+
+
+def _yield_to_trials() -> None:
+    """Let trials on this machine go before this thread, whose suggestions are made ahead of when they are needed."""
+    if sys.platform != "linux":
+        return  # elsewhere threads have no niceness of their own
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
+
+
+__all__ = ["RUNNING_FOR_ONE_MORE", "SuggestionQueue"]

@@ -1,0 +1,96 @@
+"""A driver's writes, many to a transaction.
+
+A commit waits for the disk, and a trial's life is some twenty writes: two dozen facts, its attempts, measurements, outcome.
+What must not be lost is committed at once; the rest goes along with it, or follows within a second.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from sqlalchemy.engine import Connection, Engine
+
+from ...spaces.errors import StorageError
+from .database import RetryPolicy, transaction
+
+# Nothing waits longer than this to be written.
+LATEST_S = 1.0
+
+Write = Callable[[Connection], object]
+
+
+class WriteBuffer:
+    """Writes in the order in which they were added, committed together.
+
+    Args:
+        url: of the database.
+        retry_policy: for when it is unavailable; then all of a commit is written again, so every write must be idempotent.
+    """
+
+    def __init__(self, url: str, engine: Engine, retry_policy: RetryPolicy) -> None:
+        self._url, self._engine, self._retry_policy = url, engine, retry_policy
+        self._writes: list[Write] = []
+        self._committing = threading.RLock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed: StorageError | None = None
+
+    def add(self, write: Write) -> None:
+        """Write it with the next commit.
+
+        Raises:
+            StorageError: a commit has failed meanwhile.
+        """
+        if self._failed is not None:
+            raise self._failed
+        self._writes.append(write)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._commit_in_time, daemon=True, name="bsearch-write")
+            self._thread.start()
+
+    def commit(self) -> None:
+        """Write what was added so far.
+
+        Raises:
+            StorageError: the database stays unavailable, or refuses.
+        """
+        if not self._writes:
+            return
+        with self._committing:
+            writes = list(self._writes)
+
+            def write_all() -> None:
+                with transaction(self._url, self._engine) as connection:
+                    for write in writes:
+                        write(connection)
+
+            self._retry_policy(write_all)
+            del self._writes[: len(writes)]
+
+    def drop(self) -> None:
+        """Forget what has not been written."""
+        with self._committing:
+            self._writes.clear()
+
+    def close(self) -> None:
+        """Write what is left, and end the thread.
+
+        Raises:
+            StorageError: as `commit`.
+        """
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.commit()
+
+    def _commit_in_time(self) -> None:
+        while not self._closed.wait(LATEST_S):
+            try:
+                self.commit()
+            except StorageError as error:
+                self._failed = error
+                return
+
+
+__all__ = ["LATEST_S", "WriteBuffer"]

@@ -1,0 +1,205 @@
+"""What trials have shown so far, as arrays for the sampler's models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from optuna.trial import FrozenTrial, TrialState
+
+from ..analysis.gaussian_process import Array
+from .space_transform import SpaceTransform
+
+# Trials that the processes are conditioned on: cost grows with the cube. Of more, those nearest the front and an even
+# selection of the others are used.
+MOST_POINTS = 300
+_NEAREST = 200
+# Paused trials among them.
+_MOST_PAUSED = 100
+# User attributes of a stopped trial that hold the prediction for its full budget.
+EXPECTED = {"expected_seconds", "expected_accuracy", "expected_std"}
+# User attributes of a trial that had its measurement at the rung: those of a paused one, and its expected seconds.
+AT_RUNG = {"rung_fraction", "rung_accuracy"}
+PAUSED = AT_RUNG | {"expected_seconds"}
+# Parameters, seconds and accuracy of a trial of an earlier study.
+PriorTrial = tuple[Mapping[str, Any], float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PausedTrials:
+    """Trials that were paused at the rung.
+
+    Args:
+        numbers: (p,), of the trials.
+        points: (p, width).
+        seconds: (p,), > 0, of their full training.
+        fractions: (p,), shares of it that they had.
+        accuracy: (p,), there; higher is better.
+        waiting: (p,), not training again by now.
+    """
+
+    numbers: np.ndarray[Any, np.dtype[np.int64]]
+    points: Array
+    seconds: Array
+    fractions: Array
+    accuracy: Array
+    waiting: np.ndarray[Any, np.dtype[np.bool_]]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def best(self, most: int) -> PausedTrials:
+        """Those that train again, and of the others the most accurate for their time."""
+        below = np.where(self.waiting, _below_front(self.seconds, self.accuracy), -math.inf)
+        kept = np.sort(np.argsort(below, kind="stable")[:most])
+        return PausedTrials(*(getattr(self, name)[kept] for name in self.__slots__))
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What the trials have shown so far, as points of the unit cube.
+
+    Args:
+        points: (n, width), trials that were trained to their end or stopped early.
+        seconds: (n,), > 0, of their full training.
+        accuracy: (n,), higher is better; the prediction for a stopped trial.
+        std: (n,), standard deviation of that prediction, 0 where training finished.
+        own: (n,), of this study rather than an earlier one.
+        pending: (m, width), running trials.
+        failed: (l, width), trials that ended without values.
+        rung_fractions, rung_accuracy: (n,), of those that were measured at the rung; NaN for others.
+        paused: trials at the rung.
+    """
+
+    points: Array
+    seconds: Array
+    accuracy: Array
+    std: Array
+    own: np.ndarray[Any, np.dtype[np.bool_]]
+    pending: Array
+    failed: Array
+    rung_fractions: Array
+    rung_accuracy: Array
+    paused: PausedTrials
+
+    def subset_near_front(self, most: int) -> Observations:
+        """At most `most` of them, paused ones included: those closest to the front at their time, evenly selected others."""
+        if len(self.paused) > _MOST_PAUSED:
+            return replace(self, paused=self.paused.best(_MOST_PAUSED)).subset_near_front(most)
+        most -= len(self.paused)
+        if len(self.points) <= most:
+            return self
+        ranked = np.argsort(_below_front(self.seconds, self.accuracy), kind="stable")
+        nearest = min(_NEAREST, most - 1)
+        near, rest = ranked[:nearest], np.sort(ranked[nearest:])
+        kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - nearest).astype(int)]])
+        per_trial = ("points", "seconds", "accuracy", "std", "own", "rung_fractions", "rung_accuracy")
+        return replace(self, failed=self.failed[-most:], **{name: getattr(self, name)[kept] for name in per_trial})
+
+
+def _below_front(seconds: Array, accuracy: Array) -> Array:
+    """How far each trial is below the best accuracy of those as fast, (n,)."""
+    order = np.lexsort((-accuracy, seconds))
+    reached = np.empty(len(order))
+    reached[order] = np.maximum.accumulate(accuracy[order])
+    return np.asarray(reached - accuracy)
+
+
+# What a trial is to the models: not over, an observation, a failure, or nothing.
+_OPEN, _OBSERVED, _FAILED, _IGNORED = range(4)
+
+
+class TrialHistory:
+    """A study's trials as arrays, each read once when it ends: thousands are not read again for every ask.
+
+    Args:
+        signs: (2,), 1 for objectives to maximize, -1 to minimize.
+    """
+
+    def __init__(self, transform: SpaceTransform, signs: Array) -> None:
+        self.transform, self._signs = transform, signs
+        # Indexed by trial number, which Optuna counts from 0 without gaps.
+        self._kinds = np.empty(0, dtype=np.int8)
+        self._points, self._values = np.empty((0, transform.width)), np.empty((0, 5))
+
+    def observations(
+        self,
+        trials: Sequence[FrozenTrial],
+        asked: int,
+        prior: Sequence[PriorTrial] = (),
+        proposed: Sequence[Mapping[str, Any]] = (),
+    ) -> Observations:
+        """What all trials show, except the one being asked for.
+
+        Args:
+            prior: trials of earlier studies.
+            proposed: parameters of trials that will be running soon.
+        """
+        count, capacity = len(trials), len(self._kinds)
+        if count > capacity:  # doubled, so that copying stays rare
+            self._kinds = np.append(self._kinds, np.zeros(count, dtype=np.int8))
+            self._points = np.vstack([self._points, np.zeros((count, self.transform.width))])
+            self._values = np.vstack([self._values, np.zeros((count, 5))])
+        pending, paused = [self.transform.encode(parameters) for parameters in proposed], []
+        for number in np.flatnonzero(self._kinds[:count] == _OPEN).tolist():
+            trial = trials[number]
+            complete = self.transform.is_whole(trial.params)
+            if trial.state.is_finished():
+                self._kinds[number] = self._read(number, trial) if complete else _IGNORED
+            elif complete and trial.state == TrialState.RUNNING and number != asked:
+                point, facts = self.transform.encode(trial.params), trial.user_attrs
+                waiting = bool(facts.get("paused"))
+                if not waiting:
+                    pending.append(point)
+                if set(facts) >= PAUSED:
+                    at_rung = facts["rung_fraction"], self._signs[1] * facts["rung_accuracy"]
+                    paused.append((number, point, facts["expected_seconds"], *at_rung, waiting))
+        observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
+        earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
+        values_of_prior = [(seconds, self._signs[1] * accuracy, 0.0, math.nan, math.nan) for _, seconds, accuracy in prior]
+        values = np.vstack([np.array(values_of_prior).reshape(-1, 5), self._values[observed]])
+        numbers, places, seconds, fractions, reached, waits = zip(*paused, strict=True) if paused else ((),) * 6
+        return Observations(
+            np.vstack([earlier, self._points[observed]]),
+            values[:, 0],
+            values[:, 1],
+            values[:, 2],
+            np.arange(len(values)) >= len(prior),
+            np.array(pending).reshape(-1, self.transform.width),
+            self._points[failed],
+            values[:, 3],
+            values[:, 4],
+            PausedTrials(
+                np.array(numbers, dtype=np.int64),
+                np.array(places).reshape(-1, self.transform.width),
+                np.array(seconds, dtype=float),
+                np.array(fractions, dtype=float),
+                np.array(reached, dtype=float),
+                np.array(waits, dtype=bool),
+            ),
+        )
+
+    def _read(self, number: int, trial: FrozenTrial) -> int:
+        """Store an ended trial's point and values; returns what it is to the models."""
+        facts, signs = trial.user_attrs, self._signs
+        self._points[number] = self.transform.encode(trial.params)
+        if trial.state == TrialState.COMPLETE and np.isfinite(trial.values).all():
+            rung = math.nan, math.nan
+            if set(facts) >= AT_RUNG:
+                rung = facts["rung_fraction"], signs[1] * facts["rung_accuracy"]
+            self._values[number] = -signs[0] * trial.values[0], signs[1] * trial.values[1], 0.0, *rung
+            return _OBSERVED
+        if trial.state == TrialState.PRUNED and set(facts) >= EXPECTED:
+            self._values[number] = (
+                facts["expected_seconds"],
+                signs[1] * facts["expected_accuracy"],
+                facts["expected_std"],
+                math.nan,
+                math.nan,
+            )
+            return _OBSERVED
+        # A trial whose driver died is run again, and did not fail; nor did one that was given up while it was paused.
+        return _IGNORED if "continued_by" in facts or facts.get("outcome") == "paused" else _FAILED

@@ -1,0 +1,144 @@
+"""A driver's writes: in order, few commits, none lost where the reply to a commit is, an error told at the next write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from bsearch.search.store import write_buffer
+from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy
+from bsearch.search.store.records import Records
+from bsearch.search.store.write_buffer import WriteBuffer
+from bsearch.spaces.errors import StorageError
+from bsearch.spaces.trial import Measurement, Outcome
+from helpers import setup
+
+
+@contextmanager
+def commits(engine: sa.Engine) -> Iterator[list[int]]:
+    """How many statements each transaction that wrote had."""
+    counted: list[int] = []
+    open_now = [0]
+
+    def execute(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        open_now[0] += statement.split()[0] in ("INSERT", "UPDATE", "DELETE")
+
+    def commit(connection: Any) -> None:
+        counted.extend([open_now[0]] * bool(open_now[0]))
+        open_now[0] = 0
+
+    sa.event.listen(engine, "before_cursor_execute", execute)
+    sa.event.listen(engine, "commit", commit)
+    yield counted
+    sa.event.remove(engine, "before_cursor_execute", execute)
+    sa.event.remove(engine, "commit", commit)
+
+
+@pytest.fixture
+def records(url: str) -> Records:
+    kept = Records(url)
+    kept.save_study("law", "law", {}, {})
+    return kept
+
+
+def test_many_writes_are_one_commit_and_read_as_if_written_at_once(records: Records) -> None:
+    alone = [replace(setup(8, 2), number=number) for number in range(3)]
+
+    def write() -> None:
+        for one in alone:
+            records.start_attempt(one)
+            for seen in (100, 200):
+                records.add_measurement(one, Measurement(seen, 0.5, 0.25))
+            records.end_attempt(one, Outcome("complete"), {"values": [1.0, 2.0]})
+
+    with records.buffered(), commits(records.engine) as counted:
+        write()
+        assert counted == []
+        rows = records.attempts("law")  # reads what was written
+        assert len(counted) == 1
+    assert [row["outcome"] for row in rows] == ["complete"] * 3
+    times = ("started_at", "ended_at")
+    kept = [{key: value for key, value in row.items() if key not in times} for row in rows], records.curves("law")
+    write()
+    assert ([{key: value for key, value in row.items() if key not in times} for row in records.attempts("law")]) == kept[0]
+    assert records.curves("law") == kept[1]
+
+
+def test_what_is_not_committed_follows_in_time(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_buffer, "LATEST_S", 0.05)
+    elsewhere = Records(records.url)
+    with records.buffered():
+        records.start_attempt(setup(3, 2))
+        limit = time.monotonic() + 30
+        while not elsewhere.attempts("law"):
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("lost_after", [False, True])
+def test_a_commit_without_a_reply_is_written_again(url: str, lost_after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been applied, or not."""
+    policy = RetryPolicy(url, limit_s=60.0)
+    records = Records(url, retry_policy=policy)
+    real, tries = write_buffer.transaction, []
+
+    @contextmanager
+    def cut(*where: Any) -> Iterator[Any]:
+        tries.append(1)
+        if len(tries) == 1 and not lost_after:
+            raise DatabaseUnavailable("cut")
+        with real(*where) as connection:
+            yield connection
+        if len(tries) == 1:
+            raise DatabaseUnavailable("cut")
+
+    monkeypatch.setattr(write_buffer, "transaction", cut)
+    made = replace(setup(8, 2), number=3)
+    with records.buffered():
+        records.start_attempt(made)
+        records.add_measurement(made, Measurement(100, 0.5, 0.25))
+        records.end_attempt(made, Outcome("complete"), {})
+    assert len(tries) == 2
+    assert len(records.attempts("law")) == 1
+    assert len(records.curve("law", 3)) == 1
+
+
+def refused(connection: Any) -> None:
+    raise sa.exc.OperationalError("INSERT", {}, Exception("disk full"))
+
+
+def buffer(path: Path) -> WriteBuffer:
+    records = Records(f"sqlite:///{path}/small.db")
+    return WriteBuffer(records.url, records.engine, records.retry_policy)
+
+
+def test_an_error_is_told_by_the_commit_and_what_follows_one_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = buffer(tmp_path)
+    writes.add(refused)
+    with pytest.raises(StorageError, match="disk full"):
+        writes.commit()
+    monkeypatch.setattr(write_buffer, "LATEST_S", 0.02)
+    late = buffer(tmp_path)
+    late.add(refused)
+    limit = time.monotonic() + 30
+    with pytest.raises(StorageError, match="disk full"):
+        while time.monotonic() < limit:
+            late.add(lambda connection: None)
+            time.sleep(0.01)
+
+
+def test_what_is_dropped_is_not_written(tmp_path: Path) -> None:
+    writes, written = buffer(tmp_path), []
+    keep: Callable[[str], Callable[[Any], None]] = lambda what: lambda connection: written.append(what)  # noqa: E731
+    writes.add(keep("dropped"))
+    writes.drop()
+    for what in "abc":
+        writes.add(keep(what))
+    writes.close()
+    assert written == ["a", "b", "c"]
