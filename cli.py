@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -401,8 +401,9 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
         if failed:
             console.print(f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.")
     elif result.stopped:
-        more = "raise it, then " if "budget.hours" in result.stopped else ""
-        console.print(f"Stopped after {seconds(result.elapsed_s)}: {result.stopped}. To resume: {more}{again}")
+        more = "raise it, then " if result.stopped.startswith("budget.") else ""
+        after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
+        console.print(f"Stopped{after}: {result.stopped}. To resume: {more}{again}")
     elif done < spec.budget.trials:
         console.print(f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}")
     shown = _shown(study, spec)
@@ -549,11 +550,14 @@ def retime(
     devices = [read_profile(file) for file in profile_files]
     stored = StoredStudy.open(study, name, storage)
     attempts = stored.tables().attempts(stored.name)
-    each = [retimed(stored.spec, stored.identity["task"], stored.records, attempts, device) for device in devices]
+    each = [
+        retimed(stored.spec, stored.identity["task"], stored.records, attempts, device, price)
+        for device, price in zip(devices, prices or (None,) * len(devices), strict=True)
+    ]
     console = _terminal(as_json)
     if prices or len(devices) > 1:
         names = _distinct([device.name for device in devices], profile_files)
-        _compare_devices(stored, dict(zip(names, each, strict=True)), prices or (None,) * len(names), console, as_json)
+        _compare_devices(stored, dict(zip(names, each, strict=True)), console, as_json)
         return
     (device,), (after,) = devices, each
     if as_json:
@@ -577,25 +581,19 @@ def _distinct(names: list[str], files: tuple[Path, ...]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({file.stem})" for name, file in zip(names, files, strict=True)]
 
 
-def _compare_devices(
-    stored: StoredStudy, each: Mapping[str, Retimed], prices: Sequence[float | None], console: Console, as_json: bool
-) -> None:
+def _compare_devices(stored: StoredStudy, each: Mapping[str, Retimed], console: Console, as_json: bool) -> None:
     """The front over several devices."""
-    from .search.analysis.retime import front_over_devices, placements_of
+    from .search.analysis.retime import front_over_devices, placements_over
     from .search.report.export import json_text, trial_document
     from .search.report.terminal.retime import placements_parts
 
     objectives = stored.spec.objectives
-    placements = [
-        placement
-        for (name, after), price in zip(each.items(), prices, strict=True)
-        for placement in placements_of(name, after, price, objectives)
-    ]
+    placements = placements_over(each, objectives)
     front = front_over_devices(placements, objectives)
     if as_json:
         devices = [
-            {"device": name, "price": price, "left_out": after.left_out, "notes": after.notes}
-            for (name, after), price in zip(each.items(), prices, strict=True)
+            {"device": name, "price": after.price, "left_out": after.left_out, "notes": after.notes}
+            for name, after in each.items()
         ]
         on_front = [
             {"device": placement.device, "cost": placement.cost, **trial_document(placement.trial, stored.front)}

@@ -25,7 +25,7 @@ from .plan import BatchPlan, Steps, plan_batch, step_plans
 from .readable import readable_bytes
 from .schedule import batch_stages
 from .study import BETAS, RECIPE, StudySpec, Training
-from .trial import Suggestion, TrialSetup
+from .trial import Suggestion, TrialSetup, taken_per_second
 
 # Limit on combinations of cost-changing values; each is profiled before the first trial.
 MOST_PROFILES = 16
@@ -283,11 +283,16 @@ def _stages(training: Training) -> tuple[tuple[float, int], ...]:
     return batch_stages(training.batch_schedule, training.schedule, training.warmup)
 
 
-def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) -> Callable[[Mapping[str, Any]], float] | None:
+def known_seconds(
+    spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], price: float | None = None
+) -> Callable[[Mapping[str, Any]], float] | None:
     """The predicted speed objective as a function of the searched parameters; None if steps were not timed.
 
     It returns NaN where no plan exists or the rule is undefined, so that samplers skip the point. Values are cached, because
     samplers ask for thousands.
+
+    Args:
+        price: of such a device for an hour, which a cost is made of.
     """
     if not all(profile.step_times for profile in profiles.values()):
         return None
@@ -330,8 +335,9 @@ def known_seconds(spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile]) ->
         key = tuple((name, values[name]) for name in costly)
         relevant = (key, *map(values.get, depends_on))
         if relevant not in cached:
-            factor = values["devices"] if spec.objectives.speed == "device_s" else 1
-            cached[relevant] = train_s(key, values) * factor
+            each = taken_per_second(spec.objectives.speed, int(values["devices"]), price)
+            assert each is not None
+            cached[relevant] = train_s(key, values) * each
         return cached[relevant]
 
     return seconds

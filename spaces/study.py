@@ -439,6 +439,11 @@ def _device_numbers(domain: Domain) -> Domain:
 _SHARE_ERROR = 0.05
 
 
+# Measures of speed.
+Speed = Literal["train_s", "device_s", "cost"]
+_WORDS = re.compile(r"[a-z0-9]+", re.IGNORECASE)
+
+
 class Devices(Section):
     """Devices that one trial runs on."""
 
@@ -467,6 +472,28 @@ class Devices(Section):
         min_length=1,
         description="With several kinds of devices, the one whose training times the front shows; default: the most common.",
     )
+
+    prices: dict[StrictStr, Annotated[Number, Field(gt=0)]] = Field(
+        {},
+        description="What a device costs for an hour, by its kind, in any one currency: {H100: 2.5, A100 80GB: 1.8}; `gpu` and "
+        "`cpu` (a core) are those of any other kind.",
+    )
+
+    def price_of(self, name: str, kind: Literal["cpu", "gpu"]) -> float | None:
+        """The price of a device for an hour; None if unknown.
+
+        Of several that fit its name, the one that says most about it.
+
+        >>> devices = Devices(prices={"A100": 1.2, "A100 80GB": 1.8, "gpu": 1})
+        >>> [devices.price_of(name, "gpu") for name in ("NVIDIA A100-SXM4-80GB", "A100", "H100")]
+        [1.8, 1.2, 1.0]
+        """
+        words = set(_WORDS.findall(name.lower()))
+        named = {key: set(_WORDS.findall(key.lower())) for key in self.prices if key.lower() not in ("cpu", "gpu")}
+        fitting = [key for key, of_key in named.items() if of_key <= words]
+        if fitting:
+            return float(self.prices[max(fitting, key=lambda key: len(named[key]))])
+        return next((float(price) for key, price in self.prices.items() if key.lower() == kind), None)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -523,6 +550,12 @@ class Budget(Section):
         "samples divided by those of the longest training; a branch counts only what it trains itself.",
     )
     hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
+    cost: Number | None = Field(
+        None,
+        gt=0,
+        description="Limit on what devices cost by `devices.prices` while trials hold them, summed over restarts; null: no "
+        "limit.",
+    )
     profile_s: Number = Field(
         20,
         ge=0,
@@ -557,10 +590,10 @@ def _metric(value: Any) -> Any:
 class Objectives(Section):
     """The objectives of the front: speed and a metric."""
 
-    speed: Literal["train_s", "device_s"] = Field(
+    speed: Speed = Field(
         "train_s",
-        description="Measure of speed: `train_s`, seconds of training; or `device_s`, those seconds times the trial's "
-        "devices, so that additional devices are not free.",
+        description="Measure of speed: `train_s`, seconds of training; `device_s`, those seconds times the trial's devices, so "
+        "that additional devices are not free; or `cost`, those times the price under `devices.prices`.",
     )
     metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
         Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction}`."
@@ -727,6 +760,10 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for where in ("objectives.speed", "budget.cost"):
+            asked = self.objectives.speed == "cost" if where == "objectives.speed" else self.budget.cost is not None
+            if asked and not self.devices.prices:
+                raise fault(f"{where}: expected devices.prices with it, got none. Write prices: {{A100: 1.8}} under devices.")
         if self.warm_start and self.sampler != "front":
             raise fault(f"warm_start: expected sampler: front, which alone learns from earlier studies; got {self.sampler}")
         if self.stopping.kind == "pause":
@@ -840,7 +877,8 @@ class StudySpec(Section):
     @property
     def is_limited_by_time(self) -> bool:
         """Whether time limits the study rather than a number of trials: fast trials are then worth more to the sampler."""
-        return self.budget.hours is not None or self.stopping.kind == "pause"
+        limited = self.budget.hours is not None or self.budget.cost is not None
+        return limited or self.stopping.kind == "pause"
 
     def shorter_epochs(self, epochs: float) -> tuple[float, ...]:
         """The epochs of a training's branches, most first."""
@@ -886,6 +924,8 @@ class StudySpec(Section):
             parts["training"].pop(key, None)
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
+        if self.objectives.speed == "cost":
+            parts["devices"] = {**parts.get("devices", {}), "prices": self.devices.prices}
         return parts
 
     def with_cores(self, cores: int) -> Self:

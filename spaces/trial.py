@@ -16,8 +16,9 @@ from typing import Any, Literal, Self
 from .errors import TaskError
 from .learning_rate import RULE_EXPONENTS, OptimizerSettings
 from .plan import ActivationCheckpointing, BatchPlan, Sharding, Steps, step_plans
+from .readable import number, seconds
 from .schedule import batch_stages
-from .study import Training
+from .study import Speed, Training
 
 Parameter = bool | int | float | str
 
@@ -286,6 +287,8 @@ class TrialFacts:
         effective_batch, micro_batch, accumulation, devices, activation_checkpointing, rule, learning_rate, weight_decay,
             betas, eps, epochs, samples_budget, seed: settings of the training, after plan and rule.
         train_s, device_s: seconds of the full training, and those seconds times its devices.
+        price: of one of its devices for an hour, of the kind whose seconds these are.
+        spent: the price of the devices that its attempts held, for as long as they did.
         train_s_source: `known` from the step-time law, `measured` by the clock, or `retimed` for another device.
         measured_train_s: full training by the trial's own clock.
         train_s_error: relative error of the predicted training time: measured / predicted - 1.
@@ -332,6 +335,8 @@ class TrialFacts:
     seed: int | None = None
     train_s: float | None = None
     device_s: float | None = None
+    price: float | None = None
+    spent: float | None = None
     train_s_source: Literal["known", "measured", "retimed"] | None = None
     measured_train_s: float | None = None
     train_s_error: float | None = None
@@ -520,11 +525,21 @@ class TrialRecord:
         derived: dict[str, Any] = {name: facts[name] for name in ("accumulation", "weight_decay") if name in facts}
         return {**facts, **self.parameters, **derived}
 
-    def seconds(self, speed: Literal["train_s", "device_s"]) -> float | None:
-        """Its training time, or that time multiplied by its devices."""
-        if self.train_s is None or speed == "train_s":
-            return self.train_s
-        return self.train_s * (self.facts.devices or 1)
+    def taken(self, speed: Speed) -> float | None:
+        """What its training takes by a measure of speed; None if that is unknown."""
+        each = taken_per_second(speed, self.facts.devices or 1, self.facts.price)
+        return None if self.train_s is None or each is None else self.train_s * each
+
+
+def taken_per_second(speed: Speed, devices: int, price: float | None) -> float | None:
+    """What a second of training on so many devices is by a measure of speed; None where a price is needed and unknown.
+
+    >>> [taken_per_second(speed, 2, 1.8) for speed in ("train_s", "device_s", "cost")]
+    [1.0, 2.0, 0.001]
+    """
+    if speed == "cost":
+        return None if price is None else devices * price / 3600
+    return float(devices) if speed == "device_s" else 1.0
 
 
 def counted(records: Iterable[TrialRecord]) -> float:
@@ -539,7 +554,7 @@ class ParetoFront:
     trials: tuple[TrialRecord, ...]
     metric: str = "accuracy"
     direction: Literal["minimize", "maximize"] = "maximize"
-    speed: Literal["train_s", "device_s"] = "train_s"
+    speed: Speed = "train_s"
     knee: int | None = None  # trial number
 
     def reaches(self, trial: TrialRecord, target: float) -> bool:
@@ -547,6 +562,25 @@ class ParetoFront:
         sign = 1.0 if self.direction == "maximize" else -1.0
         return trial.accuracy is not None and sign * trial.accuracy >= sign * target
 
-    def seconds(self, trial: TrialRecord) -> float | None:
-        """A trial's time by the front's measure of speed."""
-        return trial.seconds(self.speed)
+    def taken(self, trial: TrialRecord) -> float | None:
+        """What a trial takes by the front's measure of speed: seconds, or a cost."""
+        return trial.taken(self.speed)
+
+    @property
+    def noun(self) -> str:
+        """What it measures, in a word."""
+        return "cost" if self.speed == "cost" else "time"
+
+    @property
+    def fastest(self) -> str:
+        """What its first member is."""
+        return "cheapest" if self.speed == "cost" else "fastest"
+
+    def amount(self, trial: TrialRecord) -> str:
+        """What a trial takes, with its unit."""
+        taken = self.taken(trial)
+        return seconds(taken) if self.speed != "cost" else "-" if taken is None else number(taken)
+
+    def takes(self, trial: TrialRecord) -> str:
+        """What a trial takes, as it follows a result in a sentence: "in 12.3 s", or "for a cost of 0.05"."""
+        return f"{'for a cost of' if self.speed == 'cost' else 'in'} {self.amount(trial)}"

@@ -113,7 +113,7 @@ def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
 def settings_reaching(front: ParetoFront, settings: Iterable[TrialRecord], target: float) -> ParetoFront:
     """All settings whose metric is at least as good as a target, fastest first, on the front or not."""
     reaching = [one for one in settings if one.outcome == "complete" and front.reaches(one, target)]
-    return replace(front, trials=tuple(sorted(reaching, key=lambda one: front.seconds(one) or 0.0)), knee=None)
+    return replace(front, trials=tuple(sorted(reaching, key=lambda one: front.taken(one) or 0.0)), knee=None)
 
 
 def below(best: TrialRecord, target: float) -> str:

@@ -50,7 +50,7 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
     import numpy as np
     from scipy.special import stdtr, stdtrit
 
-    seconds = np.array([record.seconds(objectives.speed) for record in means], dtype=float)
+    seconds = np.array([record.taken(objectives.speed) for record in means], dtype=float)
     freedom, (accuracy, errors) = noise.freedom, noise.means(scores)
     probabilities = front_probabilities(seconds, accuracy, errors, freedom)
     half_widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * errors

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from ...spaces.study import Objectives
+from ...spaces.study import Objectives, Speed
 from ...spaces.trial import ParetoFront, TrialRecord
 from .confirm import averaged
 
@@ -70,14 +70,14 @@ def front_of(
     records: Iterable[TrialRecord],
     metric: str = "accuracy",
     direction: Direction = "maximize",
-    speed: Literal["train_s", "device_s"] = "train_s",
+    speed: Speed = "train_s",
 ) -> ParetoFront:
     """The front of a study's trials; its knee is named by trial number."""
     sign = -1.0 if direction == "maximize" else 1.0
     finished = [record for record in records if record.outcome == "complete"]
     points = []
     for record in finished:
-        seconds = record.seconds(speed)
+        seconds = record.taken(speed)
         assert seconds is not None and record.accuracy is not None
         points.append((seconds, sign * record.accuracy))
     members = front_members(points)
@@ -104,8 +104,8 @@ def no_worse(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:
 
 def no_slower(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:
     """The most accurate member that is at least as fast as a setting."""
-    limit_s = front.seconds(setting)
+    limit_s = front.taken(setting)
     if limit_s is None:
         return None
-    within = [trial for trial in front.trials if (trial_s := front.seconds(trial)) is not None and trial_s <= limit_s]
+    within = [trial for trial in front.trials if (trial_s := front.taken(trial)) is not None and trial_s <= limit_s]
     return within[-1] if within else None

@@ -102,7 +102,8 @@ def _words(details: ErrorDetails) -> str:
 class Retimed:
     """A study's front in another device's seconds.
 
-    `was` are the old seconds by trial number; `left_out` says why trials could not be retimed.
+    `was` are the old seconds by trial number; `left_out` says why trials could not be retimed; `price` is that of one such
+    device for an hour, where it is known.
     """
 
     front: ParetoFront
@@ -110,6 +111,7 @@ class Retimed:
     was: Mapping[int, float]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
+    price: float | None = None
 
 
 def retimed(
@@ -118,16 +120,22 @@ def retimed(
     records: Sequence[TrialRecord],
     attempts: Iterable[Mapping[str, Any]],
     device: KnownDevice,
+    price: float | None = None,
 ) -> Retimed:
     """Retime a study's complete trials with another device's laws; batch, rate and accuracy stay the same.
 
     Args:
         task: the study's, as in its identity.
         attempts: the study's, as `Records.attempts` gives them; a trial's last one holds its setup.
+        price: of one such device for an hour; not given, the study's own, if it has one.
 
     Raises:
-        StudyFileError: the profile is of another task.
+        StudyFileError: the profile is of another task, or the study's front is of costs and this device has no price.
     """
+    if price is None:
+        price = spec.devices.price_of(device.name, device.profiles[0][1].kind)
+    if price is None and spec.objectives.speed == "cost":
+        raise StudyFileError(f"retime: expected a price of {device.name}, since the study's front is of costs. Write --price.")
     if device.task.get("name") != task.get("name"):
         raise StudyFileError(
             f"profile: expected a profile of the task {task.get('name')}, got one of {device.task.get('name')}"
@@ -173,13 +181,14 @@ def retimed(
             record.facts,
             train_s=train_s,
             device_s=train_s * plan.devices,
+            price=price,
             train_s_source="retimed",
             micro_batch=plan.largest_micro_batch,
             accumulation=plan.accumulation,
             activation_checkpointing=None if plan.activation_checkpointing == "none" else plan.activation_checkpointing,
         )
         timed.append(replace(record, train_s=train_s, facts=facts))
-    return Retimed(study_front(timed, spec.objectives), tuple(timed), was, tuple(left_out), tuple(notes))
+    return Retimed(study_front(timed, spec.objectives), tuple(timed), was, tuple(left_out), tuple(notes), price)
 
 
 def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]]:
@@ -204,18 +213,23 @@ class Placement:
     @property
     def cost(self) -> float | None:
         """Of the whole training, in the currency of the price."""
-        seconds = self.trial.seconds("device_s")
+        seconds = self.trial.taken("device_s")
         return None if self.price is None or seconds is None else self.price * seconds / 3600
 
     def takes(self, objectives: Objectives) -> float:
         """Its cost, or where the price is unknown, its time by the study's measure of speed."""
-        taken = self.trial.seconds(objectives.speed) if self.price is None else self.cost
+        taken = self.trial.taken(objectives.speed) if self.price is None else self.cost
         return taken or 0.0
 
 
-def placements_of(device: str, after: Retimed, price: float | None, objectives: Objectives) -> list[Placement]:
-    """Every setting of a study on a device; one that was repeated has the mean of its runs."""
-    return [Placement(device, trial, price) for trial in averaged(after.records, objectives)]
+def placements_over(each: Mapping[str, Retimed], objectives: Objectives) -> list[Placement]:
+    """Every setting of a study on every device, with prices where all of them are known; a repeated one has its mean."""
+    priced = all(after.price is not None for after in each.values())
+    return [
+        Placement(device, trial, after.price if priced else None)
+        for device, after in each.items()
+        for trial in averaged(after.records, objectives)
+    ]
 
 
 def front_over_devices(placements: Sequence[Placement], objectives: Objectives) -> list[Placement]:

@@ -19,7 +19,7 @@ PLAN_COLUMNS = (
     *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
 )
 FIRST_COLUMNS = (
-    *("trial", "outcome", "on_front", "knee", "train_s", "device_s", "accuracy"),
+    *("trial", "outcome", "on_front", "knee", "train_s", "device_s", "cost", "accuracy"),
     *PLAN_COLUMNS,
     *("reference_rate", "epochs"),
 )
@@ -37,6 +37,7 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
         "knee": record.number == front.knee,
         "train_s": record.train_s,
         front.metric: record.accuracy,
+        **({} if record.facts.price is None else {"cost": record.taken("cost")}),
         **record.settings,
         "started_at": record.started_at,
         "ended_at": record.ended_at,
@@ -51,7 +52,7 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "study": name,
         "storage": storage,
         "objectives": {
-            "speed": {"name": front.speed, "unit": "s", "direction": "minimize"},
+            "speed": {"name": front.speed, "unit": "price" if front.speed == "cost" else "s", "direction": "minimize"},
             "metric": {"name": front.metric, "direction": front.direction},
         },
         "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...spaces.errors import InfeasiblePlanError, cut, plain
 from ...spaces.plan import BatchPlan
-from ...spaces.readable import count, number, seconds
+from ...spaces.readable import count, number
 from ...spaces.study import StudySpec
 from ...spaces.trial import ParetoFront, TrialRecord, counted
 from ..analysis.choice import fastest_within
@@ -137,7 +137,7 @@ def _front_table(front: ParetoFront, page: str) -> str:
             confidence = [f"{trial.half_interval or 0.0:.2g}", str(facts.runs), f"{facts.front_probability or 0.0:.0%}"]
         values = [escaped(number(trial.settings.get(one))) for one in names]
         link = f"[{trial.number}]({page}/trials?numbers={trial.number})"
-        rows.append([link, number(front.seconds(trial)), number(trial.accuracy), *confidence, *values, ", ".join(marks)])
+        rows.append([link, number(front.taken(trial)), number(trial.accuracy), *confidence, *values, ", ".join(marks)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     left = len(front.trials) - len(members)
     return table + (f"\n\n... and {left} more." if left else "")
@@ -145,12 +145,12 @@ def _front_table(front: ParetoFront, page: str) -> str:
 
 def _best_words(front: ParetoFront) -> str:
     best, nearly = front.trials[-1], fastest_within(front, 0.01)
-    sentence = f"Best {front.metric}: {number(best.accuracy)} in {seconds(front.seconds(best))} (trial {best.number})."
+    sentence = f"Best {front.metric}: {number(best.accuracy)} {front.takes(best)} (trial {best.number})."
     if nearly.number == best.number:
-        return f"{sentence} No faster trial comes within 1 % of it."
+        return f"{sentence} No {'cheaper' if front.speed == 'cost' else 'faster'} trial comes within 1 % of it."
     return (
-        f"{sentence} Fastest within 1 % of it: trial {nearly.number}, {number(nearly.accuracy)} in "
-        f"{seconds(front.seconds(nearly))}."
+        f"{sentence} {front.fastest.capitalize()} within 1 % of it: trial {nearly.number}, {number(nearly.accuracy)} "
+        f"{front.takes(nearly)}."
     )
 
 
@@ -207,7 +207,9 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
             return f"**Interrupted**: {message}" + (f". Trial {later} continues it." if later is not None else "")
         case "error":
             return f"**Failed**: {message}"
-    result = f"{escaped(front.metric)} {number(record.accuracy)} in {seconds(record.seconds(front.speed))} of training"
+    result = f"{escaped(front.metric)} {number(record.accuracy)} {front.takes(record)}"
+    if front.speed != "cost":
+        result += " of training"
     if front.speed == "device_s":
         result += ", summed over devices"
     member = next((trial for trial in front.trials if trial.number == record.setting), None)

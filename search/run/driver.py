@@ -39,6 +39,7 @@ from ..suggest.suggester import Suggester
 from ..suggest.warm_start import prior_trials
 from .profiles import step_times_json, study_profiles, with_stored_step_times
 from .runner import Event, Runner
+from .spending import Spending, prices_of
 from .study_run import StudyRun
 
 Profiles = Mapping[str, Mapping[CostKey, DeviceProfile]]  # by kind of device
@@ -155,8 +156,12 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     if any(not record.has_ended and record.outcome != "waiting" for record in trials):
         return None
     done, budget = counted(trials), study.spec.budget.trials
-    if done < budget:
+    spent = Spending(study.spec, {}, trials).over() if done < budget else ""
+    if done < budget and not spent:
         return None
+    if spent:
+        stored = StoredStudy.open(study.records.url, study.name)
+        return StudyResult(replace(stored, spec=study.spec), spent, "", interrupted=None, elapsed_s=0.0)
     notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
     _store(study)
     return StudyResult(StoredStudy.open(study.records.url, study.name), "", "", interrupted=None, elapsed_s=0.0)
@@ -204,7 +209,8 @@ def _drive(
     """Hold the study's lock and run its trials."""
     spec, records, name = study.spec, study.records, study.name
     laws = next(iter(profiles.values()))  # of the kind that times the study
-    law = known_seconds(spec, laws)
+    price = next(iter(prices_of(spec, profiles, runner.device).values()))
+    law = known_seconds(spec, laws, price)
     prior = prior_trials(spec, study.identity, law)
     if prior:
         text = f"warm start: {len(prior)} trials of {', '.join(spec.warm_start)} are in this space"
@@ -249,6 +255,7 @@ def _drive(
                 notify(Event("message", text=text))
             run.queue_baseline()
             run.recover()
+            run.check_cost()  # by what trials that earlier drivers left had cost
             watch(run)
             with _heartbeat(run, records), _interrupts(run, records.retry_policy) as interrupted:
                 try:
@@ -373,6 +380,7 @@ def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
                 run.fail(f"the database {masked(records.url)} was deleted while the study ran, and its trials with it")
             elif not ours:
                 run.fail("another driver took the study over")
+            run.check_cost()
             if run.elapsed_s() >= limit_s and not run.stop_reason:
                 run.stop_reason = f"budget.hours: {run.spec.budget.hours:g} h are used up"
 

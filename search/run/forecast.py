@@ -42,6 +42,7 @@ class Forecast:
         overhead_s: around a trial's training, in that study: its start, evaluations, checkpoints; None where there was none.
         slowdown: time of training by the clock over known time, in that study.
         span: slowest over fastest.
+        cost: of the trials by the study's prices; None where this device has none.
     """
 
     plans: tuple[PlannedBatch, ...]
@@ -53,6 +54,7 @@ class Forecast:
     advice: tuple[str, ...]
     overhead_s: float | None = None
     slowdown: float | None = None
+    cost: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -118,6 +120,9 @@ def forecast(
     trials = max(1, round(spec.budget.trials / spec.budget_share(middle_epochs)))
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
     study_s = trials * trial_s / slots
+    price, counts = spec.devices.price_of(profile.device, profile.kind), spec.devices.counts
+    devices = math.sqrt(counts[0] * counts[-1]) * spec.devices.share
+    cost = None if price is None else trials * trial_s * devices * price / 3600
     return Forecast(
         plans=tuple(plans),
         fastest_trial_s=fastest,
@@ -125,9 +130,10 @@ def forecast(
         study_s=study_s,
         trials=trials,
         span=slowest / fastest,
-        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, evaluation_s, middle, trials)),
+        advice=tuple(_advice(spec, profile, slowest / fastest, study_s, evaluation_s, middle, trials, cost)),
         overhead_s=None if factors is None else factors.overhead_s,
         slowdown=None if factors is None else factors.slowdown,
+        cost=cost,
     )
 
 
@@ -165,9 +171,18 @@ def growth_savings(spec: StudySpec, profile: DeviceProfile) -> dict[int, float]:
 
 
 def _advice(
-    spec: StudySpec, profile: DeviceProfile, span: float, study_s: float, evaluation_s: float, trial_s: float, trials: int
+    spec: StudySpec,
+    profile: DeviceProfile,
+    span: float,
+    study_s: float,
+    evaluation_s: float,
+    trial_s: float,
+    trials: int,
+    cost: float | None,
 ) -> list[str]:
     advice = []
+    if spec.budget.cost is not None and cost is not None and cost > spec.budget.cost:
+        advice.append(f"budget.cost {spec.budget.cost:g} will end the study before its {spec.budget.trials} trials")
     if span < 2.5 and isinstance(spec.space.epochs, Fixed):
         advice.append(
             f"training times differ by only a factor of {span:.1f}: search `epochs` as well, such as {{low: 2, high: 20}}"

@@ -23,7 +23,7 @@ from ...spaces.laws.device import DeviceProfile
 from ...spaces.learning_rate import RULES_FOR_ADAM
 from ...spaces.plan import ActivationCheckpointing, plan_batch
 from ...spaces.planning import CostKey, checkpoint_url, cost_key, known_train_s, largest_timed_micro_batch, trial_setup
-from ...spaces.study import StudySpec
+from ...spaces.study import Speed, StudySpec
 from ...spaces.trial import (
     COUNTED,
     Measurement,
@@ -35,6 +35,7 @@ from ...spaces.trial import (
     TrialResult,
     TrialSetup,
     counted,
+    taken_per_second,
 )
 from ..analysis.confirm import next_repeat, next_seed
 from ..analysis.pareto import study_front
@@ -46,6 +47,7 @@ from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
 from .eta import ClockFactors, Span
 from .runner import Event
+from .spending import Spending, prices_of
 from .suggestion_queue import SuggestionQueue
 from .view import StudyView, span_of, study_view
 
@@ -131,6 +133,8 @@ class StudyRun:
         self._lost: dict[int, tuple[int, int]] = {}  # samples seen before, and attempts lost since without more
         self._same_errors: tuple[str, int] = ("", 0)
         records_so_far = list(map(frozen_record, suggester.trials()))
+        self.spending = Spending(spec, prices_of(spec, self.profiles, device), records_so_far)
+        self._price = self.spending.prices[self.timed_on]
         self.done = [record for record in records_so_far if record.has_ended]
         self._paused = {
             record.number: record for record in records_so_far if record.outcome == "paused" and not record.has_ended
@@ -261,6 +265,7 @@ class StudyRun:
         setup, measurements = attempt.setup, attempt.measurements
         counts = attempt.counts + attempt.of_branches if outcome.kind in COUNTED else 0.0
         self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=counts))
+        self._pay(attempt)
         if outcome.kind == "interrupted" and self._kills_its_workers(number, measurements, outcome):
             outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
         if outcome.kind == "stopped" and self._early_stopping.pauses:
@@ -280,8 +285,8 @@ class StudyRun:
         if outcome.kind == "out_of_memory":
             outcome = Outcome("error", f"a micro-batch of one sample does not fit: {outcome.message}", outcome.traceback)
         shared = self.spec.devices.share < 1
-        result = _result(attempt, outcome, self._expected_s(attempt), self.spec.objectives.speed, shared)
-        result = replace(result, facts=result.facts | prediction)
+        result = _result(attempt, outcome, self._expected_s(attempt), self.spec.objectives.speed, self._price, shared)
+        result = replace(result, facts=result.facts | prediction | TrialFacts(spent=self.spending.of(number)))
         self._records.end_attempt(setup, outcome, result.to_dict())
         self._finish(number, result)
         if outcome.kind == "complete":
@@ -294,6 +299,19 @@ class StudyRun:
             self._early_stopping.end(number, self._seconds(attempt, measurements[-1]), accuracy)
         self._count_errors(outcome)
 
+    def _pay(self, attempt: _Attempt) -> None:
+        """Count what an attempt's devices cost, now that it has ended."""
+        self.spending.add(attempt.setup.number, self._cost(attempt))
+        self.check_cost()
+
+    def _cost(self, attempt: _Attempt) -> float:
+        return self.spending.cost(attempt.kind, attempt.setup.plan.devices, time.monotonic() - attempt.started_s)
+
+    def check_cost(self) -> None:
+        """Stop the study where its budget is spent."""
+        if why := self.spending.over(sum(self._cost(attempt) for attempt in list(self._running.values()))):
+            self.stop_reason = self.stop_reason or why
+
     def _pause(self, attempt: _Attempt) -> None:
         """Leave a trial at the rung, to be resumed from its checkpoint if the sampler finds it worth the time."""
         setup, last = attempt.setup, attempt.last
@@ -302,6 +320,7 @@ class StudyRun:
             self._early_stopping.rung_facts(setup.number, self._sign),
             expected_seconds=self._seconds(attempt, last),
             train_s=last.elapsed_s / _fraction(setup, last) if attempt.known_s is None else attempt.known_s,
+            spent=self.spending.of(setup.number),
         )
         self._records.end_attempt(setup, Outcome("paused"), {})
         self._suggester.pause(setup.number, facts)
@@ -382,6 +401,9 @@ class StudyRun:
         why = self.stop_reason or "the driver stopped"
         for attempt in list(self._running.values()):
             self._records.end_attempt(attempt.setup, Outcome("interrupted", why), {})
+            self._pay(attempt)
+            if (spent := self.spending.of(attempt.setup.number)) is not None:
+                self._suggester.annotate(attempt.setup.number, {"spent": spent})
         # We hold the study, so every trial still RUNNING is one of ours that no process runs any longer.
         for trial in self._suggester.trials():
             if trial.state.name == "RUNNING" and trial.number not in self._paused:
@@ -418,7 +440,7 @@ class StudyRun:
         outcome = Outcome("diverged", f"{metric} was not finite") if metric else Outcome("complete")
         attempt.of_branches += branch.counts
         expected_s = self._expected_s(branch)
-        result = _result(branch, outcome, expected_s, self.spec.objectives.speed, shared=True)
+        result = _result(branch, outcome, expected_s, self.spec.objectives.speed, self._price, shared=True)
         result = replace(result, facts=self._facts(branch) | result.facts | TrialFacts(device_kind=attempt.kind or None))
         self._records.start_attempt(own)
         self._records.add_measurement(own, measurement)
@@ -483,11 +505,13 @@ class StudyRun:
         return known_train_s(self._profile(attempt.setup, attempt.kind), attempt.setup)
 
     def _seconds(self, attempt: _Attempt, measurement: Measurement) -> float:
-        """A trial's full training time as the front counts it, known or extrapolated from its share so far."""
+        """What a trial's full training takes as the front counts it, known or extrapolated from its share so far."""
         train_s = attempt.known_s
         if train_s is None:
             train_s = measurement.elapsed_s / _fraction(attempt.setup, measurement)
-        return train_s * (attempt.setup.plan.devices if self.spec.objectives.speed == "device_s" else 1)
+        each = taken_per_second(self.spec.objectives.speed, attempt.setup.plan.devices, self._price)
+        assert each is not None
+        return train_s * each
 
     def _span(self, attempt: _Attempt, ended_s: float | None = None, *, counts: float) -> Span:
         expected_s = self._expected_s(attempt)
@@ -497,7 +521,7 @@ class StudyRun:
         """Read the curves of trials that ended before from the database."""
         curves = self._records.curves(self.name)
         for record in (*self.done, *self._paused.values()):
-            seconds, budget = record.seconds(self.spec.objectives.speed), record.facts.samples_budget
+            seconds, budget = record.taken(self.spec.objectives.speed), record.facts.samples_budget
             if record.outcome in ("complete", "stopped", "paused") and seconds is not None and budget:
                 curve = [(min(seen / budget, 1.0), self._sign * accuracy) for seen, accuracy in curves.get(record.number, ())]
                 self._early_stopping.learn(record.number, seconds, curve, done=record.outcome == "complete")
@@ -542,7 +566,7 @@ class StudyRun:
 
     def _facts(self, attempt: _Attempt) -> TrialFacts:
         """Facts of its setup, stored beside the searched parameters."""
-        facts = _setup_facts(attempt.setup, attempt.known_s)
+        facts = replace(_setup_facts(attempt.setup, attempt.known_s), price=self._price)
         return replace(facts, budget_share=attempt.counts) if self.spec.training.branches else facts
 
     def _learn_memory(self, attempt: _Attempt) -> None:
@@ -699,7 +723,9 @@ def _contended(measured_s: float, waited_s: float, expected_s: float, others_sha
     return waited_s > CONTENDED * measured_s or unexplained_s > CONTENDED * expected_s + _SETTLING_S
 
 
-def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed: str, shared: bool) -> TrialResult:
+def _result(
+    attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed: Speed, price: float | None, shared: bool
+) -> TrialResult:
     """What is reported to Optuna of an attempt that ended a trial, with every fact that is stored.
 
     Args:
@@ -739,7 +765,9 @@ def _result(attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed
             contended=(None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s, others_share)),
             extra={name: score for name, score in last.scores.items() if name != setup.metric and math.isfinite(score)},
         )
-        seconds = train_s * setup.plan.devices if speed == "device_s" else train_s
+        each = taken_per_second(speed, setup.plan.devices, price)
+        assert each is not None
+        seconds = train_s * each
         value = last.score(setup.metric)
     if outcome.kind in ("complete", "diverged") and math.isfinite(value):
         return TrialResult("COMPLETE", outcome.kind, facts, (seconds, value), constraint=0.0)

@@ -12,7 +12,7 @@ from ....spaces.domain import Choices
 from ....spaces.errors import StudyFileError
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.learning_rate import RULE_EXPONENTS
-from ....spaces.readable import number, seconds
+from ....spaces.readable import number
 from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.confirm import averaged
 from ...analysis.rates import BestRates
@@ -115,8 +115,8 @@ class StudyFigures:
         )
 
     def _time_axis(self) -> Axis:
-        by_device = " × devices" if self.front.speed == "device_s" else ""
-        return Axis(self.front.speed, f"{self.front.speed} (seconds of training{by_device})", log=True)
+        units = {"train_s": "seconds of training", "device_s": "seconds of training × devices", "cost": "of training"}
+        return Axis(self.front.speed, f"{self.front.speed} ({units[self.front.speed]})", log=True)
 
     def _accuracy_axis(self) -> Axis:
         better = "higher" if self.front.direction == "maximize" else "lower"
@@ -153,13 +153,13 @@ class StudyFigures:
         return high + gap if self.front.direction == "minimize" else low - gap
 
     def _points(self, name: str, tone: Tone, records: Iterable[TrialRecord], *, shown: bool = True) -> Layer:
-        chosen = [r for r in records if _finite(self.front.seconds(r)) and _finite(r.accuracy)]
+        chosen = [r for r in records if _finite(self.front.taken(r)) and _finite(r.accuracy)]
         intervals = tone == "front" and bool(chosen) and all(r.interval is not None for r in chosen)
         return Layer(
             name,
             "points",
             tone,
-            tuple(float(self.front.seconds(r) or 0.0) for r in chosen),
+            tuple(float(self.front.taken(r) or 0.0) for r in chosen),
             tuple(float(r.accuracy or 0.0) for r in chosen),
             low=tuple(r.interval[0] for r in chosen if r.interval) if intervals else (),
             high=tuple(r.interval[1] for r in chosen if r.interval) if intervals else (),
@@ -170,12 +170,12 @@ class StudyFigures:
 
     def _rug(self, outcome: str, tone: Tone, records: Iterable[TrialRecord], floor: float) -> Layer:
         """Trials without an accuracy, at the bottom of the figure; those without a time are left out."""
-        chosen = [r for r in records if _finite(self.front.seconds(r))]
+        chosen = [r for r in records if _finite(self.front.taken(r))]
         return Layer(
             f"{outcome} (no accuracy)",
             "points",
             tone,
-            tuple(float(self.front.seconds(r) or 0.0) for r in chosen),
+            tuple(float(self.front.taken(r) or 0.0) for r in chosen),
             (floor,) * len(chosen),
             labels=tuple(self.label(r) for r in chosen),
             trials=tuple(r.number for r in chosen),
@@ -184,7 +184,7 @@ class StudyFigures:
 
     def _line(self, name: str, trials: Sequence[TrialRecord], tone: Tone = "front") -> Layer:
         """The best accuracy on a front at every training time."""
-        times = tuple(float(self.front.seconds(trial) or 0.0) for trial in trials)
+        times = tuple(float(self.front.taken(trial) or 0.0) for trial in trials)
         return Layer(name, "steps", tone, times, tuple(float(trial.accuracy or 0.0) for trial in trials))
 
     def _marked(self) -> Iterator[Layer]:
@@ -211,7 +211,7 @@ class StudyFigures:
             interval = ""
             if record.half_interval is not None:
                 interval = f" ± {number(record.half_interval)}"
-            lines.append(f"{self.front.metric} {number(record.accuracy)}{interval} in {seconds(self.front.seconds(record))}")
+            lines.append(f"{self.front.metric} {number(record.accuracy)}{interval} {self.front.takes(record)}")
         if "effective_batch" in values:
             lines.append(f"effective batch {values['effective_batch']}{_plan_label(values)}")
         if "learning_rate" in values:
@@ -543,7 +543,7 @@ class StudyFigures:
                 record = by_number.get(trial)
                 if record is None or not curve or (trial in members) != on_front:
                     continue
-                budget, train_s = record.facts.samples_budget, front.seconds(record)
+                budget, train_s = record.facts.samples_budget, front.taken(record)
                 if not budget or not _finite(train_s):
                     continue
                 ended_early: dict[str, Tone] = {"stopped": "stopped", "paused": "paused"}

@@ -71,7 +71,7 @@ def picks(front: ParetoFront, target: float | None = None) -> list[Pick]:
     for name, trial, description in named:
         if trial is not None and trial.number not in chosen:
             chosen[trial.number] = Pick(name, trial, description)
-    return sorted(chosen.values(), key=lambda pick: front.seconds(pick.trial) or 0.0)
+    return sorted(chosen.values(), key=lambda pick: front.taken(pick.trial) or 0.0)
 
 
 def time_saving_sentences(front: ParetoFront) -> Iterator[str]:
@@ -79,11 +79,11 @@ def time_saving_sentences(front: ParetoFront) -> Iterator[str]:
     if len(front.trials) < 2:
         return
     best = front.trials[-1]
-    best_s = front.seconds(best)
+    best_s = front.taken(best)
     assert best_s is not None and best.accuracy is not None
     listed: set[int] = {best.number}
     for part in (2, 4, 8, 16):
-        within = [trial for trial in front.trials if (front.seconds(trial) or math.inf) <= best_s / part]
+        within = [trial for trial in front.trials if (front.taken(trial) or math.inf) <= best_s / part]
         if not within:
             return
         trial = within[-1]
@@ -92,7 +92,8 @@ def time_saving_sentences(front: ParetoFront) -> Iterator[str]:
         listed.add(trial.number)
         assert trial.accuracy is not None
         yield (
-            f"In 1/{part} of the best trial's time ({seconds(front.seconds(trial))} instead of {seconds(best_s)}): "
+            f"{'For' if front.speed == 'cost' else 'In'} 1/{part} of the best trial's {front.noun} "
+            f"({front.amount(trial)} instead of {front.amount(best)}): "
             f"{front.metric} {number(trial.accuracy)} instead of {number(best.accuracy)} (trial {trial.number})."
         )
 
@@ -169,7 +170,7 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
                 "name": pick.name,
                 "description": pick.description,
                 "number": pick.trial.number,
-                "time": seconds(front.seconds(pick.trial)),
+                "time": front.amount(pick.trial),
                 "accuracy": number(pick.trial.accuracy),
                 "batch": pick.trial.settings.get("effective_batch"),
             }
@@ -226,7 +227,7 @@ def _picked(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
     return {
         "number": record.number,
         "outcome": record.outcome,
-        "time": seconds(front.seconds(record)),
+        "time": front.amount(record),
         "accuracy": number(record.accuracy),
         "message": plain(record.message),
         "settings": settings,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.planning import known_seconds
-from ....spaces.trial import ParetoFront
+from ....spaces.trial import ParetoFront, taken_per_second
 from ...analysis.pareto import front_of, study_front
 from ...store.stored import StoredStudy
 
@@ -44,19 +44,20 @@ def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> 
         sentence += f"; their front alone holds {_share(powers_front, front):.0%} of the hypervolume."
     else:
         sentence += "."
-    predicted_s = known_seconds(spec, profiles) if profiles else None
-    if predicted_s is None:
+    price = next((trial.facts.price for trial in front.trials), None)
+    predicted = known_seconds(spec, profiles, price) if profiles else None
+    if predicted is None:
         return PowersOfTwo(powers_front, None, sentence)
     moved_trials = []
     means = {trial.number: trial for trial in front.trials}
     for record in settings:
         batch = int(record.settings["effective_batch"])
         parameters = {**record.parameters, "effective_batch": _nearest_power(batch)}
-        moved_s = predicted_s(parameters)
-        if math.isfinite(moved_s):
-            devices = (record.facts.devices or 1) if spec.objectives.speed == "device_s" else 1
+        moved = predicted(parameters)
+        if math.isfinite(moved):
+            each = taken_per_second(front.speed, record.facts.devices or 1, record.facts.price) or 1.0
             mean = means.get(record.number, record)
-            moved_trials.append(replace(mean, train_s=moved_s / devices))
+            moved_trials.append(replace(mean, train_s=moved / each))
     moved_front = front_of(moved_trials, front.metric, front.direction, front.speed)
     sentence += (
         f" If every trial used the power of two nearest to its batch, with its predicted time there and its accuracy "
@@ -86,7 +87,7 @@ def _share(front: ParetoFront, whole: ParetoFront) -> float:
 
 def _reference_point(front: ParetoFront) -> tuple[float, float]:
     sign = -1.0 if front.direction == "maximize" else 1.0
-    points = [(math.log(front.seconds(trial) or 1.0), sign * (trial.accuracy or 0.0)) for trial in front.trials]
+    points = [(math.log(front.taken(trial) or 1.0), sign * (trial.accuracy or 0.0)) for trial in front.trials]
     slowest, worst = (max(values) for values in zip(*points, strict=True))
     fastest, best = (min(values) for values in zip(*points, strict=True))
     # 10 % beyond the slowest and worst, so that the end points contribute too.
@@ -97,7 +98,7 @@ def _volume(front: ParetoFront, reference: tuple[float, float]) -> float:
     sign = -1.0 if front.direction == "maximize" else 1.0
     volume, level = 0.0, reference[1]
     for trial in front.trials:  # fastest first, so worst first
-        time, loss = math.log(front.seconds(trial) or 1.0), sign * (trial.accuracy or 0.0)
+        time, loss = math.log(front.taken(trial) or 1.0), sign * (trial.accuracy or 0.0)
         if time < reference[0] and loss < level:
             volume += (reference[0] - time) * (level - loss)
             level = loss

@@ -84,6 +84,11 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
         f"span up to a factor of {forecast.span:.3g} in training time.\n"
         f"{_duration(spec, forecast, slots)}{before}."
     )
+    if forecast.cost is not None:
+        yield f"By devices.prices the trials cost about {number(forecast.cost)} on {profile.device}."
+    elif spec.devices.prices:
+        priced = ", ".join(spec.devices.prices)
+        yield f"What they cost is not known: devices.prices has {priced}, and not the device here, {profile.device}."
     for advice in forecast.advice:
         yield f"- {advice}"
     yield f"Next: bsearch run {study}"

@@ -152,7 +152,7 @@ def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Tabl
         marks = [word for word, holds in (("knee", trial.number == front.knee), ("baseline", trial.is_baseline)) if holds]
         table.add_row(
             str(trial.number),
-            number(front.seconds(trial)),
+            number(front.taken(trial)),
             number(trial.accuracy),
             str(trial.settings.get("effective_batch", "")),
             f"{trial.settings.get('learning_rate', 0.0):.3g}",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from ....spaces.domain import Domain, Range
-from ....spaces.readable import number, seconds
+from ....spaces.readable import number
 from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.choice import below, chance_to_reach, settings_reaching
 from ...analysis.confirm import CONFIDENCE, averaged
@@ -53,7 +53,7 @@ def front_table(front: ParetoFront, most: int | None = None, target: float | Non
             marks.append(f"= {ties[0]}")
         table.add_row(
             str(trial.number),
-            number(front.seconds(trial)),
+            number(front.taken(trial)),
             number(trial.accuracy),
             *confidence,
             *(number(values.get(name)) for name in shown),
@@ -96,7 +96,7 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
         table.add_row(
             str(record.number),
             record.outcome,
-            number(front.seconds(record)),
+            number(front.taken(record)),
             number(record.accuracy),
             *(number(values.get(name)) for name in (*_SHOWN, *searched)),
             note.splitlines()[0] if note else "",
@@ -165,7 +165,7 @@ def plot_text(plotext: Any) -> str:
 
 def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
     """Accuracy over seconds as text, without colour: o the front, * the baseline, . other trials."""
-    complete = [record for record in records if record.outcome == "complete" and front.seconds(record)]
+    complete = [record for record in records if record.outcome == "complete" and front.taken(record)]
     # A single diverged loss would flatten all others.
     levels = [trial.accuracy for trial in front.trials if trial.accuracy is not None]
     if len(levels) > 1:
@@ -184,8 +184,8 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
     plotext.xscale("log")
     for marker, group in groups.items():
         if group:
-            plotext.scatter([front.seconds(record) for record in group], [record.accuracy for record in group], marker=marker)
-    low, high = min(front.seconds(r) or 1 for r in complete), max(front.seconds(r) or 1 for r in complete)
+            plotext.scatter([front.taken(record) for record in group], [record.accuracy for record in group], marker=marker)
+    low, high = min(front.taken(r) or 1 for r in complete), max(front.taken(r) or 1 for r in complete)
     ticks = [low * (high / low) ** (part / 4) for part in range(5)]
     plotext.xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     plotext.xlabel(f"{front.speed} (o front, * baseline)")
@@ -205,6 +205,7 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
         knee_sentence(front),
         *comparison(front, settings.values()),
         contention_sentence(records),
+        spent_sentence(study),
         *edge_sentences(front, spec.searched()),
         rule_sentence(study),
         noise_scale_sentence(records),
@@ -284,7 +285,7 @@ def target_sentence(study: StoredStudy, target: float) -> str:
     chance = chance_to_reach(first, target, front.direction)
     sure = "a single run" if chance is None else f"its mean does so with probability {chance:.0%}"
     return (
-        f"{begin}: trial {first.number} is the fastest to reach it, in {seconds(front.seconds(first))} ({sure}); "
+        f"{begin}: trial {first.number} is the {front.fastest} to reach it, {front.takes(first)} ({sure}); "
         f"{len(reaching)} of {trained} settings reach it."
     )
 
@@ -295,13 +296,13 @@ def knee_sentence(front: ParetoFront) -> str | None:
     if trial is None:
         return None
     fastest, best = front.trials[0], front.trials[-1]
-    trial_s, best_s = front.seconds(trial), front.seconds(best)
+    trial_s, best_s = front.taken(trial), front.taken(best)
     assert trial_s is not None and best_s is not None
     saved = 1 - trial_s / best_s
     return (
-        f"Knee: trial {trial.number}, {front.metric} {number(trial.accuracy)} in {seconds(trial_s)}: "
-        f"{saved:.0%} less time than the best ({number(best.accuracy)} in {seconds(best_s)}); "
-        f"the fastest is {seconds(front.seconds(fastest))} with {number(fastest.accuracy)}."
+        f"Knee: trial {trial.number}, {front.metric} {number(trial.accuracy)} {front.takes(trial)}: "
+        f"{saved:.0%} less {front.noun} than the best ({number(best.accuracy)} {front.takes(best)}); "
+        f"the {front.fastest} is {front.amount(fastest)} with {number(fastest.accuracy)}."
     )
 
 
@@ -311,29 +312,38 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
         if not setting.is_baseline:
             continue
         where = f"Baseline (trial {setting.number}"
-        setting_s = front.seconds(setting)
+        setting_s = front.taken(setting)
         if setting.outcome != "complete" or setting_s is None or setting.accuracy is None:
             yield f"{where}): {setting.outcome}, so there is nothing to compare with."
             continue
-        where += f": {front.metric} {number(setting.accuracy)} in {seconds(setting_s)})"
+        where += f": {front.metric} {number(setting.accuracy)} {front.takes(setting)})"
         faster, better = no_worse(front, setting), no_slower(front, setting)
         if faster is None or better is None or faster.number == better.number == setting.number:
             yield f"{where} is on the front: no trial beat it in both objectives."
             continue
         parts = []
-        faster_s = front.seconds(faster)
+        faster_s = front.taken(faster)
         if faster_s is not None and faster_s < setting_s:
             change = faster_s / setting_s - 1
             parts.append(
-                f"trial {faster.number} has at least its {front.metric} ({number(faster.accuracy)}) in "
-                f"{seconds(faster_s)} ({change:+.0%} time)"
+                f"trial {faster.number} has at least its {front.metric} ({number(faster.accuracy)}) "
+                f"{front.takes(faster)} ({change:+.0%} {front.noun})"
             )
         if better.number != faster.number and better.accuracy is not None:
             change = better.accuracy - setting.accuracy
-            parts.append(
-                f"trial {better.number} has {front.metric} {number(better.accuracy)} ({change:+.3g}) in its time or less"
-            )
+            result = f"{front.metric} {number(better.accuracy)} ({change:+.3g})"
+            parts.append(f"trial {better.number} has {result} in its {front.noun} or less")
         yield f"{where} -> {'; '.join(parts)}."
+
+
+def spent_sentence(study: StoredStudy) -> str | None:
+    """What the study's trials have cost, in a sentence; None without prices."""
+    spent = [record.facts.spent for record in study.records if record.facts.spent is not None]
+    if not spent:
+        return None
+    limit = study.spec.budget.cost
+    of_budget = "" if limit is None else f", of a budget of {limit:g}"
+    return f"By devices.prices the trials have cost {number(sum(spent))} so far{of_budget}, evaluations and restarts included."
 
 
 def contention_sentence(records: Iterable[TrialRecord]) -> str | None:

@@ -196,6 +196,9 @@ def _end(view: StudyView, spec: StudySpec, stored: StudyRow, driver: Driver | No
         return WatchEnd(f"{view.name} is done: {done}.", True)
     if spec.budget.hours is not None and stored.driver_s >= spec.budget.hours * 3600:
         return WatchEnd(f"{view.name} is done: budget.hours: {spec.budget.hours:g} h are used up; {done}.", True)
+    spent = sum(record.facts.spent or 0.0 for record in view.records)
+    if spec.budget.cost is not None and spent >= spec.budget.cost:
+        return WatchEnd(f"{view.name} is done: budget.cost: {spec.budget.cost:g} is spent; {done}.", True)
     if driver is None:
         return WatchEnd(f"No driver is running {view.name}: {done}. `bsearch run` resumes it.", False)
     return WatchEnd(

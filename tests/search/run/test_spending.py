@@ -1,0 +1,96 @@
+"""Money: a front of costs is one of device-seconds times a price, and a study ends where its budget is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from bsearch.objectives.task_code import task_code_hash
+from bsearch.search.run.driver import StudyResult, run_study
+from bsearch.search.run.serial import SerialRunner
+from bsearch.search.run.spending import Spending, prices_of
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.study_file import read_study
+from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
+from conftest import TASKS
+
+StudyFile = Callable[..., Path]
+
+
+def run(path: Path) -> StudyResult:
+    spec = read_study(path)
+    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+
+
+def test_a_front_of_costs(study_file: StudyFile) -> None:
+    how: dict[str, Any] = {"task": f"{TASKS}:Points", "budget": {"trials": 6, "profile_s": 0.2}}
+    path = study_file(**how, objectives={"speed": "cost"}, devices={"prices": {"cpu": 1.5}})
+    study = run(path).study
+    kept = optuna.load_study(study_name=study.name, storage=study.url)
+    assert kept.metric_names == ["cost", "accuracy"]
+    for trial, record in zip(kept.trials, study.records, strict=True):
+        assert trial.values[0] == pytest.approx(1.5 * (record.train_s or 0.0) / 3600)
+        assert record.taken("cost") == trial.values[0]
+        assert record.facts.spent is not None
+        assert record.facts.spent > 1.5 * (record.facts.measured_train_s or 0.0) / 3600
+    costs = [study.front.taken(trial) for trial in study.front.trials]
+    assert costs == sorted(costs)
+    assert study.front.takes(study.front.trials[0]).startswith("for a cost of ")
+    # It is another experiment with other prices.
+    with pytest.raises(StudyFileError, match=r"devices\.prices"):
+        run(study_file(**how, objectives={"speed": "cost"}, devices={"prices": {"cpu": 2}}))
+
+
+def test_more_devices_cost_more() -> None:
+    facts = TrialFacts(devices=4, price=1.8)
+    one = TrialRecord(0, "complete", {}, facts, train_s=3600.0, accuracy=0.9)
+    assert [one.taken("train_s"), one.taken("device_s"), one.taken("cost")] == pytest.approx([3600, 14400, 7.2])
+    assert ParetoFront((one,), speed="cost").takes(one) == "for a cost of 7.2"
+    assert ParetoFront((one,)).takes(one) == "in 1 h 0 min"
+
+
+def test_a_study_ends_where_its_budget_is_spent_and_goes_on_with_a_larger_one(study_file: StudyFile) -> None:
+    how: dict[str, Any] = {"task": f"{TASKS}:Points", "devices": {"prices": {"cpu": 3600}}}
+
+    def within(cost: float) -> StudyResult:
+        return run(study_file(**how, budget={"trials": 30, "profile_s": 0, "cost": cost}))
+
+    def spent(result: StudyResult) -> float:
+        return sum(record.facts.spent or 0.0 for record in result.study.records)
+
+    first = within(1e-6)
+    assert first.stopped == "budget.cost: 1e-06 is spent"
+    assert len(first.study.records) == 1
+    again = within(1e-6)
+    assert again.stopped == first.stopped
+    assert again.study.records == first.study.records
+    more = within(3 * spent(first))
+    assert 2 <= len(more.study.records) < 30
+    assert spent(more) >= 3 * spent(first)
+
+
+def test_prices_that_are_missing_are_named(study_file: StudyFile) -> None:
+    path = study_file(devices={"prices": {"H100": 2.5, "A100 80GB": 1.8}}, objectives={"speed": "cost"})
+    spec = read_study(path)
+    assert prices_of(spec, ["H100", "L4"], "gpu") == {"H100": 2.5, "L4": None}
+    with pytest.raises(StudyFileError, match=r"devices\.prices: expected a price for L4, .*; got one for H100, A100 80GB"):
+        prices_of(spec, ["L4", "H100"], "gpu")
+    spec = read_study(study_file(devices={"prices": {"H100": 2.5}}, budget={"trials": 3, "cost": 1}))
+    with pytest.raises(StudyFileError, match="for L4"):
+        prices_of(spec, ["H100", "L4"], "gpu")
+    for changes in ({"objectives": {"speed": "cost"}}, {"budget": {"trials": 3, "cost": 5}}):
+        with pytest.raises(StudyFileError, match=r"expected devices\.prices with it, got none"):
+            read_study(study_file(**changes))
+
+
+def test_a_share_of_a_device_costs_its_share(study_file: StudyFile) -> None:
+    spec = read_study(study_file(devices={"per_trial": 0.5, "prices": {"gpu": 2}}, budget={"trials": 3, "cost": 5}))
+    spending = Spending(spec, {"": 2.0}, [TrialRecord(3, "error", {}, TrialFacts(spent=1.5))])
+    assert spending.cost("", 1, 1800) == pytest.approx(0.5)
+    spending.add(3, 0.5)
+    assert spending.of(3) == pytest.approx(2.0)
+    assert spending.over(2.9) == ""
+    assert spending.over(3.0) == "budget.cost: 5 is spent"
