@@ -214,6 +214,12 @@ def _terminal(as_json: bool = False) -> Console:
 @set_option
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
+@click.option(
+    "--until-worth",
+    type=_SHARE,
+    help="Start no more trials once another ten are expected to add less than this share to the front, such as 1%; instead "
+    "of budget.until_worth.",
+)
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
 @click.option(
     "--same-experiment", is_flag=True, help="Resume even though the task's code has changed; both versions are recorded."
@@ -236,6 +242,7 @@ def run(
     parameters: tuple[str, ...],
     name: str | None,
     trials: int | None,
+    until_worth: float | None,
     new: bool,
     same_experiment: bool,
     serial: bool,
@@ -251,6 +258,8 @@ def run(
     """
     options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
     file, spec = _study(study, options, trials, storage, parameters)
+    if until_worth is not None:
+        spec = spec.changed({"budget": {"until_worth": until_worth}})
     console = _terminal(as_json)
     with _located(file):
         with _documents_only(as_json):
@@ -377,12 +386,13 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
     from .search.report.page.draw import picture
     from .search.report.page.figures import StudyFigures
     from .search.report.terminal.tables import outcome_counts
+    from .search.run.study_run import gain_sentence
     from .spaces.readable import count, seconds
     from .spaces.trial import counted
 
     stored = result.study
     document = study_document(stored.name, masked(stored.url), stored.front, stored.records)
-    document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s}
+    document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s, "expected_gain": result.gain}
     done = counted(stored.records)
     console.print()
     if stored.front.trials:
@@ -401,11 +411,15 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
         if failed:
             console.print(f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.")
     elif result.stopped:
-        more = "raise it, then " if result.stopped.startswith("budget.") else ""
+        lower = result.stopped.startswith("budget.until_worth")
+        more = "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
         after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
         console.print(f"Stopped{after}: {result.stopped}. To resume: {more}{again}")
     elif done < spec.budget.trials:
         console.print(f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}")
+    if result.gain is not None and not result.stopped.startswith("budget.until_worth"):
+        sentence = gain_sentence(result.gain)
+        console.print(f"{sentence[0].upper()}{sentence[1:]}; in tests about half of that came.")
     shown = _shown(study, spec)
     following = {
         f"bsearch report {shown}": "an HTML page to explore and choose from",

@@ -1,7 +1,8 @@
 """How far one driver scales: the cost of an ask after thousands of trials, and the utilisation of a simulated cluster.
 
     .venv/bin/python benchmarks/scale.py --part ask [--finished 100 1000 10000] [--running 8] [--samplers front tpe]
-    .venv/bin/python benchmarks/scale.py --part cluster [--devices 8 64 256] [--factor 6] [--rounds 6] [--postgres]
+    .venv/bin/python benchmarks/scale.py --part cluster [--devices 8 64 256] [--factor 6] [--rounds 6] [--cores] [--postgres]
+    .venv/bin/python benchmarks/scale.py --part soak [--trials 10000] [--cores]
 
 ask: median and p95 milliseconds of a driver's operations in a study with the given numbers of finished and running trials (ask,
 annotate and tell; all trials; the front), on SQLite and, if a PostgreSQL server is installed, on a private instance of it;
@@ -13,6 +14,9 @@ The window is from when as many trials have started as there are devices until t
 between two trials, `gap` the same for a process that takes the next trial; `busy at 60` is 60 s / (60 s + idle). A real
 worker is a process of about 300 MB: with more devices than `--processes`, that many processes serve all devices in
 threads, through Ray's own placement groups and calls; only the number of processes differs.
+
+soak: thousands of trials of two seconds on 64 such devices, and what the driver holds on the way: memory, open files, threads,
+and the size of its database.
 """
 
 from __future__ import annotations
@@ -428,6 +432,54 @@ def counted_commits(count: list[int]) -> Iterator[None]:
             sa.event.remove(sa.Engine, event, hearer)
 
 
+def soak_part(options: argparse.Namespace, folder: Path) -> None:
+    devices = 64
+    os.environ[FACTOR] = "30"
+    spec = study(folder, study="soak", budget={"trials": options.trials}, stopping="none")
+    print(f"{'trials':>8}{'s':>8}{'RSS MB':>8}{'files':>8}{'threads':>8}{'database MB':>13}")
+
+    def watch(run: StudyRun) -> None:
+        def look() -> None:
+            step = max(options.trials // 20, 1)
+            shown = 0
+            while not run.stop_reason and shown < options.trials:
+                if run.counted >= shown + step:
+                    shown = int(run.counted) // step * step
+                    files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+                    threads = threading.active_count()
+                    size = sum(path.stat().st_size for path in folder.glob("*.db*")) / 1e6
+                    row = f"{shown:>8}{run.elapsed_s():>8.0f}{usage()[1]:>8.0f}{files:>8}{threads:>8}{size:>13.1f}"
+                    print(row, flush=True)
+                time.sleep(0.2)
+
+        threading.Thread(target=look, daemon=True).start()
+
+    with simulated_cluster(options, devices, spec, folder) as runner:
+        result = run_study(spec, nullcontext(runner), task_code_hash(spec.task), watch=watch)
+    states = defaultdict(int)
+    for record in result.study.records:
+        states[record.outcome] += 1
+    print(
+        f"{result.elapsed_s:.0f} s, {options.trials / result.elapsed_s:.1f} trials/s, outcomes {dict(states)} {result.failure}"
+    )
+
+
+@contextlib.contextmanager
+def simulated_cluster(options: argparse.Namespace, devices: int, spec: StudySpec, folder: Path) -> Iterator[SimulatedRunner]:
+    """A Ray with so many devices, and its runner."""
+    if options.cores:
+        place_on(1)  # Ray's processes inherit it
+    ray.init(
+        address="local", num_cpus=devices, num_gpus=devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
+    if options.cores:
+        place_on(0)
+    processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices, spec.task)
+    with SimulatedRunner(spec.cluster, spec.devices, folder / "ray.log") as runner, processes:
+        yield runner
+    ray.shutdown()
+
+
 def usage() -> tuple[float, float]:
     times = os.times()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -471,26 +523,8 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
         watched.append(run)
         used.append(usage())
 
-    if options.cores:
-        place_on(1)  # Ray's processes inherit it
-    ray.init(
-        address="local",
-        num_cpus=devices,
-        num_gpus=devices,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    if options.cores:
-        place_on(0)
-    processes = contextlib.nullcontext() if devices <= options.processes else hosted(options.processes, devices, spec.task)
-    with (
-        SimulatedRunner(spec.cluster, spec.devices, folder / "ray.log") as runner,
-        processes,
-        counted_commits(written),
-    ):
+    with simulated_cluster(options, devices, spec, folder) as runner, counted_commits(written):
         result = run_study(spec, nullcontext(runner), task_code_hash(spec.task), watch=watch)
-    ray.shutdown()
     used.append(usage())
     if result.failure:
         return f"{devices} devices: {result.failure}"
@@ -530,7 +564,7 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["ask", "cluster"], default="ask")
+    parser.add_argument("--part", choices=["ask", "cluster", "soak"], default="ask")
     parser.add_argument("--finished", nargs="+", type=int, default=[100, 1000])
     parser.add_argument("--running", nargs="+", type=int, default=[8])
     parser.add_argument("--samplers", nargs="+", default=["front"])
@@ -538,6 +572,7 @@ def main() -> None:
     parser.add_argument("--devices", nargs="+", type=int, default=[8])
     parser.add_argument("--factor", type=float, default=6.0, help="seconds of a trial are divided by this")
     parser.add_argument("--rounds", type=float, default=6.0, help="trials for each device")
+    parser.add_argument("--trials", type=int, default=10_000, help="of the soak")
     parser.add_argument("--stopping", default="none", help="front to see trials stopped as well")
     parser.add_argument("--processes", type=int, default=8, help="real worker processes at most")
     parser.add_argument("--cores", action="store_true", help="this process on a core of its own, Ray's on a second")
@@ -547,7 +582,7 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        {"ask": ask_part, "cluster": cluster_part}[options.part](options, Path(name))
+        {"ask": ask_part, "cluster": cluster_part, "soak": soak_part}[options.part](options, Path(name))
 
 
 if __name__ == "__main__":

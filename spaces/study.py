@@ -556,6 +556,11 @@ class Budget(Section):
         description="Limit on what devices cost by `devices.prices` while trials hold them, summed over restarts; null: no "
         "limit.",
     )
+    until_worth: Annotated[Share, Field(gt=0)] | None = Field(
+        None,
+        description="Start no more trials once another ten are expected to add less than this share to the front's "
+        "hypervolume (log seconds against the metric), such as 1%; null: never. Repeats under `confirm` are still trained.",
+    )
     profile_s: Number = Field(
         20,
         ge=0,
@@ -764,6 +769,10 @@ class StudySpec(Section):
             asked = self.objectives.speed == "cost" if where == "objectives.speed" else self.budget.cost is not None
             if asked and not self.devices.prices:
                 raise fault(f"{where}: expected devices.prices with it, got none. Write prices: {{A100: 1.8}} under devices.")
+        if self.budget.until_worth is not None and self.sampler != "front":
+            raise fault(
+                f"budget.until_worth: expected sampler: front, whose models say what more trials would add; got {self.sampler}"
+            )
         if self.warm_start and self.sampler != "front":
             raise fault(f"warm_start: expected sampler: front, which alone learns from earlier studies; got {self.sampler}")
         if self.stopping.kind == "pause":

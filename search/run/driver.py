@@ -40,7 +40,7 @@ from ..suggest.warm_start import prior_trials
 from .profiles import step_times_json, study_profiles, with_stored_step_times
 from .runner import Event, Runner
 from .spending import Spending, prices_of
-from .study_run import StudyRun
+from .study_run import WORTH_OF, StudyRun
 
 Profiles = Mapping[str, Mapping[CostKey, DeviceProfile]]  # by kind of device
 
@@ -53,6 +53,7 @@ class StudyResult:
         stopped: why it ended before its budget; empty where it met it.
         failure: why it cannot continue; empty if it can.
         interrupted: the signal that ended it before its budget was met, if one did.
+        gain: the share by which another `WORTH_OF` trials are expected to enlarge the front's hypervolume; None if unknown.
         elapsed_s: of this run.
     """
 
@@ -61,6 +62,7 @@ class StudyResult:
     failure: str
     interrupted: signal.Signals | None
     elapsed_s: float
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,8 @@ def _drive(
                 notify(Event("message", text=text))
             run.queue_baseline()
             run.recover()
+            if spec.budget.until_worth is not None:
+                run.check_worth()
             run.check_cost()  # by what trials that earlier drivers left had cost
             watch(run)
             with _heartbeat(run, records), _interrupts(run, records.retry_policy) as interrupted:
@@ -286,6 +290,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     """The result of a run that is over, from the database."""
     met = run.counted >= study.spec.budget.trials  # a stop during the last trial stopped nothing
     trials = list(map(frozen_record, suggester.reread_trials()))
+    gain = suggester.expected_gain(WORTH_OF)
     suggester.close()
     # The fit takes seconds: it is stored, so that commands that only read need not repeat it.
     stored = _stored(study, trials, study.driven_s + run.elapsed_s()).with_rates()
@@ -293,10 +298,11 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     study.records.save_best_rates(study.name, stored.rates.to_dict())
     return StudyResult(
         study=stored,
-        stopped="" if met and not run.failure else run.stop_reason,
+        stopped="" if met and not run.failure else run.stop_reason or run.enough,
         failure=run.failure,
         interrupted=None if met else interrupted,
         elapsed_s=run.elapsed_s(),
+        gain=gain,
     )
 
 

@@ -66,6 +66,8 @@ CONTENDED, _SETTLING_S = 0.15, 1.0
 # machine's cores may be halves of one.
 _OTHERS, _OWN = 0.1, 1.0
 
+# Trials whose worth decides whether to go on, and how many end between two such decisions.
+WORTH_OF, _WORTH_EVERY = 10, 5
 # The latest attempts, from which the remaining time is estimated.
 _LATEST_SPANS = 500
 
@@ -99,6 +101,7 @@ class StudyRun:
 
     Attributes:
         stop_reason: why the study stops before its budget; empty while it runs. Runners check it often.
+        enough: why no new trials are started, though running ones go on.
         failure: why it cannot continue; empty if it can.
         reported_s: when a trial last reported a measurement, by the monotonic clock.
     """
@@ -145,7 +148,8 @@ class StudyRun:
         self.failed = sum(record.outcome == "error" for record in self.done)
         self._front = 0, study_front([], spec.objectives)  # of the first so many of `done`
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
-        self.stop_reason = ""
+        self.stop_reason = self.enough = ""
+        self._worth_known_at = 0  # trials that had ended when more trials' worth was last computed
         self.failure = ""
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
         self.started_s = time.monotonic()
@@ -167,6 +171,10 @@ class StudyRun:
             return None
         if self._retries:
             return self._start(self._retries.popleft())
+        if self.enough:
+            self._queue_repeat()
+            if not self._suggester.has_queued:
+                return "wait" if self._running else None
         for _ in range(INFEASIBLE_IN_A_ROW):
             running = self._running.items()
             to_train = sum(one.counts - self._shares.get(number, 0.0) for number, one in running)
@@ -298,6 +306,15 @@ class StudyRun:
             accuracy = self._sign * measurements[-1].score(setup.metric) if trained else None
             self._early_stopping.end(number, self._seconds(attempt, measurements[-1]), accuracy)
         self._count_errors(outcome)
+        if self.spec.budget.until_worth is not None and len(self.done) >= self._worth_known_at + _WORTH_EVERY:
+            self._worth_known_at = len(self.done)
+            self._suggestions.submit(self.check_worth)
+
+    def check_worth(self) -> None:
+        """Start no more trials where they are no longer expected to be worth it."""
+        least, gain = self.spec.budget.until_worth, self._suggester.expected_gain(WORTH_OF)
+        if least is not None and gain is not None and self.counted >= WORTH_OF and gain < least:
+            self.enough = f"budget.until_worth: {gain_sentence(gain)}, less than {100 * least:g}%"
 
     def _pay(self, attempt: _Attempt) -> None:
         """Count what an attempt's devices cost, now that it has ended."""
@@ -532,7 +549,7 @@ class StudyRun:
         """In the budget's last share, repeat a member of the front before anything new."""
         confirm, most = self.spec.confirm, self.spec.budget.trials
         to_end = sum(one.counts for one in self._running.values())
-        if self._suggestions.is_settled or self.counted + to_end < most - confirm.reserved(most):
+        if self._suggestions.is_settled or (not self.enough and self.counted + to_end < most - confirm.reserved(most)):
             return
         trials = [trial for trial in self._suggester.trials() if "continued_by" not in trial.user_attrs]
         if any(trial.state.name == "WAITING" for trial in trials):
@@ -669,6 +686,15 @@ class StudyRun:
             self.fail(f"{SAME_ERRORS} trials in a row failed with the same error: {outcome.message}")
         elif self.failed > self.spec.budget.trials + SAME_ERRORS:
             self.fail(f"{self.failed} trials failed, more than budget.trials allows; the last: {outcome.message}")
+
+
+def gain_sentence(gain: float) -> str:
+    """What more trials would bring.
+
+    >>> gain_sentence(0.0123)
+    "another 10 trials are expected to add 1.2% to the front's hypervolume"
+    """
+    return f"another {WORTH_OF} trials are expected to add {100 * gain:.2g}% to the front's hypervolume"
 
 
 def _fraction(setup: TrialSetup, measurement: Measurement) -> float:

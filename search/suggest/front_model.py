@@ -211,6 +211,11 @@ class FrontModel:
         cuts.append(max(self.slowest, float(self.log_seconds.max())) + 0.05)
         return np.array(cuts), np.array(levels)
 
+    def hypervolume(self) -> float:
+        """Of the front, over log seconds up to the slowest candidate (once `best` was asked) and accuracy above the worst."""
+        cuts, levels = self._front_strips()
+        return float(np.diff(cuts) @ (levels[1:] - levels[0]))
+
     def best(
         self,
         transform: SpaceTransform,

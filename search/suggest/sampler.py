@@ -6,7 +6,7 @@ It is an ordinary Optuna sampler, usable in plain Optuna too. The models behind 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -154,38 +154,73 @@ class FrontSampler(BaseSampler):
         transform = SpaceTransform(search_space, self._conditions)
         if self._branches and not transform.is_number(EPOCHS):
             raise ValueError(f"branches: expected `{EPOCHS}`, a range of numbers, in the space; got {', '.join(search_space)}")
+        observations = self._observations(study, transform, number, others)
+        if observations is None:
+            return [], None
+        known = self._known(transform)
+        rngs = (np.random.default_rng((self._seed, one)) for one in range(number, number + count))
+        if self._too_few(observations, transform):
+            begun = len(observations.points) + len(observations.paused) + len(observations.pending)
+            points = [self._first(observations, transform, known, rng, begun + one) for one, rng in enumerate(rngs)]
+            return [transform.decode(point) for point in points], None
+        with single_threaded_blas():
+            model = self._model(observations, transform, known)
+            best = list(islice(self._best(model, transform, known, next(rngs)), count))
+            resumed, paused = None, observations.subset_near_front(MOST_POINTS).paused
+            if paused.waiting.any():
+                point, improvement = best[0]
+                worth = improvement / float(model.seconds_at(point[None, :], known(point[None, :]))[0])
+                resumed = model.paused_worth_more(paused, known, _NEW * worth if or_new else -math.inf)
+        return [transform.decode(point) for point, _ in best], resumed
+
+    def expected_gain(self, study: Study, trials: int) -> float | None:
+        """The share by which that many more trials are expected to enlarge the front's hypervolume; None if it is unknown.
+
+        The hypervolume is over log seconds and accuracy, as the models see it; running trials count as predicted.
+        """
+        transform, number = SpaceTransform(self._searched(study), self._conditions), len(study.get_trials(deepcopy=False))
+        observations = self._observations(study, transform, number) if transform.space else None
+        if observations is None or self._too_few(observations, transform):
+            return None
+        known = self._known(transform)
+        with single_threaded_blas():
+            model = self._model(observations, transform, known)
+            best = self._best(model, transform, known, np.random.default_rng((self._seed, number)))
+            (_, first), now = next(best), model.hypervolume()
+            gain = first + sum(improvement for _, improvement in islice(best, trials - 1))
+        return gain / now if now > 0 else None
+
+    def _observations(
+        self, study: Study, transform: SpaceTransform, number: int, others: Sequence[Mapping[str, Any]] = ()
+    ) -> Observations | None:
+        """What is known when trial `number` is asked for; None where the objectives are others than ours."""
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
         if len(signs) != 2 or signs[0] > 0:
-            return [], None
+            return None
         history = self._histories.get(study)
         if history is None or history.transform.space != transform.space:
             history = self._histories[study] = TrialHistory(transform, signs)
         observations = history.observations(study.get_trials(deepcopy=False), number, self._prior_trials, others)
-        if (observations.seconds <= 0).any():
-            return [], None
-        known = self._known(transform)
-        rngs = (np.random.default_rng((self._seed, one)) for one in range(number, number + count))
+        return None if (observations.seconds <= 0).any() else observations
+
+    def _too_few(self, observations: Observations, transform: SpaceTransform) -> bool:
+        """Whether the next points are among the first, which no model chooses."""
         place = BatchRate.of(transform, self._scaled)
         first = transform.parameters + _FIRST if place is None else first_points(self._known_seconds is not None)
         first += ANCHORS if place is not None and self._pauses else 0
-        seen = len(observations.points) + len(observations.paused)
-        if seen < first:
-            begun = seen + len(observations.pending)
-            points = [self._first(observations, transform, known, rng, begun + one) for one, rng in enumerate(rngs)]
-            return [transform.decode(point) for point in points], None
-        with single_threaded_blas():
-            ended = len(observations.points) + len(observations.failed) + len(observations.paused)
-            used = observations.subset_near_front(MOST_POINTS)
-            model = FrontModel(used, self._last, ended, place)
-            model.condition_on_pending(observations.pending, known)
-            cost = self._cost(model, transform, known)
-            best = list(islice(model.best(transform, known, next(rngs), cost, branches=self._branches), count))
-            resumed = None
-            if used.paused.waiting.any():
-                point, improvement = best[0]
-                worth = improvement / float(model.seconds_at(point[None, :], known(point[None, :]))[0])
-                resumed = model.paused_worth_more(used.paused, known, _NEW * worth if or_new else -math.inf)
-        return [transform.decode(point) for point, _ in best], resumed
+        return len(observations.points) + len(observations.paused) < first
+
+    def _model(self, observations: Observations, transform: SpaceTransform, known: KnownLogSeconds) -> FrontModel:
+        ended = len(observations.points) + len(observations.failed) + len(observations.paused)
+        used = observations.subset_near_front(MOST_POINTS)
+        model = FrontModel(used, self._last, ended, BatchRate.of(transform, self._scaled))
+        model.condition_on_pending(observations.pending, known)
+        return model
+
+    def _best(
+        self, model: FrontModel, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator
+    ) -> Iterator[tuple[Array, float]]:
+        return model.best(transform, known, rng, self._cost(model, transform, known), branches=self._branches)
 
     def _first(
         self,

@@ -221,7 +221,7 @@ class Suggester:
         Args:
             new: a new trial may be started; else a paused one is resumed, and where none is paused there is no suggestion.
         """
-        if self._is_queued() and not self.has_begun:
+        if self.has_queued and not self.has_begun:
             return self._asked()
         while True:
             if not self._ready:
@@ -268,7 +268,7 @@ class Suggester:
     @property
     def ready(self) -> int:
         """Suggestions that `ask` returns without asking the sampler."""
-        return len(self._ready) or int(self._is_queued())
+        return len(self._ready) or int(self.has_queued)
 
     @property
     def has_begun(self) -> bool:
@@ -280,7 +280,9 @@ class Suggester:
         """Whether `prepare` begins trials."""
         return not isinstance(self.study.sampler, FrontSampler)
 
-    def _is_queued(self) -> bool:
+    @property
+    def has_queued(self) -> bool:
+        """Whether a trial is queued."""
         trials = self.trials()
         for number in range(self._none_queued, len(trials)):
             if trials[number].state == TrialState.WAITING:
@@ -320,6 +322,14 @@ class Suggester:
             facts: its expected seconds, and its fraction and accuracy at the rung.
         """
         self.annotate(number, {**facts.to_dict(), "paused": True})
+
+    def expected_gain(self, trials: int) -> float | None:
+        """The share by which so many more trials are expected to enlarge the front's hypervolume; None if it is unknown."""
+        sampler = self.study.sampler
+        if not isinstance(sampler, FrontSampler):
+            return None
+        with self._sampling, translate_optuna_errors(self.url):
+            return sampler.expected_gain(self.study, trials)
 
     def is_new_ground(self, number: int, others: Collection[int]) -> bool:
         """Whether too little is known of how a trial's curve goes on, from those of others, to pause it."""

@@ -193,6 +193,7 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, until:
     front = list(zip(cuts[:-1], levels[1:], strict=True))
     mean, std = model.accuracy_model.predict(candidates)
     time, time_std = model.seconds_model.predict(candidates) if times is None else (times, np.zeros(3))
+    assert model.hypervolume() == pytest.approx(area(front, cuts[-1], levels[0]))
     end = cuts[-1] if until is None else until
     before = area(front, end, levels[0])
     for index in range(3):
@@ -268,6 +269,20 @@ def test_a_process_that_believes_itself_is_conditioned_on_its_own_mean() -> None
         for mine, its in zip(got.predict(others), twin.predict(others), strict=True):
             assert mine == pytest.approx(its, rel=1e-4, abs=1e-6)
     assert process.believing(np.empty((0, 3))) is process
+
+
+def test_more_trials_are_worth_less_and_less() -> None:
+    sampler = FrontSampler(space=TRADE, known_seconds=lambda parameters: trade(parameters)[0])
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    gains = []
+    for number in range(40):
+        trial = study.ask(TRADE)
+        study.tell(trial, trade(trial.params))
+        if number in (0, 5, 39):
+            gains.append(sampler.expected_gain(study, 10))
+    assert gains[0] is None  # there is no model yet
+    assert gains[1] > 4 * gains[2] > 0
+    assert sampler.expected_gain(study, 1) < gains[2]
 
 
 @pytest.mark.parametrize("known", [False, True])
