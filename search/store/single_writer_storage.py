@@ -71,7 +71,8 @@ class SingleWriterStorage(InMemoryStorage):
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         with self._creating:
-            created = self._backend.get_trial(self._backend.create_new_trial(self._backend_study, template_trial))
+            # Its public twin returns the id alone; reading the number again would be as many statements as writing the trial.
+            created = self._backend._create_new_trial(self._backend_study, template_trial)
             if created.number == len(self._ids):
                 self._ids.append(created._trial_id)
                 super().create_new_trial(study_id, created)
