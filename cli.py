@@ -419,7 +419,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
         console.print(f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}")
     if result.gain is not None and not result.stopped.startswith("budget.until_worth"):
         sentence = gain_sentence(result.gain)
-        console.print(f"{sentence[0].upper()}{sentence[1:]}; in tests about half of that came.")
+        console.print(f"{sentence[0].upper()}{sentence[1:]}; in tests a tenth to all of that came.")
     shown = _shown(study, spec)
     following = {
         f"bsearch report {shown}": "an HTML page to explore and choose from",
@@ -539,7 +539,8 @@ def profile(
     type=_VALUE,
     multiple=True,
     metavar="VALUE",
-    help="What one such device costs in an hour, in any currency: one for each --profile, in the same order.",
+    help="What one such device costs in an hour, in any currency: one for each --profile, in the same order; default: the "
+    "study's devices.prices.",
 )
 @name_option
 @storage_option

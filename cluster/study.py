@@ -294,7 +294,7 @@ def train_point(
     folder = results / f"trial-{record.number}" if out is None else Path(out)
     trainings = planned_trainings(stored, record, folder, epochs=epochs, seeds=seeds)
     code = task_code_hash(spec.task)
-    for line in opening_lines(stored, record, choice.reason, trainings, code):
+    for line in opening_lines(stored, record, choice.reason(stored.front), trainings, code):
         say(line)
 
     def report(training: Training, measurement: Measurement) -> None:

@@ -84,9 +84,9 @@ _WAITS_S = 600
 class StudySearcher(Searcher):
     """Presents a StudyRun to Tune: hands out attempts and forwards what they report."""
 
-    def __init__(self, study: StudyRun, task: str, slots: Callable[[], int]) -> None:
+    def __init__(self, study: StudyRun, task: str, slots: Callable[[], int], most: int | None = None) -> None:
         super().__init__(metric=None, mode=None)
-        self._study, self._task, self._slots = study, task, slots
+        self._study, self._task, self._slots, self._most = study, task, slots, most
         self._numbers: dict[str, int] = {}
         self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
         self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
@@ -97,7 +97,9 @@ class StudySearcher(Searcher):
         # any earlier would be based on fewer results. If several trials end during one call, Tune ends the processes without
         # a pending trial and starts others (docs/scaling.md).
         slots = self._slots()
-        if len(self._numbers) > slots + slots // _SLOTS_FOR_ONE_AHEAD:
+        wanted = 1 + slots + slots // _SLOTS_FOR_ONE_AHEAD
+        # Ray may have room for more than the study allows, and would start what waits.
+        if len(self._numbers) >= (wanted if self._most is None else min(wanted, self._most)):
             return None
         setup = self._guarded(self._study.next_attempt)
         if setup is None:
@@ -111,6 +113,10 @@ class StudySearcher(Searcher):
             "setups": {kind: json.dumps(one.to_dict()) for kind, one in setups.items()},
             "devices": setup.plan.devices,
         }
+
+    def begun(self, trial_id: str) -> None:
+        if trial_id in self._numbers:
+            self._guarded(lambda: self._study.begun(self._numbers[trial_id]))
 
     def should_stop(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Record where an attempt runs or what it measured; True if it should stop."""
@@ -217,6 +223,25 @@ class _StudyStopper(tune.Stopper):
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled
+
+
+class _StartAndEnd(tune.Callback):
+    """Tells when an attempt has got its devices, and drops what Tune would remember of one that has ended."""
+
+    def __init__(self, searcher: StudySearcher) -> None:
+        self._searcher = searcher
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._searcher.begun(trial.trial_id)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        # Averages of every number that it reported: a third of what a driver's memory grew by.
+        kept = getattr(trial, "run_metadata", None)
+        for name in ("metric_analysis", "metric_n_steps"):
+            getattr(kept, name, {}).clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its callbacks too
 
 
 class TuneRunner:
@@ -410,7 +435,9 @@ class TuneRunner:
                 ray.cancel(reports, force=True)
 
     def run(self, study: StudyRun) -> None:
-        searcher = StudySearcher(study, study.spec.task, _cached_for(lambda: self.slots, _REFRESH_S))
+        searcher = StudySearcher(
+            study, study.spec.task, _cached_for(lambda: self.slots, _REFRESH_S), self._cluster.trials_at_once
+        )
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 tune.with_resources(
@@ -429,6 +456,7 @@ class TuneRunner:
                     name="run",
                     storage_path=folder,
                     stop=_StudyStopper(study, searcher),
+                    callbacks=[_StartAndEnd(searcher)],
                     verbose=0,
                     progress_reporter=_SilentReporter() if in_notebook() else None,  # Tune warns of it elsewhere
                     failure_config=tune.FailureConfig(max_failures=0),

@@ -439,9 +439,18 @@ def _device_numbers(domain: Domain) -> Domain:
 _SHARE_ERROR = 0.05
 
 
+_WORDS = re.compile(r"[a-z0-9]+", re.IGNORECASE)
+
+
+def _price_names(prices: dict[str, float]) -> dict[str, float]:
+    for name in prices:
+        if not _WORDS.search(name):
+            raise fault(f"expected a device's name of letters and digits, such as A100, got {name!r}")
+    return prices
+
+
 # Measures of speed.
 Speed = Literal["train_s", "device_s", "cost"]
-_WORDS = re.compile(r"[a-z0-9]+", re.IGNORECASE)
 
 
 class Devices(Section):
@@ -473,14 +482,14 @@ class Devices(Section):
         description="With several kinds of devices, the one whose training times the front shows; default: the most common.",
     )
 
-    prices: dict[StrictStr, Annotated[Number, Field(gt=0)]] = Field(
+    prices: Annotated[dict[StrictStr, Annotated[Number, Field(gt=0)]], AfterValidator(_price_names)] = Field(
         {},
-        description="What a device costs for an hour, by its kind, in any one currency: {H100: 2.5, A100 80GB: 1.8}; `gpu` and "
-        "`cpu` (a core) are those of any other kind.",
+        description="What a device costs for an hour, by words of its name, in any one currency: {H100: 2.5, A100 80GB: 1.8}; "
+        "`gpu` and `cpu` are the prices of all other kinds. A device on a CPU has `cpus` cores.",
     )
 
     def price_of(self, name: str, kind: Literal["cpu", "gpu"]) -> float | None:
-        """The price of a device for an hour; None if unknown.
+        """The price for an hour of what a trial has of a device, all of it or a share; None if unknown.
 
         Of several that fit its name, the one that says most about it.
 
@@ -488,12 +497,13 @@ class Devices(Section):
         >>> [devices.price_of(name, "gpu") for name in ("NVIDIA A100-SXM4-80GB", "A100", "H100")]
         [1.8, 1.2, 1.0]
         """
-        words = set(_WORDS.findall(name.lower()))
-        named = {key: set(_WORDS.findall(key.lower())) for key in self.prices if key.lower() not in ("cpu", "gpu")}
+        words = set(_WORDS.findall(name.lower())) | {kind}
+        named = {key: set(_WORDS.findall(key.lower())) for key in self.prices}
         fitting = [key for key, of_key in named.items() if of_key <= words]
-        if fitting:
-            return float(self.prices[max(fitting, key=lambda key: len(named[key]))])
-        return next((float(price) for key, price in self.prices.items() if key.lower() == kind), None)
+        if not fitting:
+            return None
+        best = max(fitting, key=lambda key: (named[key] != {kind}, len(named[key])))
+        return float(self.prices[best]) * self.share
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -598,7 +608,7 @@ class Objectives(Section):
     speed: Speed = Field(
         "train_s",
         description="Measure of speed: `train_s`, seconds of training; `device_s`, those seconds times the trial's devices, so "
-        "that additional devices are not free; or `cost`, those times the price under `devices.prices`.",
+        "that additional devices are not free; or `cost`, device-seconds at the price under `devices.prices`.",
     )
     metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
         Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction}`."
@@ -769,6 +779,9 @@ class StudySpec(Section):
             asked = self.objectives.speed == "cost" if where == "objectives.speed" else self.budget.cost is not None
             if asked and not self.devices.prices:
                 raise fault(f"{where}: expected devices.prices with it, got none. Write prices: {{A100: 1.8}} under devices.")
+        if self.devices.prices and self.objectives.metric.name in ("cost", "price", "spent"):
+            name = self.objectives.metric.name
+            raise fault(f"objectives.metric: {name!r} is what devices.prices give in the results. Rename the metric.")
         if self.budget.until_worth is not None and self.sampler != "front":
             raise fault(
                 f"budget.until_worth: expected sampler: front, whose models say what more trials would add; got {self.sampler}"
@@ -933,8 +946,6 @@ class StudySpec(Section):
             parts["training"].pop(key, None)
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
-        if self.objectives.speed == "cost":
-            parts["devices"] = {**parts.get("devices", {}), "prices": self.devices.prices}
         return parts
 
     def with_cores(self, cores: int) -> Self:

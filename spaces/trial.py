@@ -287,8 +287,8 @@ class TrialFacts:
         effective_batch, micro_batch, accumulation, devices, activation_checkpointing, rule, learning_rate, weight_decay,
             betas, eps, epochs, samples_budget, seed: settings of the training, after plan and rule.
         train_s, device_s: seconds of the full training, and those seconds times its devices.
-        price: of one of its devices for an hour, of the kind whose seconds these are.
-        spent: the price of the devices that its attempts held, for as long as they did.
+        price: for an hour of what it has of each of its devices, of the kind whose seconds these are.
+        spent: what the devices that its attempts held cost meanwhile.
         train_s_source: `known` from the step-time law, `measured` by the clock, or `retimed` for another device.
         measured_train_s: full training by the trial's own clock.
         train_s_error: relative error of the predicted training time: measured / predicted - 1.
@@ -549,7 +549,7 @@ def counted(records: Iterable[TrialRecord]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ParetoFront:
-    """The trials that no other trial beats in both seconds and the accuracy metric, fastest first."""
+    """The trials that no other trial beats in both what training takes (seconds, or a cost) and the metric, fastest first."""
 
     trials: tuple[TrialRecord, ...]
     metric: str = "accuracy"
@@ -575,6 +575,11 @@ class ParetoFront:
     def fastest(self) -> str:
         """What its first member is."""
         return "cheapest" if self.speed == "cost" else "fastest"
+
+    @property
+    def faster(self) -> str:
+        """What its earlier members are."""
+        return "cheaper" if self.speed == "cost" else "faster"
 
     def amount(self, trial: TrialRecord) -> str:
         """What a trial takes, with its unit."""

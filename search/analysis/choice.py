@@ -41,11 +41,10 @@ class Choice:
         if sum(value is not None for value in (self.trial, self.within, self.target)) + self.knee + self.best > 1:
             raise StudyFileError("expected one of trial, knee, best, within and target, got several")
 
-    @property
-    def reason(self) -> str:
-        """Why it is this trial, to be displayed.
+    def reason(self, front: ParetoFront) -> str:
+        """Why it is this trial of the front, to be displayed.
 
-        >>> Choice().reason, Choice(trial=3).reason
+        >>> Choice().reason(ParetoFront(())), Choice(trial=3).reason(ParetoFront(()))
         ('the fastest within 1% of the best', 'as asked')
         """
         if self.trial is not None:
@@ -53,8 +52,8 @@ class Choice:
         if self.knee or self.best:
             return "the knee" if self.knee else "the best"
         if self.target is not None:
-            return f"the fastest that reaches {self.target:.12g}"
-        return f"the fastest within {100 * (NEARLY_BEST if self.within is None else self.within):.3g}% of the best"
+            return f"the {front.fastest} that reaches {self.target:.12g}"
+        return f"the {front.fastest} within {100 * (NEARLY_BEST if self.within is None else self.within):.3g}% of the best"
 
 
 def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), records: Iterable[TrialRecord] = ()) -> TrialRecord:

@@ -135,7 +135,7 @@ def retimed(
     if price is None:
         price = spec.devices.price_of(device.name, device.profiles[0][1].kind)
     if price is None and spec.objectives.speed == "cost":
-        raise StudyFileError(f"retime: expected a price of {device.name}, since the study's front is of costs. Write --price.")
+        raise StudyFileError(f"retime: expected a price for {device.name}, since the study's front is of costs. Write --price.")
     if device.task.get("name") != task.get("name"):
         raise StudyFileError(
             f"profile: expected a profile of the task {task.get('name')}, got one of {device.task.get('name')}"

@@ -36,8 +36,8 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
         "on_front": any(record.number == trial.number for trial in front.trials),
         "knee": record.number == front.knee,
         "train_s": record.train_s,
-        front.metric: record.accuracy,
         **({} if record.facts.price is None else {"cost": record.taken("cost")}),
+        front.metric: record.accuracy,
         **record.settings,
         "started_at": record.started_at,
         "ended_at": record.ended_at,
@@ -52,7 +52,7 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "study": name,
         "storage": storage,
         "objectives": {
-            "speed": {"name": front.speed, "unit": "price" if front.speed == "cost" else "s", "direction": "minimize"},
+            "speed": {"name": front.speed, "unit": "currency" if front.speed == "cost" else "s", "direction": "minimize"},
             "metric": {"name": front.metric, "direction": front.direction},
         },
         "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},

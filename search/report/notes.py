@@ -147,7 +147,7 @@ def _best_words(front: ParetoFront) -> str:
     best, nearly = front.trials[-1], fastest_within(front, 0.01)
     sentence = f"Best {front.metric}: {number(best.accuracy)} {front.takes(best)} (trial {best.number})."
     if nearly.number == best.number:
-        return f"{sentence} No {'cheaper' if front.speed == 'cost' else 'faster'} trial comes within 1 % of it."
+        return f"{sentence} No {front.faster} trial comes within 1 % of it."
     return (
         f"{sentence} {front.fastest.capitalize()} within 1 % of it: trial {nearly.number}, {number(nearly.accuracy)} "
         f"{front.takes(nearly)}."

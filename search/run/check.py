@@ -23,6 +23,7 @@ from ..store.stored import study_identity
 from .eta import ClockFactors, Span
 from .forecast import Forecast, forecast
 from .serial import SerialRunner
+from .spending import device_names, prices_of
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
 _CHECK_S, _LEAST_S = 5.0, 1.0
@@ -80,6 +81,7 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     feasible = feasible_batches(spec, profiles.values())
     if faults := [fault for profile in profiles.values() for fault in profile_faults(spec, profile, feasible)]:
         raise StudyFileError(dict.fromkeys(faults))
+    prices_of(spec, device_names({"": profiles}), runner.device)
     cores = runner.cores * min(spec.devices.counts)
     slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
     timed = isinstance(load_task(spec.task), Task)

@@ -39,7 +39,7 @@ from ..suggest.suggester import Suggester
 from ..suggest.warm_start import prior_trials
 from .profiles import step_times_json, study_profiles, with_stored_step_times
 from .runner import Event, Runner
-from .spending import Spending, prices_of
+from .spending import Spending, device_names, prices_of
 from .study_run import WORTH_OF, StudyRun
 
 Profiles = Mapping[str, Mapping[CostKey, DeviceProfile]]  # by kind of device
@@ -162,8 +162,8 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     if done < budget and not spent:
         return None
     if spent:
-        stored = StoredStudy.open(study.records.url, study.name)
-        return StudyResult(replace(stored, spec=study.spec), spent, "", interrupted=None, elapsed_s=0.0)
+        _store(study)
+        return StudyResult(StoredStudy.open(study.records.url, study.name), spent, "", interrupted=None, elapsed_s=0.0)
     notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
     _store(study)
     return StudyResult(StoredStudy.open(study.records.url, study.name), "", "", interrupted=None, elapsed_s=0.0)
@@ -211,7 +211,11 @@ def _drive(
     """Hold the study's lock and run its trials."""
     spec, records, name = study.spec, study.records, study.name
     laws = next(iter(profiles.values()))  # of the kind that times the study
-    price = next(iter(prices_of(spec, profiles, runner.device).values()))
+    records_so_far = stored_trials(records.url, name) if name in {row.name for row in records.studies()} else ()
+    now, price = prices_of(spec, device_names(profiles), runner.device, records_so_far)
+    if price != next(iter(now.values())):
+        text = f"costs are at a price of {price:g} an hour, as when this study began; create a new study (--new) for today's"
+        notify(Event("message", text=text))
     law = known_seconds(spec, laws, price)
     prior = prior_trials(spec, study.identity, law)
     if prior:
@@ -387,6 +391,8 @@ def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
             elif not ours:
                 run.fail("another driver took the study over")
             run.check_cost()
+            if (error := records.late_error()) is not None:
+                run.crash(error)
             if run.elapsed_s() >= limit_s and not run.stop_reason:
                 run.stop_reason = f"budget.hours: {run.spec.budget.hours:g} h are used up"
 

@@ -121,7 +121,7 @@ def forecast(
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
     study_s = trials * trial_s / slots
     price, counts = spec.devices.price_of(profile.device, profile.kind), spec.devices.counts
-    devices = math.sqrt(counts[0] * counts[-1]) * spec.devices.share
+    devices = math.sqrt(counts[0] * counts[-1])
     cost = None if price is None else trials * trial_s * devices * price / 3600
     return Forecast(
         plans=tuple(plans),

@@ -17,7 +17,6 @@ from ...spaces.planning import CostKey, cost_keys, profile_request, training_cos
 from ...spaces.study import StudySpec
 from ..store.records import Records
 from ..store.stored import StoredStudy, codes
-from .spending import prices_of
 
 if TYPE_CHECKING:
     from .runner import Runner
@@ -50,7 +49,6 @@ def study_profiles(
             )
         )
     kinds.sort(key=lambda kind: kind != time_on)  # stable: else those with the most slots first
-    prices_of(spec, kinds, runner.device)
     return {kind: _profiles_of(spec, runner, kind, task_hash, records, notify, first_run) for kind in kinds}
 
 

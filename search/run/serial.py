@@ -67,6 +67,7 @@ class SerialRunner:
             setup = study.next_attempt()
             if setup is None or setup == "wait":  # nothing else runs here
                 return
+            study.begun(setup.number)
             with closing(start_attempt(study.spec.task, setup)) as attempt:  # type: ignore[type-var]  # a generator
                 outcome = Outcome("stopped")
                 for report in _interruptible(study, attempt):

@@ -6,48 +6,65 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from ...spaces.errors import Fault, StudyFileError
+from ...spaces.laws.device import DeviceProfile
+from ...spaces.planning import CostKey
 from ...spaces.study import StudySpec
 from ...spaces.trial import TrialRecord
 
 
-def prices_of(spec: StudySpec, kinds: Iterable[str], device: Literal["cpu", "gpu"]) -> dict[str, float | None]:
-    """The price of each kind of device for an hour, the one that times the study first; None where it is unknown.
+def device_names(profiles: Mapping[str, Mapping[CostKey, DeviceProfile]]) -> dict[str, str]:
+    """The name of a device of each kind, by its profiles."""
+    return {kind: next(iter(of_kind.values())).device for kind, of_kind in profiles.items()}
+
+
+def prices_of(
+    spec: StudySpec, devices: Mapping[str, str], kind: Literal["cpu", "gpu"], records: Iterable[TrialRecord] = ()
+) -> tuple[dict[str, float | None], float | None]:
+    """The price of each kind of device for an hour, None where unknown; and that at which the study's trials are compared.
+
+    The latter is that of the kind that times the study, as it was when its first trial began.
+
+    Args:
+        devices: the name of a device of each kind, the kind that times the study first.
 
     Raises:
         StudyFileError: a price that the study needs is missing.
     """
-    prices = {kind: spec.devices.price_of(kind, device) for kind in kinds}
+    prices = {name: spec.devices.price_of(f"{name} {device}", kind) for name, device in devices.items()}
     timed_on = next(iter(prices))
-    needed = list(prices) if spec.budget.cost is not None else [timed_on] if spec.objectives.speed == "cost" else []
+    stored = next((record.facts.price for record in records if record.facts.price is not None), None)
+    compared = prices[timed_on] if stored is None else stored
+    needed = {name for name in prices if spec.budget.cost is not None}
+    needed |= {timed_on} if spec.objectives.speed == "cost" and compared is None else set()
     faults = [
         Fault(
             "devices.prices",
-            f"expected a price for {kind or device}, which trials run on; got one for {', '.join(spec.devices.prices)}. "
-            f"Write {kind or device}: 1.8, or another price for an hour.",
+            f"expected a price for {devices[name]}, which trials run on; got one for {', '.join(spec.devices.prices)}. Write "
+            f"{name or kind}: 1.8, or what it costs for an hour.",
         )
-        for kind in needed
-        if prices[kind] is None
+        for name in prices
+        if name in needed and prices[name] is None
     ]
     if faults:
         raise StudyFileError(faults)
-    return prices
+    return prices, compared
 
 
 class Spending:
     """The cost of a study's trials so far.
 
     Args:
-        prices: by kind of device, of one for an hour.
+        prices: by kind of device, of what a trial has of one for an hour.
         records: trials of earlier runs, with what they had cost.
     """
 
     def __init__(self, spec: StudySpec, prices: Mapping[str, float | None], records: Iterable[TrialRecord]) -> None:
-        self._limit, self._share, self.prices = spec.budget.cost, spec.devices.share, prices
+        self._limit, self._prices = spec.budget.cost, prices
         self._of_trials = {one.number: one.facts.spent for one in records if one.facts.spent is not None}
 
     def cost(self, kind: str, devices: int, seconds: float) -> float:
-        """Of devices held for so many seconds; 0 where their price is unknown."""
-        return (self.prices.get(kind) or 0.0) * devices * self._share * seconds / 3600
+        """The cost of holding so many devices for so many seconds; 0 where their price is unknown."""
+        return (self._prices.get(kind) or 0.0) * devices * seconds / 3600
 
     def add(self, number: int, cost: float) -> None:
         """An attempt at a trial has ended."""
@@ -68,4 +85,4 @@ class Spending:
         return f"budget.cost: {self._limit:g} is spent" if self._limit is not None and total >= self._limit else ""
 
 
-__all__ = ["Spending", "prices_of"]
+__all__ = ["Spending", "device_names", "prices_of"]

@@ -1,8 +1,8 @@
 """One study on the driver: which attempts run, how their outcomes are handled, and when the study ends.
 
-A `Runner` (in this process, or over Ray Tune) takes attempts from a `StudyRun` and reports back; everything it reports is
-written to the storage before anything else happens. The storage is the source of truth: running the study again reads from
-it what is left to do.
+A `Runner` (in this process, or over Ray Tune) takes attempts from a `StudyRun` and reports back. The end of a trial is written
+to the storage before anything else happens, the rest within a second. The storage is the source of truth: running the study
+again reads from it what is left to do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
 from .eta import ClockFactors, Span
 from .runner import Event
-from .spending import Spending, prices_of
+from .spending import Spending, device_names, prices_of
 from .suggestion_queue import SuggestionQueue
 from .view import StudyView, span_of, study_view
 
@@ -84,6 +84,7 @@ class _Attempt:
     of_branches: float = 0.0  # what its branches counted
     host: str = ""  # the machine it runs on
     started_s: float = field(default_factory=time.monotonic)
+    held_since: float | None = None  # when it got its devices
     others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
     measurements: list[Measurement] = field(default_factory=list)
 
@@ -93,7 +94,7 @@ class _Attempt:
 
 
 class StudyRun:
-    """The driver's side of one study; runners call `next_attempt`, `place`, `report` and `end`.
+    """The driver's side of one study; runners call `next_attempt`, `begun`, `place`, `report` and `end`.
 
     Args:
         profiles: of every kind of device, by parameters that change cost; the first kind's laws time all trials.
@@ -136,8 +137,8 @@ class StudyRun:
         self._lost: dict[int, tuple[int, int]] = {}  # samples seen before, and attempts lost since without more
         self._same_errors: tuple[str, int] = ("", 0)
         records_so_far = list(map(frozen_record, suggester.trials()))
-        self.spending = Spending(spec, prices_of(spec, self.profiles, device), records_so_far)
-        self._price = self.spending.prices[self.timed_on]
+        prices, self._price = prices_of(spec, device_names(self.profiles), device, records_so_far)
+        self.spending = Spending(spec, prices, records_so_far)
         self.done = [record for record in records_so_far if record.has_ended]
         self._paused = {
             record.number: record for record in records_so_far if record.outcome == "paused" and not record.has_ended
@@ -233,6 +234,10 @@ class StudyRun:
                     setups[kind] = replace(self._setup(attempt.suggestion, kind), attempt=attempt.setup.attempt)
         return setups
 
+    def begun(self, number: int) -> None:
+        """An attempt has got its devices."""
+        self._running[number].held_since = time.monotonic()
+
     def place(self, number: int, kind: str, setup: TrialSetup) -> None:
         """Record that an attempt runs on this kind of device, with this one of its setups."""
         attempt = self._running[number]
@@ -287,6 +292,7 @@ class StudyRun:
         retry = self._next_setup(attempt, outcome)
         if retry is not None:
             self._records.end_attempt(setup, outcome, {})
+            self._note_spent(number)
             self._retries.append(_Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts))
             self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
             return
@@ -321,8 +327,13 @@ class StudyRun:
         self.spending.add(attempt.setup.number, self._cost(attempt))
         self.check_cost()
 
+    def _note_spent(self, number: int) -> None:
+        if (spent := self.spending.of(number)) is not None:
+            self._suggester.annotate(number, {"spent": spent})
+
     def _cost(self, attempt: _Attempt) -> float:
-        return self.spending.cost(attempt.kind, attempt.setup.plan.devices, time.monotonic() - attempt.started_s)
+        held_s = 0.0 if attempt.held_since is None else time.monotonic() - attempt.held_since
+        return self.spending.cost(attempt.kind, attempt.setup.plan.devices, held_s)
 
     def check_cost(self) -> None:
         """Stop the study where its budget is spent."""
@@ -419,8 +430,7 @@ class StudyRun:
         for attempt in list(self._running.values()):
             self._records.end_attempt(attempt.setup, Outcome("interrupted", why), {})
             self._pay(attempt)
-            if (spent := self.spending.of(attempt.setup.number)) is not None:
-                self._suggester.annotate(attempt.setup.number, {"spent": spent})
+            self._note_spent(attempt.setup.number)
         # We hold the study, so every trial still RUNNING is one of ours that no process runs any longer.
         for trial in self._suggester.trials():
             if trial.state.name == "RUNNING" and trial.number not in self._paused:

@@ -83,6 +83,10 @@ class Records:
             self.writes.close()
             self.writes = None
 
+    def late_error(self) -> Exception | None:
+        """Why something buffered could not be written in time, told once."""
+        return None if self.writes is None else self.writes.failed()
+
     def drop_writes(self) -> None:
         """Forget what is buffered: another driver holds the study."""
         if self.writes is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from optuna.distributions import BaseDistribution
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.storages._rdb.models import TrialModel, TrialValueModel
 from optuna.trial import FrozenTrial, TrialState
@@ -98,11 +99,13 @@ class SingleWriterStorage(InMemoryStorage):
         def write(connection: Connection) -> None:
             # Through Optuna's own classes, which know how times and infinite values are stored.
             with Session(connection) as session:
+                trial = session.get_one(TrialModel, backend_id)
+                if trial.state.is_finished() and trial.state != state:  # by a driver that took the study over
+                    raise UpdateFinishedTrialError(f"Trial {trial_id} has ended as {trial.state.name} already.")
                 session.execute(sa.delete(TrialValueModel).where(TrialValueModel.trial_id == backend_id))
                 for objective, value in enumerate(values or ()):
                     stored, kind = TrialValueModel.value_to_stored_repr(value)
                     session.add(TrialValueModel(trial_id=backend_id, objective=objective, value=stored, value_type=kind))
-                trial = session.get_one(TrialModel, backend_id)
                 trial.state, trial.datetime_complete = state, ended
                 session.commit()  # of the session; the connection's transaction goes on
 

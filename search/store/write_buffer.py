@@ -1,6 +1,6 @@
 """A driver's writes, many to a transaction.
 
-A commit waits for the disk, and a trial's life is some twenty writes: two dozen facts, its attempts, measurements, outcome.
+A commit waits for the disk, and a trial has much to write in its life: two dozen facts, its attempts, measurements and outcome.
 What must not be lost is committed at once; the rest goes along with it, or follows within a second.
 """
 
@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 from sqlalchemy.engine import Connection, Engine
 
-from ...spaces.errors import StorageError
 from .database import RetryPolicy, transaction
 
-# Nothing waits longer than this to be written.
+# While the database answers, nothing waits longer than this to be written.
 LATEST_S = 1.0
 
 Write = Callable[[Connection], object]
@@ -31,23 +30,29 @@ class WriteBuffer:
     def __init__(self, url: str, engine: Engine, retry_policy: RetryPolicy) -> None:
         self._url, self._engine, self._retry_policy = url, engine, retry_policy
         self._writes: list[Write] = []
-        self._committing = threading.RLock()
+        self._committing, self._starting = threading.RLock(), threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failed: StorageError | None = None
+        self._failed: Exception | None = None
 
     def add(self, write: Write) -> None:
         """Write it with the next commit.
 
         Raises:
-            StorageError: a commit has failed meanwhile.
+            StorageError: a commit has failed since the last call; what it was to write is written with the next one.
         """
-        if self._failed is not None:
-            raise self._failed
         self._writes.append(write)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._commit_in_time, daemon=True, name="bsearch-write")
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._commit_in_time, daemon=True, name="bsearch-write")
+                self._thread.start()
+        if (failed := self.failed()) is not None:
+            raise failed
+
+    def failed(self) -> Exception | None:
+        """Why a commit in time has failed, told once."""
+        failed, self._failed = self._failed, None
+        return failed
 
     def commit(self) -> None:
         """Write what was added so far.
@@ -88,9 +93,8 @@ class WriteBuffer:
         while not self._closed.wait(LATEST_S):
             try:
                 self.commit()
-            except StorageError as error:
+            except Exception as error:
                 self._failed = error
-                return
 
 
 __all__ = ["LATEST_S", "WriteBuffer"]

@@ -340,8 +340,8 @@ class _Candidates:
     def evaluate_again(self) -> None:
         """Evaluate those that may be worth most, after a point more is believed.
 
-        That makes no point worth more: variances are smaller and the front is higher. So only points that were worth more
-        before than the best is now need be evaluated.
+        That hardly makes any point worth more: variances are smaller and the front is higher. So only points that were worth
+        more before than the best is now are evaluated.
         """
         order, done = np.argsort(-self._worth), 0
         while done < len(order) and (not done or self._worth[order[done]] > self._worth[order[:done]].max()):

@@ -258,7 +258,8 @@ class Suggester:
                         number = paused[0]  # too little is known to choose
                     proposed = [number if number is not None else values]
                 else:
-                    others = [one for one in self._ready if isinstance(one, dict)]
+                    # Another thread takes them meanwhile.
+                    others = [one for one in list(self._ready) if isinstance(one, dict)]
                     proposed = sampler.proposals(self.study, count, others=others)
         whole = [one for one in proposed if isinstance(one, int) or (one is not None and self._is_whole(one))]
         self._ready.extend(whole)

@@ -26,6 +26,7 @@ from bsearch.spaces.planning import known_seconds, known_train_s, trial_setup
 from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 PROFILE = DeviceProfile(
@@ -173,6 +174,18 @@ def test_an_end_whose_answer_was_lost_may_be_told_again(tmp_path: Path) -> None:
     optuna.load_study(study_name="kept", storage=one.url).tell(suggestion.number, [1.0, 0.5])
     one.study.tell(suggestion.number, [1.0, 0.5])
     assert one.trials()[0].state == TrialState.COMPLETE
+
+
+def test_a_trial_that_another_driver_ended_stays_as_it_is(tmp_path: Path) -> None:
+    """Ours was silent for so long that another took the study over."""
+    one = suggester(tmp_path)
+    suggestion = one.ask()
+    optuna.load_study(study_name="kept", storage=one.url).tell(suggestion.number, state=TrialState.FAIL)
+    one.annotate(suggestion.number, {"micro_batch": 3})
+    with pytest.raises(UpdateFinishedTrialError):
+        one.tell(suggestion.number, ended(0))
+    kept = optuna.load_study(study_name="kept", storage=one.url).trials[0]
+    assert (kept.state, kept.values, kept.user_attrs) == (TrialState.FAIL, None, {})
 
 
 def test_ended_trials_are_coded_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def settings_to_export(study: StoredStudy, choice: Choice) -> ChosenSettings:
     Raises:
         StudyFileError: see `chosen_trial`; or the study does not hold the trial's setup.
     """
-    return chosen_settings(study, chosen_trial(study.name, study.front, choice, study.records), choice.reason)
+    return chosen_settings(study, chosen_trial(study.name, study.front, choice, study.records), choice.reason(study.front))
 
 
 def chosen_settings(study: StoredStudy, record: TrialRecord, chosen: str) -> ChosenSettings:

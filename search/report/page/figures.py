@@ -100,14 +100,16 @@ class StudyFigures:
             *self._marked(),
         ]
         how = "predicted from the device's step times" if self._source == "known" else "measured as wall-clock time"
-        caption = f"No trial is both faster and better than a trial on the front. Training time is {how}, without evaluation."
+        caption = (
+            f"No trial is both {front.faster} and better than a trial on the front. Training time is {how}, without evaluation."
+        )
         if any(trial.interval is not None for trial in front.trials):
             caption += " Bars are 90 % intervals of the mean over runs with several seeds."
         if self._levels:
             caption += " Trials far worse than the front are outside the axis range; the CSV has them."
         return Figure(
             "front",
-            f"{front.metric} against training time",
+            f"{front.metric} against {'cost' if front.speed == 'cost' else 'training time'}",
             caption,
             self._time_axis(),
             self._accuracy_axis(),
@@ -115,7 +117,11 @@ class StudyFigures:
         )
 
     def _time_axis(self) -> Axis:
-        units = {"train_s": "seconds of training", "device_s": "seconds of training × devices", "cost": "of training"}
+        units = {
+            "train_s": "seconds of training",
+            "device_s": "seconds of training × devices",
+            "cost": "of a training, without evaluation",
+        }
         return Axis(self.front.speed, f"{self.front.speed} ({units[self.front.speed]})", log=True)
 
     def _accuracy_axis(self) -> Axis:

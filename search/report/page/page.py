@@ -54,19 +54,24 @@ def picks(front: ParetoFront, target: float | None = None) -> list[Pick]:
     best = front.trials[-1]
     near = fastest_within(front, NEARLY_BEST)
     named = [
-        ("Nearly the best, faster", near, f"the fastest within {NEARLY_BEST:.0%} of the best {front.metric}"),
+        (f"Nearly the best, {front.faster}", near, f"the {front.fastest} within {NEARLY_BEST:.0%} of the best {front.metric}"),
         (
             "Knee",
             next((trial for trial in front.trials if trial.number == front.knee), None),
-            "beyond it, more time gains little",
+            f"beyond it, more {front.noun} gains little",
         ),
         ("Best", best, f"the best {front.metric} found"),
     ]
     if near.number == best.number:
-        named = [("Best", best, f"the best {front.metric}; nothing faster comes within {NEARLY_BEST:.0%} of it"), named[1]]
+        named = [
+            ("Best", best, f"the best {front.metric}; nothing {front.faster} comes within {NEARLY_BEST:.0%} of it"),
+            named[1],
+        ]
     if target is not None:
         reaching = next((trial for trial in front.trials if front.reaches(trial, target)), None)
-        named.insert(0, ("Reaches the target", reaching, f"the fastest whose {front.metric} is {number(target)} or better"))
+        named.insert(
+            0, ("Reaches the target", reaching, f"the {front.fastest} whose {front.metric} is {number(target)} or better")
+        )
     chosen: dict[int, Pick] = {}
     for name, trial, description in named:
         if trial is not None and trial.number not in chosen:

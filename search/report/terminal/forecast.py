@@ -85,7 +85,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
         f"{_duration(spec, forecast, slots)}{before}."
     )
     if forecast.cost is not None:
-        yield f"By devices.prices the trials cost about {number(forecast.cost)} on {profile.device}."
+        yield f"At devices.prices the trials cost about {number(forecast.cost)} on {profile.device}."
     elif spec.devices.prices:
         priced = ", ".join(spec.devices.prices)
         yield f"What they cost is not known: devices.prices has {priced}, and not the device here, {profile.device}."

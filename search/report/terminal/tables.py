@@ -111,9 +111,9 @@ def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -
         document: of `trial_document`, with its `curve`.
     """
     if record.outcome == "stopped":
-        yield "Stopped early: train_s and device_s are for the full budget."
+        yield "Stopped early: train_s, device_s and cost are for the full budget."
     if record.outcome == "paused":
-        yield "Paused: accuracy is as of the pause; train_s and device_s are for the full budget."
+        yield "Paused: accuracy is as of the pause; train_s, device_s and cost are for the full budget."
     values = Table(box=None, show_header=False, pad_edge=False)
     for name, value in document.items():
         if name not in ("curve", "attempts"):
@@ -343,7 +343,7 @@ def spent_sentence(study: StoredStudy) -> str | None:
         return None
     limit = study.spec.budget.cost
     of_budget = "" if limit is None else f", of a budget of {limit:g}"
-    return f"By devices.prices the trials have cost {number(sum(spent))} so far{of_budget}, evaluations and restarts included."
+    return f"At devices.prices the trials have cost {number(sum(spent))} so far{of_budget}, evaluations and restarts included."
 
 
 def contention_sentence(records: Iterable[TrialRecord]) -> str | None:

@@ -29,7 +29,10 @@ _SETTINGS = (
     *("effective_batch", "micro_batch", "accumulation", "devices", "activation_checkpointing", "rule", "learning_rate"),
     *("weight_decay", "betas", "eps", "epochs", "samples_budget", "seed", "optimizer"),
 )
-_RESULTS = ("train_s", "device_s", "measured_train_s", "samples_per_s", "peak_bytes", "peak_reserved_bytes", "noise_scale")
+_RESULTS = (
+    *("train_s", "device_s", "spent", "measured_train_s", "samples_per_s", "peak_bytes", "peak_reserved_bytes"),
+    "noise_scale",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class TrackedTrial:
     def results(self) -> dict[str, float]:
         """What it reached, numbers by name."""
         facts = self.record.facts.to_dict()
-        found = {name: facts.get(name) for name in _RESULTS}
+        found = {name: facts.get(name) for name in _RESULTS} | {"cost": self.record.taken("cost")}
         if self.record.accuracy is not None:
             found[self.metric] = self.record.accuracy
         return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}

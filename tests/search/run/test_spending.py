@@ -39,9 +39,10 @@ def test_a_front_of_costs(study_file: StudyFile) -> None:
     costs = [study.front.taken(trial) for trial in study.front.trials]
     assert costs == sorted(costs)
     assert study.front.takes(study.front.trials[0]).startswith("for a cost of ")
-    # It is another experiment with other prices.
-    with pytest.raises(StudyFileError, match=r"devices\.prices"):
-        run(study_file(**how, objectives={"speed": "cost"}, devices={"prices": {"cpu": 2}}))
+    # With other prices it goes on at those with which it began.
+    how["budget"]["trials"] = 7
+    more = run(study_file(**how, objectives={"speed": "cost"}, devices={"prices": {"cpu": 2}})).study
+    assert [record.facts.price for record in more.records] == [1.5] * 7
 
 
 def test_more_devices_cost_more() -> None:
@@ -75,20 +76,32 @@ def test_a_study_ends_where_its_budget_is_spent_and_goes_on_with_a_larger_one(st
 def test_prices_that_are_missing_are_named(study_file: StudyFile) -> None:
     path = study_file(devices={"prices": {"H100": 2.5, "A100 80GB": 1.8}}, objectives={"speed": "cost"})
     spec = read_study(path)
-    assert prices_of(spec, ["H100", "L4"], "gpu") == {"H100": 2.5, "L4": None}
-    with pytest.raises(StudyFileError, match=r"devices\.prices: expected a price for L4, .*; got one for H100, A100 80GB"):
-        prices_of(spec, ["L4", "H100"], "gpu")
+    cards = {"A100": "NVIDIA A100-SXM4-80GB", "L4": "NVIDIA L4"}
+    assert prices_of(spec, cards, "gpu") == ({"A100": 1.8, "L4": None}, 1.8)
+    with pytest.raises(
+        StudyFileError, match=r"devices\.prices: expected a price for NVIDIA L4, .*; got one for H100, A100 80GB\. Write L4: "
+    ):
+        prices_of(spec, {"L4": "NVIDIA L4", **cards}, "gpu")
+    # A study that has begun keeps its price.
+    begun = [TrialRecord(0, "complete", {}, TrialFacts(price=0.5))]
+    assert prices_of(spec, {"L4": "NVIDIA L4"}, "gpu", begun) == ({"L4": None}, 0.5)
     spec = read_study(study_file(devices={"prices": {"H100": 2.5}}, budget={"trials": 3, "cost": 1}))
-    with pytest.raises(StudyFileError, match="for L4"):
-        prices_of(spec, ["H100", "L4"], "gpu")
+    with pytest.raises(StudyFileError, match="for NVIDIA L4"):
+        prices_of(spec, {"H100": "NVIDIA H100 80GB HBM3", "L4": "NVIDIA L4"}, "gpu")
     for changes in ({"objectives": {"speed": "cost"}}, {"budget": {"trials": 3, "cost": 5}}):
         with pytest.raises(StudyFileError, match=r"expected devices\.prices with it, got none"):
             read_study(study_file(**changes))
+    with pytest.raises(StudyFileError, match=r"objectives\.metric: 'cost' is what devices\.prices give"):
+        read_study(study_file(devices={"prices": {"cpu": 1}}, objectives={"metric": "cost"}))
+    with pytest.raises(StudyFileError, match="expected a device's name of letters and digits"):
+        read_study(study_file(devices={"prices": {"??": 1}}))
 
 
 def test_a_share_of_a_device_costs_its_share(study_file: StudyFile) -> None:
     spec = read_study(study_file(devices={"per_trial": 0.5, "prices": {"gpu": 2}}, budget={"trials": 3, "cost": 5}))
-    spending = Spending(spec, {"": 2.0}, [TrialRecord(3, "error", {}, TrialFacts(spent=1.5))])
+    prices, compared = prices_of(spec, {"": "NVIDIA L4"}, "gpu")
+    assert compared == prices[""] == 1.0
+    spending = Spending(spec, prices, [TrialRecord(3, "error", {}, TrialFacts(spent=1.5))])
     assert spending.cost("", 1, 1800) == pytest.approx(0.5)
     spending.add(3, 0.5)
     assert spending.of(3) == pytest.approx(2.0)

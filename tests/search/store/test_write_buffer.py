@@ -109,28 +109,34 @@ def test_a_commit_without_a_reply_is_written_again(url: str, lost_after: bool, m
     assert len(records.curve("law", 3)) == 1
 
 
-def refused(connection: Any) -> None:
-    raise sa.exc.OperationalError("INSERT", {}, Exception("disk full"))
-
-
 def buffer(path: Path) -> WriteBuffer:
     records = Records(f"sqlite:///{path}/small.db")
     return WriteBuffer(records.url, records.engine, records.retry_policy)
 
 
-def test_an_error_is_told_by_the_commit_and_what_follows_one_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writes = buffer(tmp_path)
-    writes.add(refused)
-    with pytest.raises(StorageError, match="disk full"):
-        writes.commit()
+@pytest.mark.parametrize("why", [sa.exc.OperationalError("INSERT", {}, Exception("disk full")), ValueError("disk full")])
+def test_an_error_is_told_once_and_what_was_to_be_written_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: Exception
+) -> None:
     monkeypatch.setattr(write_buffer, "LATEST_S", 0.02)
-    late = buffer(tmp_path)
-    late.add(refused)
+    writes, written, broken = buffer(tmp_path), [], [True]
+
+    def write(connection: Any) -> None:
+        if broken[0]:
+            raise why
+        written.append("it")
+
+    writes.add(write)
+    with pytest.raises((StorageError, ValueError), match="disk full"):
+        writes.commit()
     limit = time.monotonic() + 30
-    with pytest.raises(StorageError, match="disk full"):
-        while time.monotonic() < limit:
-            late.add(lambda connection: None)
-            time.sleep(0.01)
+    while (error := writes.failed()) is None:  # by the thread
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    assert "disk full" in str(error)
+    broken[0] = False
+    writes.close()
+    assert written == ["it"]
 
 
 def test_what_is_dropped_is_not_written(tmp_path: Path) -> None:
