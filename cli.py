@@ -454,8 +454,8 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     the range of training times on the front, and advice.
     """
     spec = read_study(study, storage=storage)
+    from .search.preview.check import check_study
     from .search.report.terminal.forecast import check_document, forecast_parts
-    from .search.run.check import check_study
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
@@ -497,9 +497,9 @@ def profile(
     """
     card = None if device_like is None else card_named(device_like)
     spec = read_study(study, storage=storage)
+    from .search.preview.check import profile_study
     from .search.report.export import json_text
     from .search.report.terminal.profile import profile_document, profile_parts, profile_picture
-    from .search.run.check import profile_study
     from .spaces.files import write_file
 
     console = _terminal(as_json)
@@ -658,9 +658,9 @@ def bench(
     Sizes are timed in interleaved rounds, and only differences larger than the noise are reported. Also finds the
     largest micro-batch that fits, and tries the sizes that a rule of thumb for convolutional nets suggests.
     """
+    from .search.preview.bench import run_bench, sizes_of
     from .search.report.export import json_text
     from .search.report.terminal.bench import bench_tables
-    from .search.run.bench import run_bench, sizes_of
 
     wanted = sizes_of(sizes)
     spec = _benched(study, wanted, parameters)
@@ -1502,7 +1502,7 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
     reached at cluster.address). Changes nothing and leaves nothing running. Exit code 1 if there is a problem.
     """
     spec = None if study is None else read_study(study, storage=storage)
-    from .search.run.doctor import doctor_document, examined, finding_line, machine_checks
+    from .search.preview.doctor import doctor_document, examined, finding_line, machine_checks
 
     checks = machine_checks(spec, storage if spec is None else spec.storage)
     if not no_ray:

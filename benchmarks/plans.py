@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from bsearch.search.run.check import profile_study
+from bsearch.search.preview.check import profile_study
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.cards import card_named
 from bsearch.spaces.laws.device import DeviceProfile

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..search.run.doctor import Finding
+from ..search.preview.doctor import Finding
 from ..spaces.storage import masked
 from ..spaces.study import Cluster, Devices
 

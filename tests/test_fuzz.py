@@ -17,7 +17,7 @@ import yaml
 from bsearch.cli import main
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.retime import planned_on, read_profile
-from bsearch.search.run.bench import sizes_of
+from bsearch.search.preview.bench import sizes_of
 from bsearch.spaces.errors import BsearchError, StudyFileError, plain
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime, TimedPlan

@@ -133,7 +133,7 @@ def retimed(
         StudyFileError: the profile is of another task, or the study's front is of costs and this device has no price.
     """
     if price is None:
-        price = spec.devices.price_of(device.name, device.profiles[0][1].kind)
+        price = spec.devices.price_of(device.name, next((profile.kind for _, profile in device.profiles), "gpu"))
     if price is None and spec.objectives.speed == "cost":
         raise StudyFileError(f"retime: expected a price for {device.name}, since the study's front is of costs. Write --price.")
     if device.task.get("name") != task.get("name"):

@@ -13,17 +13,16 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
 from ...objectives.machine.processor import OtherPrograms
 from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
-from ...spaces.learning_rate import RULES_FOR_ADAM
-from ...spaces.plan import ActivationCheckpointing, plan_batch
+from ...spaces.plan import plan_batch
 from ...spaces.planning import CostKey, checkpoint_url, cost_key, known_train_s, largest_timed_micro_batch, trial_setup
-from ...spaces.study import Speed, StudySpec
+from ...spaces.study import StudySpec
 from ...spaces.trial import (
     COUNTED,
     Measurement,
@@ -45,6 +44,7 @@ from ..suggest.front_model import preload
 from ..suggest.pausing import RUNG
 from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
+from .attempt import Attempt, fraction_of, result_of, setup_facts
 from .eta import ClockFactors, Span
 from .runner import Event
 from .spending import Spending, device_names, prices_of
@@ -59,38 +59,10 @@ LOST_ATTEMPTS = 3
 NODE_DIED = "its node died"
 # Infeasible plans in a row after which the space is to blame.
 INFEASIBLE_IN_A_ROW = 100
-# A trial shared its device where it waited for a core for more than this share of its training, or where the rest of its time
-# differs from the known one by more, and by more than trials differ alone: their first second is slower than steady training.
-CONTENDED, _SETTLING_S = 0.15, 1.0
-# Below this share of the machine, other programs do not explain it. Our own trials and driver do up to twice the time: two of a
-# machine's cores may be halves of one.
-_OTHERS, _OWN = 0.1, 1.0
-
 # Trials whose worth decides whether to go on, and how many end between two such decisions.
 WORTH_OF, _WORTH_EVERY = 10, 5
 # The latest attempts, from which the remaining time is estimated.
 _LATEST_SPANS = 500
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """One running attempt: what it trains, on which kind of device, and what it has reported."""
-
-    suggestion: Suggestion
-    setup: TrialSetup
-    kind: str
-    known_s: float | None  # of the whole training, by the law that times the study
-    counts: float  # towards the budget, once it has ended
-    of_branches: float = 0.0  # what its branches counted
-    host: str = ""  # the machine it runs on
-    started_s: float = field(default_factory=time.monotonic)
-    held_since: float | None = None  # when it got its devices
-    others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
-    measurements: list[Measurement] = field(default_factory=list)
-
-    @property
-    def last(self) -> Measurement | None:
-        return self.measurements[-1] if self.measurements else None
 
 
 class StudyRun:
@@ -127,13 +99,13 @@ class StudyRun:
         self._owns_workers = owns_workers
         self.notify = notify
         self._suggester, self._records = suggester, records
-        self._running: dict[int, _Attempt] = {}
+        self._running: dict[int, Attempt] = {}
         self._sign = spec.objectives.metric.sign
         self._early_stopping = early_stopping(spec.stopping.kind, spec.stopping.risk, suggester.is_new_ground)
         self._repeats: set[int] = set()  # trials that repeat a setting, which are never stopped early
         self._preloaded = False
         self._suggestions = SuggestionQueue(suggester, self._ending)
-        self._retries: deque[_Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
+        self._retries: deque[Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
         self._lost: dict[int, tuple[int, int]] = {}  # samples seen before, and attempts lost since without more
         self._same_errors: tuple[str, int] = ("", 0)
         records_so_far = list(map(frozen_record, suggester.trials()))
@@ -203,7 +175,7 @@ class StudyRun:
             if suggestion.resumes_from:
                 setup = self._resumed(setup)
             return self._start(
-                _Attempt(suggestion, setup, self.timed_on, self._known_s(setup), self.spec.budget_share(setup.epochs))
+                Attempt(suggestion, setup, self.timed_on, self._known_s(setup), self.spec.budget_share(setup.epochs))
             )
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
@@ -268,7 +240,7 @@ class StudyRun:
         for branch in measurement.branches:
             self._add_branch(attempt, branch)
         accuracy = self._sign * measurement.score(setup.metric)
-        fraction, seconds = _fraction(setup, measurement), self._seconds(attempt, measurement)
+        fraction, seconds = fraction_of(setup, measurement), self._seconds(attempt, measurement)
         should_stop = self._early_stopping.report(number, fraction, seconds, accuracy)
         return (should_stop and number not in self._repeats) or bool(self.stop_reason)
 
@@ -293,13 +265,13 @@ class StudyRun:
         if retry is not None:
             self._records.end_attempt(setup, outcome, {})
             self._note_spent(number)
-            self._retries.append(_Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts))
+            self._retries.append(Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts))
             self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
             return
         if outcome.kind == "out_of_memory":
             outcome = Outcome("error", f"a micro-batch of one sample does not fit: {outcome.message}", outcome.traceback)
         shared = self.spec.devices.share < 1
-        result = _result(attempt, outcome, self._expected_s(attempt), self.spec.objectives.speed, self._price, shared)
+        result = result_of(attempt, outcome, self._expected_s(attempt), self.spec.objectives.speed, self._price, shared)
         result = replace(result, facts=result.facts | prediction | TrialFacts(spent=self.spending.of(number)))
         self._records.end_attempt(setup, outcome, result.to_dict())
         self._finish(number, result)
@@ -322,7 +294,7 @@ class StudyRun:
         if least is not None and gain is not None and self.counted >= WORTH_OF and gain < least:
             self.enough = f"budget.until_worth: {gain_sentence(gain)}, less than {100 * least:g}%"
 
-    def _pay(self, attempt: _Attempt) -> None:
+    def _pay(self, attempt: Attempt) -> None:
         """Count what an attempt's devices cost, now that it has ended."""
         self.spending.add(attempt.setup.number, self._cost(attempt))
         self.check_cost()
@@ -331,7 +303,7 @@ class StudyRun:
         if (spent := self.spending.of(number)) is not None:
             self._suggester.annotate(number, {"spent": spent})
 
-    def _cost(self, attempt: _Attempt) -> float:
+    def _cost(self, attempt: Attempt) -> float:
         held_s = 0.0 if attempt.held_since is None else time.monotonic() - attempt.held_since
         return self.spending.cost(attempt.kind, attempt.setup.plan.devices, held_s)
 
@@ -340,14 +312,14 @@ class StudyRun:
         if why := self.spending.over(sum(self._cost(attempt) for attempt in list(self._running.values()))):
             self.stop_reason = self.stop_reason or why
 
-    def _pause(self, attempt: _Attempt) -> None:
+    def _pause(self, attempt: Attempt) -> None:
         """Leave a trial at the rung, to be resumed from its checkpoint if the sampler finds it worth the time."""
         setup, last = attempt.setup, attempt.last
         assert last is not None
         facts = replace(
             self._early_stopping.rung_facts(setup.number, self._sign),
             expected_seconds=self._seconds(attempt, last),
-            train_s=last.elapsed_s / _fraction(setup, last) if attempt.known_s is None else attempt.known_s,
+            train_s=last.elapsed_s / fraction_of(setup, last) if attempt.known_s is None else attempt.known_s,
             spent=self.spending.of(setup.number),
         )
         self._records.end_attempt(setup, Outcome("paused"), {})
@@ -444,7 +416,7 @@ class StudyRun:
         self._running.clear()
         self._retries.clear()
 
-    def _add_branch(self, attempt: _Attempt, measurement: Measurement) -> None:
+    def _add_branch(self, attempt: Attempt, measurement: Measurement) -> None:
         """Record what a branch of an attempt came to, as the trial of fewer epochs that it is."""
         setup, suggestion = attempt.setup, attempt.suggestion
         epochs, samples = next(branch for branch in setup.branches if branch[1] == measurement.samples_seen)
@@ -467,7 +439,7 @@ class StudyRun:
         outcome = Outcome("diverged", f"{metric} was not finite") if metric else Outcome("complete")
         attempt.of_branches += branch.counts
         expected_s = self._expected_s(branch)
-        result = _result(branch, outcome, expected_s, self.spec.objectives.speed, self._price, shared=True)
+        result = result_of(branch, outcome, expected_s, self.spec.objectives.speed, self._price, shared=True)
         result = replace(result, facts=self._facts(branch) | result.facts | TrialFacts(device_kind=attempt.kind or None))
         self._records.start_attempt(own)
         self._records.add_measurement(own, measurement)
@@ -525,22 +497,22 @@ class StudyRun:
         """Seconds of a setup's training by the law that times the study; None where trials are timed by the clock."""
         return known_train_s(self._profile(setup, self.timed_on), setup)
 
-    def _expected_s(self, attempt: _Attempt) -> float | None:
+    def _expected_s(self, attempt: Attempt) -> float | None:
         """Expected seconds of its training on the device it ran on."""
         if attempt.kind == self.timed_on:
             return attempt.known_s
         return known_train_s(self._profile(attempt.setup, attempt.kind), attempt.setup)
 
-    def _seconds(self, attempt: _Attempt, measurement: Measurement) -> float:
+    def _seconds(self, attempt: Attempt, measurement: Measurement) -> float:
         """What a trial's full training takes as the front counts it, known or extrapolated from its share so far."""
         train_s = attempt.known_s
         if train_s is None:
-            train_s = measurement.elapsed_s / _fraction(attempt.setup, measurement)
+            train_s = measurement.elapsed_s / fraction_of(attempt.setup, measurement)
         each = taken_per_second(self.spec.objectives.speed, attempt.setup.plan.devices, self._price)
         assert each is not None
         return train_s * each
 
-    def _span(self, attempt: _Attempt, ended_s: float | None = None, *, counts: float) -> Span:
+    def _span(self, attempt: Attempt, ended_s: float | None = None, *, counts: float) -> Span:
         expected_s = self._expected_s(attempt)
         return span_of(attempt.setup, attempt.last, expected_s, attempt.started_s, ended_s, counts=counts)
 
@@ -575,7 +547,7 @@ class StudyRun:
         notes = {"repeats": setting, "seed": next_seed(used, self.spec.training.seed)}
         self._suggester.enqueue(next(record.parameters for record in self.done if record.number == setting), notes)
 
-    def _start(self, attempt: _Attempt) -> TrialSetup:
+    def _start(self, attempt: Attempt) -> TrialSetup:
         setup = attempt.setup
         if self._owns_workers and self.device == "cpu":
             attempt.others = OtherPrograms()
@@ -591,12 +563,12 @@ class StudyRun:
             self._suggestions.submit(preload)
         return setup
 
-    def _facts(self, attempt: _Attempt) -> TrialFacts:
+    def _facts(self, attempt: Attempt) -> TrialFacts:
         """Facts of its setup, stored beside the searched parameters."""
-        facts = replace(_setup_facts(attempt.setup, attempt.known_s), price=self._price)
+        facts = replace(setup_facts(attempt.setup, attempt.known_s), price=self._price)
         return replace(facts, budget_share=attempt.counts) if self.spec.training.branches else facts
 
-    def _learn_memory(self, attempt: _Attempt) -> None:
+    def _learn_memory(self, attempt: Attempt) -> None:
         """Let a measured peak correct the memory law of the kind of device it was measured on, in either direction."""
         # What a GPU's limit applies to, and a virtual device's.
         name = "peak_reserved_bytes" if self.device == "gpu" else "peak_bytes"
@@ -621,7 +593,7 @@ class StudyRun:
         self._lost[number] = (max(seen, reached), times)
         return times >= LOST_ATTEMPTS
 
-    def _next_setup(self, attempt: _Attempt, outcome: Outcome) -> TrialSetup | None:
+    def _next_setup(self, attempt: Attempt, outcome: Outcome) -> TrialSetup | None:
         """The next attempt at the same experiment, where one makes sense."""
         setup = attempt.setup
         if outcome.kind == "interrupted":
@@ -705,109 +677,3 @@ def gain_sentence(gain: float) -> str:
     "another 10 trials are expected to add 1.2% to the front's hypervolume"
     """
     return f"another {WORTH_OF} trials are expected to add {100 * gain:.2g}% to the front's hypervolume"
-
-
-def _fraction(setup: TrialSetup, measurement: Measurement) -> float:
-    """The share of a trial's budget that has been trained; a user's own loop may end slightly off it."""
-    return min(measurement.samples_seen / setup.samples_budget, 1.0)
-
-
-def _setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
-    """A setup's derived values, stored beside the searched parameters."""
-    scales_adam = setup.rule in RULES_FOR_ADAM
-    return TrialFacts(
-        effective_batch=setup.effective_batch,
-        micro_batch=setup.plan.largest_micro_batch,
-        accumulation=setup.plan.accumulation,
-        devices=setup.plan.devices,
-        activation_checkpointing=_used(setup),
-        rule=setup.rule,
-        learning_rate=setup.learning_rate,
-        weight_decay=setup.weight_decay,
-        betas=setup.betas if scales_adam else None,
-        eps=setup.eps if scales_adam else None,
-        epochs=setup.epochs,
-        samples_budget=setup.samples_budget,
-        seed=setup.seed,
-        train_s=known_s,
-        train_s_source=None if known_s is None else "known",
-    )
-
-
-def _used(setup: TrialSetup) -> ActivationCheckpointing | None:
-    """The activation checkpointing of its plan; None where all activations are kept, as usual."""
-    mode = setup.plan.activation_checkpointing
-    return None if mode == "none" else mode
-
-
-def _contended(measured_s: float, waited_s: float, expected_s: float, others_share: float | None = None) -> bool:
-    """Whether a trial shared its device with other programs, or waited for something else.
-
-    Args:
-        others_share: what they used of the machine meanwhile; None if unknown.
-
-    >>> [_contended(10.0, 1.6, 10.0), _contended(11.4, 0.0, 10.0), _contended(14.0, 0.0, 10.0), _contended(2.0, 0.1, 1.0)]
-    [True, False, True, False]
-    >>> [_contended(16.0, 3.0, 10.0, others_share=share) for share in (0.02, 0.4)]
-    [False, True]
-    >>> _contended(40.0, 0.0, 10.0, others_share=0.02)
-    True
-    """
-    unexplained_s = abs(measured_s - waited_s - expected_s)
-    if others_share is not None and others_share < _OTHERS and measured_s > expected_s:
-        return unexplained_s > _OWN * expected_s + _SETTLING_S
-    return waited_s > CONTENDED * measured_s or unexplained_s > CONTENDED * expected_s + _SETTLING_S
-
-
-def _result(
-    attempt: _Attempt, outcome: Outcome, expected_s: float | None, speed: Speed, price: float | None, shared: bool
-) -> TrialResult:
-    """What is reported to Optuna of an attempt that ended a trial, with every fact that is stored.
-
-    Args:
-        expected_s: training time expected on the device it ran on.
-        shared: its device was shared on purpose, so that taking longer says nothing.
-    """
-    setup, known_s, last = attempt.setup, attempt.known_s, attempt.last
-    others_share = attempt.others.share() if attempt.others else None
-    facts = TrialFacts(attempts=setup.attempt + 1, message=outcome.message or None, host=attempt.host or None)
-    if setup.attempt:
-        facts = replace(
-            facts,
-            micro_batch=setup.plan.largest_micro_batch,
-            accumulation=setup.plan.accumulation,
-            activation_checkpointing=_used(setup),
-        )
-    seconds = value = math.nan
-    if last is not None:
-        # A user's own loop may have seen a few samples more or less, and a diverged trial far fewer.
-        measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
-        train_s = measured_s if known_s is None else known_s
-        # Where the batch grows, the rest of a stopped training takes less time a sample than its beginning.
-        extrapolates = not setup.stages or last.samples_seen >= setup.samples_budget
-        expected_s = expected_s if extrapolates else None
-        error = measured_s / expected_s - 1 if expected_s else None
-        reported = TrialFacts.of(last.facts)
-        waited_s = None if reported.waited_s is None else reported.waited_s * setup.samples_budget / last.samples_seen
-        facts |= reported | TrialFacts(
-            waited_s=waited_s,
-            others_share=others_share,
-            train_s=train_s,
-            device_s=train_s * setup.plan.devices,
-            measured_train_s=measured_s if extrapolates else None,
-            train_s_source="measured" if known_s is None else "known",
-            samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
-            train_s_error=error,
-            contended=(None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s, others_share)),
-            extra={name: score for name, score in last.scores.items() if name != setup.metric and math.isfinite(score)},
-        )
-        each = taken_per_second(speed, setup.plan.devices, price)
-        assert each is not None
-        seconds = train_s * each
-        value = last.score(setup.metric)
-    if outcome.kind in ("complete", "diverged") and math.isfinite(value):
-        return TrialResult("COMPLETE", outcome.kind, facts, (seconds, value), constraint=0.0)
-    if outcome.kind in ("complete", "diverged", "stopped", "infeasible"):
-        # Optuna accepts no NaN: from PRUNED, the sampler still learns that this point is bad.
-        return TrialResult("PRUNED", outcome.kind, facts, constraint=float(outcome.kind == "infeasible"))
-    return TrialResult("FAIL", outcome.kind, facts)

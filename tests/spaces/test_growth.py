@@ -10,7 +10,7 @@ import pytest
 import torch
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.training import TrainingRun
-from bsearch.search.run.forecast import growth_savings
+from bsearch.search.preview.forecast import growth_savings
 from bsearch.spaces.errors import InfeasiblePlanError, StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime

@@ -13,8 +13,8 @@ from ....spaces.laws.device import DeviceProfile
 from ....spaces.planning import feasible_batches_sentence
 from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study import StudySpec
-from ...run.check import CheckedStudy
-from ...run.forecast import Forecast
+from ...preview.check import CheckedStudy
+from ...preview.forecast import Forecast
 
 
 def check_document(study: str, checked: CheckedStudy) -> Mapping[str, Any]:

@@ -16,8 +16,8 @@ from ....spaces.laws.step_time import StepTime
 from ....spaces.planning import training_cost
 from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study import StudySpec
-from ...run.check import ProfiledStudy
-from ...run.forecast import planned_batches
+from ...preview.check import ProfiledStudy
+from ...preview.forecast import planned_batches
 from .tables import blank_plot, column, plot_text
 
 

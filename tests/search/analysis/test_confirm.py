@@ -128,7 +128,8 @@ def test_noise_that_falls_with_time_and_bias_are_found(slope: float, level: floa
     for third in (slice(0, 20), slice(20, 40), slice(40, 60)):
         assert 0.6 < np.median(noise.stds[third] / true[third]) < 1.6
     means, errors = noise.means(groups)
-    assert abs(np.mean((means - 0.5) / errors)) < 0.6
+    # They share the estimate of the bias, so their mean is off by more than 60 independent ones would be.
+    assert abs(np.mean((means - 0.5) / errors)) < 0.8
     assert abs(noise.bias - bias) < 5 * noise.bias_std
 
 

@@ -22,7 +22,7 @@ from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, plan_batch
 from ...spaces.planning import micro_batch_cap, profile_request
 from ...spaces.study import StudySpec
-from .serial import SerialRunner
+from ..run.serial import SerialRunner
 
 
 def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Callable[[str], None]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bsearch.cli import main
 from bsearch.objectives.profiling.bench import BenchFacts
-from bsearch.search.run.bench import PUBLISHED, differences, sizes_of, some_suggestions, suggested_sizes
+from bsearch.search.preview.bench import PUBLISHED, differences, sizes_of, some_suggestions, suggested_sizes
 from bsearch.spaces.errors import StudyFileError
 from click.testing import CliRunner
 from conftest import TASKS

@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 from bsearch.cli import main
-from bsearch.search.run.doctor import Finding, cgroup_limit, cpu, disk, examined, memory, open_files, packages, storage_findings
+from bsearch.search.preview.doctor import (
+    Finding,
+    cgroup_limit,
+    cpu,
+    disk,
+    examined,
+    memory,
+    open_files,
+    packages,
+    storage_findings,
+)
 from bsearch.search.store.records import Records
 from click.testing import CliRunner, Result
 from conftest import BSEARCH

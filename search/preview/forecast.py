@@ -15,7 +15,7 @@ from ...spaces.learning_rate import GROWTH_RULES
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
 from ...spaces.schedule import batch_stages
 from ...spaces.study import StudySpec
-from .eta import ClockFactors
+from ..run.eta import ClockFactors
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
 from ...spaces.study import StudySpec
+from ..run.eta import ClockFactors, Span
+from ..run.serial import SerialRunner
+from ..run.spending import device_names, prices_of
 from ..store.database import storage_engine
 from ..store.records import Records
 from ..store.stored import study_identity
-from .eta import ClockFactors, Span
 from .forecast import Forecast, forecast
-from .serial import SerialRunner
-from .spending import device_names, prices_of
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
 _CHECK_S, _LEAST_S = 5.0, 1.0

@@ -1,0 +1,150 @@
+"""One attempt at a trial on the driver: what it trains, what it has reported, and the result that comes of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+
+from ...objectives.machine.processor import OtherPrograms
+from ...spaces.learning_rate import RULES_FOR_ADAM
+from ...spaces.plan import ActivationCheckpointing
+from ...spaces.study import Speed
+from ...spaces.trial import Measurement, Outcome, Suggestion, TrialFacts, TrialResult, TrialSetup, taken_per_second
+
+# A trial shared its device where it waited for a core for more than this share of its training, or where the rest of its time
+# differs from the known one by more, and by more than trials differ alone: their first second is slower than steady training.
+CONTENDED, _SETTLING_S = 0.15, 1.0
+# Below this share of the machine, other programs do not explain it. Our own trials and driver do up to twice the time: two of a
+# machine's cores may be halves of one.
+_OTHERS, _OWN = 0.1, 1.0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One running attempt: what it trains, on which kind of device, and what it has reported."""
+
+    suggestion: Suggestion
+    setup: TrialSetup
+    kind: str
+    known_s: float | None  # of the whole training, by the law that times the study
+    counts: float  # towards the budget, once it has ended
+    of_branches: float = 0.0  # what its branches counted
+    host: str = ""  # the machine it runs on
+    started_s: float = field(default_factory=time.monotonic)
+    held_since: float | None = None  # when it got its devices
+    others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
+    measurements: list[Measurement] = field(default_factory=list)
+
+    @property
+    def last(self) -> Measurement | None:
+        return self.measurements[-1] if self.measurements else None
+
+
+def fraction_of(setup: TrialSetup, measurement: Measurement) -> float:
+    """The share of a trial's budget that has been trained; a user's own loop may end slightly off it."""
+    return min(measurement.samples_seen / setup.samples_budget, 1.0)
+
+
+def setup_facts(setup: TrialSetup, known_s: float | None) -> TrialFacts:
+    """A setup's derived values, stored beside the searched parameters."""
+    scales_adam = setup.rule in RULES_FOR_ADAM
+    return TrialFacts(
+        effective_batch=setup.effective_batch,
+        micro_batch=setup.plan.largest_micro_batch,
+        accumulation=setup.plan.accumulation,
+        devices=setup.plan.devices,
+        activation_checkpointing=_used(setup),
+        rule=setup.rule,
+        learning_rate=setup.learning_rate,
+        weight_decay=setup.weight_decay,
+        betas=setup.betas if scales_adam else None,
+        eps=setup.eps if scales_adam else None,
+        epochs=setup.epochs,
+        samples_budget=setup.samples_budget,
+        seed=setup.seed,
+        train_s=known_s,
+        train_s_source=None if known_s is None else "known",
+    )
+
+
+def _used(setup: TrialSetup) -> ActivationCheckpointing | None:
+    """The activation checkpointing of its plan; None where all activations are kept, as usual."""
+    mode = setup.plan.activation_checkpointing
+    return None if mode == "none" else mode
+
+
+def _contended(measured_s: float, waited_s: float, expected_s: float, others_share: float | None = None) -> bool:
+    """Whether a trial shared its device with other programs, or waited for something else.
+
+    Args:
+        others_share: what they used of the machine meanwhile; None if unknown.
+
+    >>> [_contended(10.0, 1.6, 10.0), _contended(11.4, 0.0, 10.0), _contended(14.0, 0.0, 10.0), _contended(2.0, 0.1, 1.0)]
+    [True, False, True, False]
+    >>> [_contended(16.0, 3.0, 10.0, others_share=share) for share in (0.02, 0.4)]
+    [False, True]
+    >>> _contended(40.0, 0.0, 10.0, others_share=0.02)
+    True
+    """
+    unexplained_s = abs(measured_s - waited_s - expected_s)
+    if others_share is not None and others_share < _OTHERS and measured_s > expected_s:
+        return unexplained_s > _OWN * expected_s + _SETTLING_S
+    return waited_s > CONTENDED * measured_s or unexplained_s > CONTENDED * expected_s + _SETTLING_S
+
+
+def result_of(
+    attempt: Attempt, outcome: Outcome, expected_s: float | None, speed: Speed, price: float | None, shared: bool
+) -> TrialResult:
+    """What is reported to Optuna of an attempt that ended a trial, with every fact that is stored.
+
+    Args:
+        expected_s: training time expected on the device it ran on.
+        shared: its device was shared on purpose, so that taking longer says nothing.
+    """
+    setup, known_s, last = attempt.setup, attempt.known_s, attempt.last
+    others_share = attempt.others.share() if attempt.others else None
+    facts = TrialFacts(attempts=setup.attempt + 1, message=outcome.message or None, host=attempt.host or None)
+    if setup.attempt:
+        facts = replace(
+            facts,
+            micro_batch=setup.plan.largest_micro_batch,
+            accumulation=setup.plan.accumulation,
+            activation_checkpointing=_used(setup),
+        )
+    seconds = value = math.nan
+    if last is not None:
+        # A user's own loop may have seen a few samples more or less, and a diverged trial far fewer.
+        measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
+        train_s = measured_s if known_s is None else known_s
+        # Where the batch grows, the rest of a stopped training takes less time a sample than its beginning.
+        extrapolates = not setup.stages or last.samples_seen >= setup.samples_budget
+        expected_s = expected_s if extrapolates else None
+        error = measured_s / expected_s - 1 if expected_s else None
+        reported = TrialFacts.of(last.facts)
+        waited_s = None if reported.waited_s is None else reported.waited_s * setup.samples_budget / last.samples_seen
+        facts |= reported | TrialFacts(
+            waited_s=waited_s,
+            others_share=others_share,
+            train_s=train_s,
+            device_s=train_s * setup.plan.devices,
+            measured_train_s=measured_s if extrapolates else None,
+            train_s_source="measured" if known_s is None else "known",
+            samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
+            train_s_error=error,
+            contended=(None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s, others_share)),
+            extra={name: score for name, score in last.scores.items() if name != setup.metric and math.isfinite(score)},
+        )
+        each = taken_per_second(speed, setup.plan.devices, price)
+        assert each is not None
+        seconds = train_s * each
+        value = last.score(setup.metric)
+    if outcome.kind in ("complete", "diverged") and math.isfinite(value):
+        return TrialResult("COMPLETE", outcome.kind, facts, (seconds, value), constraint=0.0)
+    if outcome.kind in ("complete", "diverged", "stopped", "infeasible"):
+        # Optuna accepts no NaN: from PRUNED, the sampler still learns that this point is bad.
+        return TrialResult("PRUNED", outcome.kind, facts, constraint=float(outcome.kind == "infeasible"))
+    return TrialResult("FAIL", outcome.kind, facts)
+
+
+__all__ = ["Attempt", "fraction_of", "result_of", "setup_facts"]
