@@ -419,7 +419,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
         console.print(f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}")
     if result.gain is not None and not result.stopped.startswith("budget.until_worth"):
         sentence = gain_sentence(result.gain)
-        console.print(f"{sentence[0].upper()}{sentence[1:]}; in tests a tenth to all of that came.")
+        console.print(f"{sentence[0].upper()}{sentence[1:]} (a rough guide, often too high).")
     shown = _shown(study, spec)
     following = {
         f"bsearch report {shown}": "an HTML page to explore and choose from",

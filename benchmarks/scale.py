@@ -510,7 +510,7 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     watched: list[StudyRun] = []
 
     def watch(run: StudyRun) -> None:
-        take = run._suggestions.take
+        take = run.suggestions.take
 
         def clocked(*what: Any, **which: Any) -> Any:
             started = time.perf_counter()
@@ -519,7 +519,7 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
                 waits_s.append(time.perf_counter() - started)
             return suggestion
 
-        run._suggestions.take = clocked  # type: ignore[method-assign]
+        run.suggestions.take = clocked  # type: ignore[method-assign]
         watched.append(run)
         used.append(usage())
 
@@ -528,7 +528,7 @@ def cluster_line(options: argparse.Namespace, folder: Path, devices: int, url: s
     used.append(usage())
     if result.failure:
         return f"{devices} devices: {result.failure}"
-    made, asks_s = watched[0].asks
+    made, asks_s = watched[0].suggestions.asks, watched[0].suggestions.asks_s
     reports = [record.facts.extra for record in result.study.records if record.counts]
     spans = sorted((report["started"], report["now"]) for report in reports)
     of_process: dict[str, list[tuple[float, float]]] = defaultdict(list)

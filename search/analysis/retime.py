@@ -16,7 +16,7 @@ from ...spaces.files import text_of
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, plan_batch
 from ...spaces.planning import best_plan, known_train_s, plan_limits, planned, training_cost, with_fastest_accumulation
-from ...spaces.study import Objectives, StudySpec
+from ...spaces.study import Objectives, Speed, StudySpec
 from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup
 from .confirm import averaged
 from .pareto import front_members, study_front
@@ -202,44 +202,35 @@ class Placement:
     """A setting on a device that it was retimed for.
 
     Args:
-        trial: in that device's seconds.
-        price: of one such device for an hour, in any currency; None if unknown.
+        trial: in that device's seconds, with its price.
+        speed: what it is compared by: its cost, or where a device has no price, the study's measure of speed.
     """
 
     device: str
     trial: TrialRecord
-    price: float | None = None
+    speed: Speed
 
     @property
     def cost(self) -> float | None:
-        """Of the whole training, in the currency of the price."""
-        seconds = self.trial.taken("device_s")
-        return None if self.price is None or seconds is None else self.price * seconds / 3600
+        """Of the whole training, in the currency of the price; None where it is not compared by that."""
+        return self.trial.taken("cost") if self.speed == "cost" else None
 
-    def takes(self, objectives: Objectives) -> float:
-        """Its cost, or where the price is unknown, its time by the study's measure of speed."""
-        taken = self.trial.taken(objectives.speed) if self.price is None else self.cost
-        return taken or 0.0
+    @property
+    def taken(self) -> float:
+        """What the whole training takes, by that measure."""
+        return self.trial.taken(self.speed) or 0.0
 
 
 def placements_over(each: Mapping[str, Retimed], objectives: Objectives) -> list[Placement]:
     """Every setting of a study on every device, with prices where all of them are known; a repeated one has its mean."""
-    priced = all(after.price is not None for after in each.values())
-    return [
-        Placement(device, trial, after.price if priced else None)
-        for device, after in each.items()
-        for trial in averaged(after.records, objectives)
-    ]
+    speed = "cost" if all(after.price is not None for after in each.values()) else objectives.speed
+    return [Placement(device, trial, speed) for device, after in each.items() for trial in averaged(after.records, objectives)]
 
 
 def front_over_devices(placements: Sequence[Placement], objectives: Objectives) -> list[Placement]:
-    """The placements that no other beats in both the metric and what training takes, cheapest first.
-
-    Args:
-        placements: with prices all, or none.
-    """
+    """The placements that no other beats in both the metric and what training takes, cheapest first."""
     sign = objectives.metric.sign
-    points = [(one.takes(objectives), -sign * (one.trial.accuracy or 0.0)) for one in placements]
+    points = [(one.taken, -sign * (one.trial.accuracy or 0.0)) for one in placements]
     return [placements[index] for index in front_members(points)]
 
 

@@ -34,7 +34,7 @@ class RunMetrics:
             outcomes.add_metric([*study.values(), outcome], count)
         yield outcomes
         asks = SummaryMetricFamily("bsearch_ask_seconds", "Seconds that the sampler took for a suggestion.", labels=list(study))
-        asks.add_metric(list(study.values()), count_value=run.asks[0], sum_value=run.asks[1])
+        asks.add_metric(list(study.values()), count_value=run.suggestions.asks, sum_value=run.suggestions.asks_s)
         yield asks
         yield gauge("budget_trials", "Trials of the budget.", view.trials)
         yield gauge("counted_trials", "Trials that count towards the budget.", view.counted)

@@ -53,8 +53,8 @@ class StudyResult:
         stopped: why it ended before its budget; empty where it met it.
         failure: why it cannot continue; empty if it can.
         interrupted: the signal that ended it before its budget was met, if one did.
-        gain: the share by which another `WORTH_OF` trials are expected to enlarge the front's hypervolume; None if unknown.
         elapsed_s: of this run.
+        gain: the share by which another `WORTH_OF` trials are expected to enlarge the front's hypervolume; None if unknown.
     """
 
     study: StoredStudy
@@ -157,16 +157,13 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     trials = stored_trials(study.records.url, study.name)
     if any(not record.has_ended and record.outcome != "waiting" for record in trials):
         return None
-    done, budget = counted(trials), study.spec.budget.trials
-    spent = Spending(study.spec, {}, trials).over() if done < budget else ""
-    if done < budget and not spent:
+    done, budget, stopped = counted(trials), study.spec.budget.trials, ""
+    if done >= budget:
+        notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
+    elif not (stopped := Spending(study.spec, {}, trials).over()):
         return None
-    if spent:
-        _store(study)
-        return StudyResult(StoredStudy.open(study.records.url, study.name), spent, "", interrupted=None, elapsed_s=0.0)
-    notify(Event("message", text=f"{study.name} has met its budget: {count(done)} of {budget} trials are done"))
     _store(study)
-    return StudyResult(StoredStudy.open(study.records.url, study.name), "", "", interrupted=None, elapsed_s=0.0)
+    return StudyResult(StoredStudy.open(study.records.url, study.name), stopped, "", interrupted=None, elapsed_s=0.0)
 
 
 def _store(study: _OpenStudy) -> None:
@@ -373,7 +370,9 @@ def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, A
 
 @contextmanager
 def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
-    """Heartbeats while the study runs; they also count its hours and notice when the study is no longer ours."""
+    """Heartbeats while the study runs; they also count its hours and its cost, and notice when the study is no longer ours and
+    when what was reported could not be written.
+    """
     over = threading.Event()
     limit_s = math.inf if run.spec.budget.hours is None else run.spec.budget.hours * 3600 - run.driven_s
 

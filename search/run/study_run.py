@@ -76,6 +76,7 @@ class StudyRun:
         stop_reason: why the study stops before its budget; empty while it runs. Runners check it often.
         enough: why no new trials are started, though running ones go on.
         failure: why it cannot continue; empty if it can.
+        suggestions: what the sampler makes ahead.
         reported_s: when a trial last reported a measurement, by the monotonic clock.
     """
 
@@ -104,7 +105,7 @@ class StudyRun:
         self._early_stopping = early_stopping(spec.stopping.kind, spec.stopping.risk, suggester.is_new_ground)
         self._repeats: set[int] = set()  # trials that repeat a setting, which are never stopped early
         self._preloaded = False
-        self._suggestions = SuggestionQueue(suggester, self._ending)
+        self.suggestions = SuggestionQueue(suggester, self._ending)
         self._retries: deque[Attempt] = deque()  # next attempts of trials that ran out of memory or lost their worker
         self._lost: dict[int, tuple[int, int]] = {}  # samples seen before, and attempts lost since without more
         self._same_errors: tuple[str, int] = ("", 0)
@@ -157,7 +158,7 @@ class StudyRun:
             self._queue_repeat()
             # What is left of a budget finishes paused trials.
             new = room >= 1 or not self._paused
-            suggestion = self._suggestions.take(len(self._running), most=math.ceil(room), new=new)
+            suggestion = self.suggestions.take(len(self._running), most=math.ceil(room), new=new)
             if suggestion == "wait":
                 return "wait"
             if suggestion is None:
@@ -179,11 +180,6 @@ class StudyRun:
             )
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
-
-    @property
-    def asks(self) -> tuple[int, float]:
-        """Suggestions that the sampler made in this run, and the seconds that it took."""
-        return self._suggestions.asks, self._suggestions.asks_s
 
     @property
     def devices_busy(self) -> int:
@@ -278,7 +274,7 @@ class StudyRun:
         if outcome.kind == "complete":
             self._learn_memory(attempt)
         if setup.checkpoint is not None:
-            self._suggestions.submit(delete_checkpoint, setup.checkpoint)  # an object store may be slow
+            self.suggestions.submit(delete_checkpoint, setup.checkpoint)  # an object store may be slow
         if measurements:
             trained = outcome.kind == "complete"
             accuracy = self._sign * measurements[-1].score(setup.metric) if trained else None
@@ -286,7 +282,7 @@ class StudyRun:
         self._count_errors(outcome)
         if self.spec.budget.until_worth is not None and len(self.done) >= self._worth_known_at + _WORTH_EVERY:
             self._worth_known_at = len(self.done)
-            self._suggestions.submit(self.check_worth)
+            self.suggestions.submit(self.check_worth)
 
     def check_worth(self) -> None:
         """Start no more trials where they are no longer expected to be worth it."""
@@ -393,7 +389,7 @@ class StudyRun:
 
     def sweep(self) -> None:
         """Leave nothing RUNNING behind: interrupted trials are queued for the next run."""
-        self._suggestions.close()
+        self.suggestions.close()
         if not self._records.lock.held(self.name):
             # The driver that took the study over has settled our trials.
             self._records.drop_writes()
@@ -531,7 +527,7 @@ class StudyRun:
         """In the budget's last share, repeat a member of the front before anything new."""
         confirm, most = self.spec.confirm, self.spec.budget.trials
         to_end = sum(one.counts for one in self._running.values())
-        if self._suggestions.is_settled or (not self.enough and self.counted + to_end < most - confirm.reserved(most)):
+        if self.suggestions.is_settled or (not self.enough and self.counted + to_end < most - confirm.reserved(most)):
             return
         trials = [trial for trial in self._suggester.trials() if "continued_by" not in trial.user_attrs]
         if any(trial.state.name == "WAITING" for trial in trials):
@@ -560,7 +556,7 @@ class StudyRun:
             # Not while a trial is asked for: killed then, it would be RUNNING without its parameters. In the thread that asks,
             # because two threads that import the same modules of SciPy at once may find them half imported.
             self._preloaded = True
-            self._suggestions.submit(preload)
+            self.suggestions.submit(preload)
         return setup
 
     def _facts(self, attempt: Attempt) -> TrialFacts:

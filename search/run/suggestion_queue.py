@@ -88,11 +88,11 @@ class SuggestionQueue:
             done.result()
 
     def _make(self, running: int, most: int, new: bool) -> None:
-        started, before = time.perf_counter(), self._suggester.ready
+        started = time.perf_counter()
         self._soon = self._ending(_LASTS * self._took_s)
-        self._suggester.prepare(min(1 + running // RUNNING_FOR_ONE_MORE + self._soon, most), new=new)
+        made = self._suggester.prepare(min(1 + running // RUNNING_FOR_ONE_MORE + self._soon, most), new=new)
         self._took_s = time.perf_counter() - started
-        self.asks, self.asks_s = self.asks + max(self._suggester.ready - before, 0), self.asks_s + self._took_s
+        self.asks, self.asks_s = self.asks + made, self.asks_s + self._took_s
 
 
 def _yield_to_trials() -> None:

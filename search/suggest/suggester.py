@@ -239,17 +239,20 @@ class Suggester:
                     number = self._add(proposal, {})
                     return Suggestion(number, applying(self._domains, {**self.fixed, **proposal}))
 
-    def prepare(self, count: int = 1, *, new: bool = True) -> None:
+    def prepare(self, count: int = 1, *, new: bool = True) -> int:
         """Have `count` more suggestions ready for `ask`, or fewer where the sampler makes one at a time; it may take seconds.
 
         Args:
             new: as for `ask`.
+
+        Returns:
+            How many more there are.
         """
         sampler = self.study.sampler
         proposed: Sequence[int | dict[str, Any] | None] = ()
         paused = [trial.number for trial in self.trials() if _is_paused(trial)] if self._pauses else []
         if not (paused or new):
-            return
+            return 0
         if isinstance(sampler, FrontSampler):
             with self._sampling, translate_optuna_errors(self.url):
                 if paused:
@@ -265,6 +268,7 @@ class Suggester:
         self._ready.extend(whole)
         if not whole:  # another sampler, or objectives or conditions that ours does not know
             self._ready.append(self._asked())
+        return len(whole) or 1
 
     @property
     def ready(self) -> int:

@@ -15,7 +15,7 @@ from .tables import column
 
 def placements_table(placements: Sequence[Placement], metric: str) -> Table:
     """Settings on devices, with what they cost and take."""
-    priced = any(one.price is not None for one in placements)
+    priced = any(one.cost is not None for one in placements)
     names = ("device", "trial", *(("cost",) if priced else ()), "train_s", metric, "batch", "rate", "micro\nx acc.")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in names:
@@ -39,7 +39,7 @@ def placements_parts(
     name: str, placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives
 ) -> Iterator[Table | Text | str]:
     """The front over devices, and its most accurate setting on each of them."""
-    metric, priced = objectives.metric.name, any(one.price is not None for one in placements)
+    metric, priced = objectives.metric.name, any(one.cost is not None for one in placements)
     devices = list(dict.fromkeys(one.device for one in placements))
     what = "cost" if priced else objectives.speed
     pairs = f"{len(front)} of {len(placements)} pairs of setting and device"
@@ -48,13 +48,13 @@ def placements_parts(
     if not front:
         return
     best = front[-1].trial.number
-    same = sorted((one for one in placements if one.trial.number == best), key=lambda one: one.takes(objectives))
+    same = sorted((one for one in placements if one.trial.number == best), key=lambda one: one.taken)
     yield Text(f"\nThe most accurate, trial {best}, on each device", style="bold")
     yield placements_table(same, metric)
-    least = same[0].takes(objectives)
+    least = same[0].taken
     for device in devices:
         count = sum(one.device == device for one in front)
-        there = next((one.takes(objectives) for one in same if one.device == device), None)
+        there = next((one.taken for one in same if one.device == device), None)
         if there is None:
             taken = f"trial {best} cannot be trained there"
         else:

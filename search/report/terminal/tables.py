@@ -298,10 +298,10 @@ def knee_sentence(front: ParetoFront) -> str | None:
     fastest, best = front.trials[0], front.trials[-1]
     trial_s, best_s = front.taken(trial), front.taken(best)
     assert trial_s is not None and best_s is not None
-    saved = 1 - trial_s / best_s
+    saved, less = 1 - trial_s / best_s, "cheaper" if front.speed == "cost" else "less time"
     return (
         f"Knee: trial {trial.number}, {front.metric} {number(trial.accuracy)} {front.takes(trial)}: "
-        f"{saved:.0%} less {front.noun} than the best ({number(best.accuracy)} {front.takes(best)}); "
+        f"{saved:.0%} {less} than the best ({number(best.accuracy)} {front.takes(best)}); "
         f"the {front.fastest} is {front.amount(fastest)} with {number(fastest.accuracy)}."
     )
 

@@ -32,27 +32,29 @@ def test_nothing_beats_the_front_and_it_beats_the_rest(
     placements = []
     for card, (factor, price) in enumerate(cards):
         for number, (seconds, accuracy, devices) in enumerate(trained):
-            trial = TrialRecord(number, "complete", {}, TrialFacts(devices=devices), factor * seconds, accuracy)
-            placements.append(Placement(f"card {card}", trial, price if priced else None))
+            facts = TrialFacts(devices=devices, price=price if priced else None)
+            trial = TrialRecord(number, "complete", {}, facts, factor * seconds, accuracy)
+            placements.append(Placement(f"card {card}", trial, "cost" if priced else speed))
 
     def taken(one: Placement) -> float:
-        """The slow twin of `takes`."""
+        """The slow twin of `taken`."""
         assert one.trial.train_s is not None
         devices = one.trial.facts.devices or 1
-        if one.price is None:
+        price = one.trial.facts.price
+        if price is None:
             return one.trial.train_s * (devices if speed == "device_s" else 1)
-        return one.price * devices * one.trial.train_s / 3600
+        return price * devices * one.trial.train_s / 3600
 
     def beats(one: Placement, other: Placement) -> bool:
         assert one.trial.accuracy is not None
         assert other.trial.accuracy is not None
         gain = (one.trial.accuracy - other.trial.accuracy) * (1 if direction == "maximize" else -1)
-        less = one.takes(objectives) - other.takes(objectives)
+        less = one.taken - other.taken
         return gain >= 0 and less <= 0 and (gain > 0 or less < 0)
 
-    assert all(one.takes(objectives) == pytest.approx(taken(one)) for one in placements)
+    assert all(one.taken == pytest.approx(taken(one)) for one in placements)
     front = front_over_devices(placements, objectives)
-    assert [one.takes(objectives) for one in front] == sorted(one.takes(objectives) for one in front)
+    assert [one.taken for one in front] == sorted(one.taken for one in front)
     on_front = set(map(id, front))
     for one in placements:
         assert any(beats(other, one) for other in placements) == (id(one) not in on_front)

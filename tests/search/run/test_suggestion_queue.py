@@ -100,9 +100,9 @@ def test_an_error_in_its_thread_is_told(running: int, monkeypatch: pytest.Monkey
 def test_a_runner_waits_only_where_nothing_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     go, prepare = threading.Event(), Suggester.prepare
 
-    def slow(self: Suggester, *what: Any, **which: Any) -> None:
+    def slow(self: Suggester, *what: Any, **which: Any) -> int:
         go.wait(30)
-        prepare(self, *what, **which)
+        return prepare(self, *what, **which)
 
     monkeypatch.setattr(Suggester, "prepare", slow)
     with queue() as made:
