@@ -131,7 +131,7 @@ def test_a_connection_that_is_only_cut_is_made_anew_without_a_word(
     assert not [text for text in messages if "the database" in text]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1, 3])
 def test_what_was_written_without_an_answer_is_not_written_twice(
     seed: int, postgres: PostgresServer, study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +142,7 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
     lost = [0]
 
     def breaks(dialect: PGDialect_psycopg, connection: Any) -> None:
-        if connection.closed or rng.random() > 0.2 or not losing:
+        if connection.closed or rng.random() > 0.27 or not losing:
             return commit(dialect, connection)
         lost[0] += 1
         if rng.random() < 0.5:
@@ -165,7 +165,7 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
 
     result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), watch=watch)
     losing = False
-    assert lost[0] > 1
+    assert lost[0] > 3
     assert postgres.states(url) == {"COMPLETE": 8}
     assert Counter(record.facts.baseline for record in result.study.records) == {0: 1, 1: 1, None: 6}
     repeats = [(record.facts.repeats, record.facts.seed) for record in result.study.records if record.facts.repeats is not None]
