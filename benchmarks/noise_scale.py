@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import torch
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.parallel.data_parallel import RankProcesses
+from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.plan import BatchPlan
 from training_loop import Images, setup_of

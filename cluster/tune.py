@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -45,15 +44,17 @@ from ray.tune.execution import class_cache
 from ray.tune.progress_reporter import ProgressReporter
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ..objectives.machine.environment import environment
 from ..search.report.terminal.live import in_notebook
-from ..search.run.study_run import NODE_DIED, StudyRun
+from ..search.run.study_run import StudyRun
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
-from ..spaces.trial import Measurement, Outcome, TrialSetup
+from ..spaces.trial import NODE_DIED, Measurement, Outcome, TrialSetup
+from .machines import shares, trials_that_fit
 from .processes import keep_processes
 from .worker import AttemptTrainable, attempt_here, gpu_memory, kind_of, profile_here
 
@@ -84,10 +85,14 @@ _WAITS_S = 600
 class StudySearcher(Searcher):
     """Presents a StudyRun to Tune: hands out attempts and forwards what they report."""
 
-    def __init__(self, study: StudyRun, task: str, slots: Callable[[], int], most: int | None = None) -> None:
+    def __init__(self, study: StudyRun, runner: TuneRunner, most: int | None = None) -> None:
         super().__init__(metric=None, mode=None)
-        self._study, self._task, self._slots, self._most = study, task, slots, most
+        self._study, self._most = study, most
+        self._slots = _cached_for(lambda: runner.slots, _REFRESH_S)
+        self._runner = runner
         self._numbers: dict[str, int] = {}
+        # Devices of a pending or running attempt's trial, and how many of them each machine has.
+        self._splits: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
         self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
 
@@ -107,12 +112,23 @@ class StudySearcher(Searcher):
         if setup == "wait":
             return None
         self._numbers[trial_id] = setup.number
+        devices = setup.plan.devices
+        split = self._runner.placed(devices)
+        if sum(split) < devices and not self._study.go_on_with(setup.number, sum(split)):
+            split = (devices,)  # waits until the machines are back
+        self._splits[trial_id] = devices, split
         setups = self._study.setups(setup.number)
         return {
-            "task": self._task,
+            "task": self._study.spec.task,
             "setups": {kind: json.dumps(one.to_dict()) for kind, one in setups.items()},
-            "devices": setup.plan.devices,
+            "shares": split,
         }
+
+    def waits_in_vain(self, trial_id: str) -> bool:
+        """Whether a pending attempt waits for other machines than it would be given now."""
+        devices, split = self._splits[trial_id]
+        now = self._runner.placed(devices)
+        return now != split and (sum(now) == devices or split != (devices,))
 
     def begun(self, trial_id: str) -> None:
         if trial_id in self._numbers:
@@ -140,6 +156,7 @@ class StudySearcher(Searcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         number = self._numbers.pop(trial_id, None)
+        self._splits.pop(trial_id, None)
         if number is None:
             return
         reported = self._outcomes.pop(trial_id, None) or (result or {}).get("outcome")
@@ -149,6 +166,8 @@ class StudySearcher(Searcher):
         elif error and not self._study.stop_reason:
             died = self.died.pop(trial_id, "its worker died")
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", died)))
+        elif not self._study.stop_reason:
+            self._guarded(lambda: self._study.put_back(number))  # it was pending, and waited in vain
         # The driver records attempts that were interrupted because the study stopped.
 
     def _guarded(self, call: Any) -> Any:
@@ -184,16 +203,26 @@ class _SilentReporter(ProgressReporter):
 class _InOrder(FIFOScheduler):
     """Starts attempts in the order of their suggestions, in processes that stay.
 
-    It also records why a trial's worker died, which Tune does not pass to its searcher: a dead node is not its trials' fault.
+    It takes back those that wait for machines that have gone, and records why a trial's worker died, which Tune does not pass
+    to its searcher: a dead node is not its trials' fault.
     """
 
     def __init__(self, searcher: StudySearcher) -> None:
         super().__init__()
-        self._searcher = searcher
+        self._searcher, self._looked_at = searcher, time.monotonic()
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         keep_processes(controller)
         super().on_trial_add(controller, trial)
+
+    def choose_trial_to_run(self, controller: Any) -> Any:
+        if time.monotonic() - self._looked_at > _REFRESH_S:
+            self._looked_at = time.monotonic()
+            controller = getattr(controller, "_tune_controller", controller)
+            for trial in controller.get_live_trials():
+                if trial.status == "PENDING" and self._searcher.waits_in_vain(trial.trial_id):
+                    controller.request_stop_trial(trial)
+        return super().choose_trial_to_run(controller)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         with contextlib.suppress(OSError, TypeError):
@@ -301,15 +330,7 @@ class TuneRunner:
         of_gpus = [resources for node in _nodes() if (resources := node["Resources"]).get("GPU")]
         shares = [int(resources.get("CPU", 0) // resources["GPU"]) for resources in of_gpus]
         self.cores = self._devices.cores(self.device, min(shares, default=1))
-        if not any(self._room(max(self._devices.counts)).values()):
-            most = max(self._devices.counts)
-            needed = _words(self._resources(most))
-            machines = sorted({_words(node["Resources"]) for node in _nodes()})
-            self.__exit__()
-            raise ClusterError(
-                f"devices: a trial on {most} device{'s' * (most > 1)} needs {needed} on one machine; there are machines with "
-                f"{' and with '.join(machines)}. Lower devices.per_trial or devices.cpus, or name another cluster.address."
-            )
+        self._check_room(max(self._devices.counts))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -319,6 +340,27 @@ class TuneRunner:
         elif ray.is_initialized() and not self._found_here:
             ray.shutdown()
 
+    def _check_room(self, most: int) -> None:
+        """Raise where no machines have room for a trial on the most devices that a trial may have."""
+        split = self._split(most)
+        kinds = {*self._kinds_of_machines().values()} if split is not None and len(split) > 1 else set()
+        if split is None:
+            needed, together = _words(self._resources(most)), "" if most == 1 else ", on one machine or over several"
+            machines = sorted({_words(node["Resources"]) for node in _nodes()})
+            message = (
+                f"devices: a trial on {most} device{'s' * (most > 1)} needs {needed}{together}; there are machines with "
+                f"{' and with '.join(machines)}. Lower devices.per_trial or devices.cpus, or name another cluster.address."
+            )
+        elif len(kinds) > 1 and self._devices.accelerator_type is None:
+            message = (
+                f"devices.accelerator_type: a trial on {most} devices is spread over several machines, which have to be of one "
+                f"kind; there are {', '.join(sorted(kind or 'machines without a name' for kind in kinds))}. Name one of them."
+            )
+        else:
+            return
+        self.__exit__()
+        raise ClusterError(message)
+
     def _check_share(self) -> None:
         try:
             self._devices.check_share(self.device)
@@ -327,7 +369,7 @@ class TuneRunner:
             raise
 
     def _resources(self, devices: int) -> dict[str, float]:
-        """Resources of a trial on `devices` devices, in one bundle: all its ranks run on one machine."""
+        """Resources of so many of a trial's devices, as a bundle: those of one machine."""
         needed: dict[str, float] = {"CPU": self.cores * devices}
         if self.device == "gpu":
             needed["GPU"] = devices * self._devices.share
@@ -335,13 +377,23 @@ class TuneRunner:
             needed[_KIND + self._devices.accelerator_type] = _KIND_AMOUNT
         return needed
 
-    def _room(self, devices: int) -> dict[str, int]:
-        """Trials on `devices` devices that each live machine can run at once, by the machine's id."""
-        needed = self._resources(devices).items()
+    def _rooms(self) -> dict[str, int]:
+        """Devices of each live machine, or trials where several share one, by the machine's id."""
+        needed = self._resources(1).items()
         return {
             node["NodeID"]: min(int(node["Resources"].get(name, 0) / amount + 1e-6) for name, amount in needed)
             for node in _nodes()
         }
+
+    def _split(self, devices: int) -> tuple[int, ...] | None:
+        """How many of a trial's devices are on each machine; None while the machines have no room for them."""
+        return shares(devices, self._rooms().values())
+
+    def placed(self, devices: int) -> tuple[int, ...]:
+        """How many of a trial's devices are on each machine; fewer in all where the machines have no more, if they have any."""
+        rooms = self._rooms().values()
+        split = shares(min(devices, sum(rooms)), rooms) if any(rooms) else None
+        return split or (devices,)
 
     @property
     def owns_workers(self) -> bool:
@@ -351,16 +403,18 @@ class TuneRunner:
     @property
     def slots(self) -> int:
         """Trials that fit now; machines may join and leave."""
-        fit = sum(self._room(min(self._devices.counts)).values())
+        rooms, fewest = self._rooms().values(), min(self._devices.counts)
+        fit = trials_that_fit(shares(fewest, rooms) or (fewest,), rooms)
         return min(fit, self._cluster.trials_at_once or fit)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        rooms = self._room(max(self._devices.counts))
-        trials_of: Counter[str] = Counter()
+        rooms, most = self._rooms(), max(self._devices.counts)
+        of_kind: dict[str, list[int]] = {}
         for machine, kind in self._kinds_of_machines().items():
-            trials_of[kind] += rooms.get(machine, 0)
-        return tuple(kind for kind, trials in sorted(trials_of.items(), key=lambda item: (-item[1], item[0])) if trials)
+            of_kind.setdefault(kind, []).append(rooms.get(machine, 0))
+        trials = {kind: trials_that_fit(split, there) for kind, there in of_kind.items() if (split := shares(most, there))}
+        return tuple(sorted(trials, key=lambda kind: (-trials[kind], kind)))
 
     def _kinds_of_machines(self) -> dict[str, str]:
         """The kind of every live machine's devices: Ray's name, and their memory where machines of that name differ in it."""
@@ -380,32 +434,46 @@ class TuneRunner:
         return kinds
 
     def device_id(self, kind: str = "") -> str:
-        return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}"
+        split = self._split(max(self._devices.counts)) or ()
+        spread = f" over {split}" if len(split) > 1 else ""
+        return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}{spread}"
+
+    @contextlib.contextmanager
+    def _somewhere(self, devices: int, kind: str = "") -> Iterator[tuple[Any, tuple[int, ...]]]:
+        """A Ray scheduling strategy for a task on so many devices, and how many of them each machine has."""
+        rooms, kinds = self._rooms(), self._kinds_of_machines()
+        here = [machine for machine, own in kinds.items() if own == kind]
+        split = shares(devices, [rooms.get(machine, 0) for machine in here])
+        if split is None:
+            raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
+        if len(split) == 1:
+            place = next(machine for machine in here if rooms.get(machine, 0) >= devices)
+            yield NodeAffinitySchedulingStrategy(place, soft=False), split
+            return
+        group = placement_group([self._resources(share) for share in split], strategy="PACK")
+        try:
+            yield PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True), split
+        finally:
+            remove_placement_group(group)
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
-        needed = self._resources(max(request.devices))
-        rooms = self._room(max(request.devices))
-        place = next(
-            (machine for machine, own in self._kinds_of_machines().items() if own == kind and rooms.get(machine)), None
-        )
-        if place is None:
-            raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
-        strategy: Any = NodeAffinitySchedulingStrategy(place, soft=False)
-        profile = ray.remote(
-            num_cpus=needed["CPU"],
-            # Alone: neighbours on the same GPU would be in its times.
-            num_gpus=max(request.devices) if self.device == "gpu" else 0,
-            max_retries=0,
-            # Its process ends with it: Ray would give it to no attempt, and its memory is wanted by those.
-            max_calls=1,
-            scheduling_strategy=strategy,
-        )(profile_here)
-        try:
-            answer = ray.get(profile.remote(reference, request.to_dict()))
-        except RayError as error:
-            raise ClusterError(
-                f"the worker that profiled the task died: {str(error).splitlines()[0]} (details in {self._log_file})"
-            ) from error
+        most = max(request.devices)
+        with self._somewhere(most, kind) as (place, split):
+            profile = ray.remote(
+                num_cpus=self._resources(split[0])["CPU"],
+                # Alone: neighbours on the same GPU would be in its times.
+                num_gpus=split[0] if self.device == "gpu" else 0,
+                max_retries=0,
+                # Its process ends with it: Ray would give it to no attempt, and its memory is wanted by those.
+                max_calls=1,
+                scheduling_strategy=place,
+            )(profile_here)
+            try:
+                answer = ray.get(profile.remote(reference, request.to_dict(), split))
+            except RayError as error:
+                raise ClusterError(
+                    f"the worker that profiled the task died: {str(error).splitlines()[0]} (details in {self._log_file})"
+                ) from error
         if "faults" in answer:
             raise StudyFileError([Fault(key, message) for key, message in answer["faults"]])
         if "error" in answer:
@@ -413,8 +481,10 @@ class TuneRunner:
         return DeviceProfile.from_dict(answer)
 
     def attempt(self, reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
-        needed = self._resources(setup.plan.devices)
+        split = self.placed(setup.plan.devices)
+        needed = self._resources(split[0])
         kinds = {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")}
+        group = placement_group([self._resources(share) for share in split], strategy="PACK")
         task = ray.remote(
             num_cpus=needed["CPU"],
             num_gpus=needed.get("GPU", 0),
@@ -422,8 +492,9 @@ class TuneRunner:
             num_returns="streaming",
             max_retries=0,
             max_calls=1,  # what it holds on a GPU is freed with its process
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True),
         )(attempt_here)
-        reports: Any = task.remote(reference, setup.to_dict())
+        reports: Any = task.remote(reference, setup.to_dict(), split)
         try:
             for report in reports:
                 of = ray.get(report)
@@ -433,15 +504,16 @@ class TuneRunner:
         finally:
             with contextlib.suppress(RayError, ValueError, TypeError):
                 ray.cancel(reports, force=True)
+            with contextlib.suppress(RayError):
+                remove_placement_group(group)
 
     def run(self, study: StudyRun) -> None:
-        searcher = StudySearcher(
-            study, study.spec.task, _cached_for(lambda: self.slots, _REFRESH_S), self._cluster.trials_at_once
-        )
+        searcher = StudySearcher(study, self, self._cluster.trials_at_once)
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 tune.with_resources(
-                    AttemptTrainable, lambda config: tune.PlacementGroupFactory([self._resources(config["devices"])])
+                    AttemptTrainable,
+                    lambda config: tune.PlacementGroupFactory([self._resources(share) for share in config["shares"]]),
                 ),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,

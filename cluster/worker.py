@@ -19,6 +19,7 @@ from ..objectives.machine.nvidia import nvidia_smi
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.laws.device import ProfileRequest
 from ..spaces.trial import Measurement, Outcome, TrialSetup
+from .machines import machines_of
 
 
 class AttemptTrainable(tune.Trainable):
@@ -43,14 +44,13 @@ class AttemptTrainable(tune.Trainable):
             smallest = min(setups.values(), key=lambda one: one.largest_micro_batch or math.inf)
             setup = setups.get(kind, smallest)
             self._placed = {"placed": kind, "setup": json.dumps(setup.to_dict())}
-        from ..objectives.trial import start_attempt
-
-        self._attempt: Iterator[Measurement | Outcome] | None = start_attempt(config["task"], setup)
+        self._shares = tuple(config["shares"])
+        self._attempt: Iterator[Measurement | Outcome] | None = _started(config["task"], setup, self._shares)
 
     def step(self) -> dict[str, Any]:
         assert self._attempt is not None
         if self._needs_new_process:
-            raise RuntimeError("this process ran out of memory: the next attempt gets a fresh one")
+            raise RuntimeError("this process cannot run another attempt: the next gets a fresh one")
         if self._placed is not None:
             placed, self._placed = self._placed, None
             return placed
@@ -60,7 +60,8 @@ class AttemptTrainable(tune.Trainable):
             return {"measurement": json.dumps(report.to_dict())}
         # After running out of memory a process keeps fragments and half-freed graphs. Its outcome is reported first; failing
         # at the next step then makes Tune replace the process instead of reusing it.
-        self._needs_new_process = report.kind == "out_of_memory"
+        # Where a machine of several was lost, the placement group is incomplete.
+        self._needs_new_process = report.kind == "out_of_memory" or (report.kind == "interrupted" and len(self._shares) > 1)
         return {"outcome": json.dumps(report.to_dict()), "done": not self._needs_new_process}
 
     def cleanup(self) -> None:
@@ -101,18 +102,27 @@ def own_kind(known: tuple[str, ...]) -> str:
     return kind if kind in known else next((name for name in known if name == f"{kind} {gpu_memory()}"), kind)
 
 
-def attempt_here(reference: str, setup: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def attempt_here(reference: str, setup: dict[str, Any], shares: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """An attempt's reports, as dicts with one key that says what it is."""
-    from ..objectives.trial import start_attempt
-
-    for report in start_attempt(reference, TrialSetup.from_dict(setup)):
+    for report in _started(reference, TrialSetup.from_dict(setup), shares):
         yield {"measurement" if isinstance(report, Measurement) else "outcome": report.to_dict()}
 
 
-def profile_here(reference: str, request: dict[str, Any]) -> dict[str, Any]:
+def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...]) -> Iterator[Measurement | Outcome]:
+    """An attempt, with so many of its ranks on each of the machines of this worker's placement group."""
+    from ..objectives.parallel.rank_processes import spread_ranks
+    from ..objectives.trial import start_attempt
+
+    spread_ranks(machines_of(shares))
+    return start_attempt(reference, setup)
+
+
+def profile_here(reference: str, request: dict[str, Any], shares: tuple[int, ...]) -> dict[str, Any]:
     """The profile of this worker's device, or the user's error as text (a task's own exceptions may not unpickle)."""
+    from ..objectives.parallel.rank_processes import spread_ranks
     from ..objectives.profiling.probe import profile_task
 
+    spread_ranks(machines_of(shares))
     try:
         return profile_task(reference, ProfileRequest.from_dict(request)).to_dict()
     except StudyFileError as error:

@@ -77,7 +77,8 @@ class TrainingRun:
     def __init__(self, task: Task, setup: TrialSetup) -> None:
         self.task, self.setup = task, setup
         self.ranks = Ranks.of(setup.plan.devices)
-        self.device = torch.device("cuda", self.ranks.rank) if setup.device == "gpu" else torch.device("cpu")
+        # A rank's own is its process's current device.
+        self.device = torch.device("cuda", torch.cuda.current_device()) if setup.device == "gpu" else torch.device("cpu")
         configure_torch(setup)
         limit_memory(setup.memory_limit_bytes, self.device)
         seed_everything(setup.seed)
@@ -497,7 +498,9 @@ class TrainingRun:
         self.scaler.load_state_dict(state["scaler"])
         self.noise.set_state(state["noise"])
         clock.set_state(state["clock"])
-        set_random_state(state["rng_state"][self.ranks.rank], self.device)
+        states = state["rng_state"]
+        if len(states) == self.ranks.count:  # with other ranks, each keeps a beginning of its own
+            set_random_state(states[self.ranks.rank], self.device)
         return steps, seen, _SinceEvaluation.from_dict(state["since_evaluation"])
 
     def train_step(

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from ..spaces.errors import BsearchError, InfeasiblePlanError, TaskError
-from ..spaces.trial import Measurement, Outcome, TrialSetup
+from ..spaces.trial import NODE_DIED, Measurement, Outcome, TrialSetup
 from .loading import load_task, user_code_location
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, release_memory
-from .parallel.data_parallel import RankDiedError, close_ranks, rank_processes
+from .parallel.machines import RankDiedError
+from .parallel.rank_processes import close_ranks, rank_processes
 from .task import Task, TrainFunction
 from .training import seed_everything, train_task
 
@@ -46,7 +47,7 @@ def _over_ranks(reference: str, setup: TrialSetup) -> Any:
         with closing(ranks.run(attempt_in_rank, reference, setup.to_dict())) as reports:  # type: ignore[type-var]
             yield from reports
     except RankDiedError as error:
-        yield Outcome("interrupted", str(error))
+        yield Outcome("interrupted", f"{NODE_DIED}: {error}" if error.machine else str(error))
     except BsearchError as error:
         yield Outcome("error", str(error))
 

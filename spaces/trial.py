@@ -260,6 +260,8 @@ OutcomeKind = Literal["complete", "stopped", "paused", "diverged", "out_of_memor
 
 # The outcomes after which a trial counts towards `budget.trials`.
 COUNTED: frozenset[OutcomeKind] = frozenset({"complete", "stopped", "diverged"})
+# The beginning of an interruption's message where the machine died, and not the worker alone.
+NODE_DIED = "its node died"
 
 
 @dataclass(frozen=True, slots=True)

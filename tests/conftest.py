@@ -17,7 +17,7 @@ from hypothesis import settings
 from postgres_server import PostgresServer, postgres_server
 
 if TYPE_CHECKING:
-    from bsearch.objectives.parallel.data_parallel import RankProcesses
+    from bsearch.objectives.parallel.rank_processes import RankProcesses
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -140,7 +140,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[RankProcesses]:
     """Two processes on CPUs that train together."""
-    from bsearch.objectives.parallel.data_parallel import RankProcesses
+    from bsearch.objectives.parallel.rank_processes import RankProcesses
 
     started = RankProcesses(2, "cpu", 1)
     yield started
@@ -150,7 +150,7 @@ def ranks() -> Iterator[RankProcesses]:
 @pytest.fixture(scope="module")
 def ended_ranks() -> Iterator[None]:
     """Ends the ranks that a module's studies have left for the next trial."""
-    from bsearch.objectives.parallel.data_parallel import close_ranks
+    from bsearch.objectives.parallel.rank_processes import close_ranks
 
     yield
     close_ranks()

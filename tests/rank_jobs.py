@@ -229,3 +229,10 @@ def optimizer_states(
     parameters = [whole(one.detach().clone()) for one in run.parameters]
     state = run.state()
     yield parameters, state["model"], state["optimizer"], held
+
+
+def ids() -> Iterator[list[int]]:
+    """The process of every rank."""
+    pids: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    yield pids

@@ -251,7 +251,7 @@ def test_show_leaves_databases_of_others_as_they_are(tmp_path: Path) -> None:
 # (file, line) of what is known, and why it may be.
 KNOWN = {
     (
-        "objectives/parallel/data_parallel.py",
+        "objectives/parallel/rank_main.py",
         "pickle.loads",
     ): "tries out whether an error of our own survives the way to another process",
     ("tests/search/suggest/test_ask_tell.py", "exec("): "runs the documented example as it stands",

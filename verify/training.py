@@ -18,7 +18,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from ..objectives.parallel.data_parallel import close_ranks
+from ..objectives.parallel.rank_processes import close_ranks
 from ..objectives.training import TrainingRun
 from ..objectives.trial import start_attempt
 from ..search.store.stored import StoredStudy

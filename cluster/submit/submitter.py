@@ -127,19 +127,19 @@ class Submission:
         devices, requested = self.spec.devices, self.settings
         most = max(devices.counts)
         faults = []
-        if devices.kind == "gpu" and requested.gpus_per_node < most:
-            faults.append(
-                Fault(
-                    "submit.gpus_per_node", f"expected at least {most}, the devices of one trial, got {requested.gpus_per_node}"
-                )
+        nodes, cores = requested.nodes, devices.cores("cpu")
+        on = "" if nodes == 1 else f" on {nodes} machines"
+        if devices.kind == "gpu" and requested.gpus_per_node * nodes < most:
+            message = (
+                f"expected at least {-(-most // nodes)}{on}, for the {most} devices of one trial, got {requested.gpus_per_node}"
             )
-        if requested.cpus_per_node < devices.cores("cpu") * most:
-            faults.append(
-                Fault(
-                    "submit.cpus_per_node",
-                    f"expected at least {devices.cores('cpu') * most}, the cores of one trial, got {requested.cpus_per_node}",
-                )
+            faults.append(Fault("submit.gpus_per_node", message))
+        if requested.cpus_per_node // cores * nodes < most:
+            message = (
+                f"expected at least {-(-most // nodes) * cores}{on}, for the {most * cores} cores of one trial, got "
+                f"{requested.cpus_per_node}"
             )
+            faults.append(Fault("submit.cpus_per_node", message))
         return faults
 
     def environment_faults(self) -> list[Fault]:

@@ -29,7 +29,7 @@ from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..model.batch_norm import batch_norms
 from ..optimizers import decouples_decay, has_adams_betas, takes_shards
-from ..parallel.data_parallel import close_ranks
+from ..parallel.rank_processes import close_ranks, ranks_here
 from ..parallel.zero1 import state_bytes
 from ..task import Task, TrainFunction
 from ..training import TrainingRun
@@ -60,8 +60,8 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes)
     if not isinstance(training, Task):
         return _profile_of_loop(training, reference, request, profile)
-    if kind == "gpu" and torch.cuda.device_count() < max(request.devices):
-        raise ProfilingError(f"devices.per_trial: expected {max(request.devices)} GPUs here, got {torch.cuda.device_count()}")
+    if kind == "gpu" and torch.cuda.device_count() < (here := ranks_here(max(request.devices))):
+        raise ProfilingError(f"devices.per_trial: expected {here} GPUs here, got {torch.cuda.device_count()}")
     parameters = ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"):

@@ -25,7 +25,8 @@ from ...spaces.trial import TrialSetup
 from ..batches import in_order
 from ..loading import load_task
 from ..machine.processor import OtherPrograms, waited_s
-from ..parallel.data_parallel import RankDiedError, rank_processes
+from ..parallel.machines import RankDiedError
+from ..parallel.rank_processes import rank_processes
 from ..step_clock import StepClock, trains_alone
 from ..task import Task
 from ..training import TrainingRun

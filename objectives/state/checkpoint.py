@@ -168,8 +168,8 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 def experiment_of(setup: TrialSetup) -> str:
     """A digest of everything that must match for an attempt to resume from another's checkpoint."""
     values = {name: value for name, value in setup.to_dict().items() if name not in _ATTEMPT_FIELDS}
-    # Batch, budget and devices belong to the experiment; accumulation does not.
-    values |= {"effective_batch": setup.effective_batch, "devices": setup.plan.devices}
+    # Batch and budget belong to the experiment; accumulation and devices do not.
+    values |= {"effective_batch": setup.effective_batch}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -35,6 +35,10 @@ class Attempt:
     held_since: float | None = None  # when it got its devices
     others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
     measurements: list[Measurement] = field(default_factory=list)
+    devices: int = 0  # of its trial; it may have to do with fewer
+
+    def __post_init__(self) -> None:
+        self.devices = self.devices or self.setup.plan.devices
 
     @property
     def last(self) -> Measurement | None:
@@ -127,7 +131,7 @@ def result_of(
             waited_s=waited_s,
             others_share=others_share,
             train_s=train_s,
-            device_s=train_s * setup.plan.devices,
+            device_s=train_s * attempt.devices,
             measured_train_s=measured_s if extrapolates else None,
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
@@ -135,7 +139,7 @@ def result_of(
             contended=(None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s, others_share)),
             extra={name: score for name, score in last.scores.items() if name != setup.metric and math.isfinite(score)},
         )
-        each = taken_per_second(speed, setup.plan.devices, price)
+        each = taken_per_second(speed, attempt.devices, price)
         assert each is not None
         seconds = train_s * each
         value = last.score(setup.metric)

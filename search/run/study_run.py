@@ -21,10 +21,19 @@ from ...objectives.state.checkpoint_files import delete_checkpoint
 from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import plan_batch
-from ...spaces.planning import CostKey, checkpoint_url, cost_key, known_train_s, largest_timed_micro_batch, trial_setup
+from ...spaces.planning import (
+    CostKey,
+    checkpoint_url,
+    cost_key,
+    known_train_s,
+    largest_timed_micro_batch,
+    plan_limits,
+    trial_setup,
+)
 from ...spaces.study import StudySpec
 from ...spaces.trial import (
     COUNTED,
+    NODE_DIED,
     Measurement,
     Outcome,
     ParetoFront,
@@ -55,8 +64,6 @@ from .view import StudyView, span_of, study_view
 SAME_ERRORS = 3
 # A trial whose worker dies this often without progress in between is itself the cause.
 LOST_ATTEMPTS = 3
-# The prefix of a runner's message when the machine died, and not the worker alone.
-NODE_DIED = "its node died"
 # Infeasible plans in a row after which the space is to blame.
 INFEASIBLE_IN_A_ROW = 100
 # Trials whose worth decides whether to go on, and how many end between two such decisions.
@@ -202,6 +209,33 @@ class StudyRun:
                     setups[kind] = replace(self._setup(attempt.suggestion, kind), attempt=attempt.setup.attempt)
         return setups
 
+    def go_on_with(self, number: int, devices: int) -> bool:
+        """Plan an attempt that was just taken for fewer devices than its trial has, since no more are there.
+
+        Each step is that of the same samples, and the trial counts as what it takes on its own number of devices. False where
+        that is not known, or where memory depends on that number: then it has to wait.
+        """
+        attempt = self._running[number]
+        setup = attempt.setup
+        if attempt.known_s is None or setup.branches or setup.sharding != "ddp":
+            return False
+        limits = plan_limits(self.spec, self._profile(setup, attempt.kind).under(setup.plan), devices)
+        try:
+            plan = plan_batch(setup.effective_batch, devices=devices, **limits)
+        except InfeasiblePlanError:
+            return False
+        attempt.setup = replace(setup, plan=plan, largest_micro_batch=limits["largest_micro_batch"])
+        self._records.update_setup(attempt.setup)
+        self.notify(
+            Event("message", text=f"trial {number} goes on with {devices} of its {attempt.devices} devices: no more are there")
+        )
+        return True
+
+    def put_back(self, number: int) -> None:
+        """Take an attempt back that never began: it is the next one again."""
+        attempt = self._running.pop(number)
+        self._retries.append(replace(attempt, setup=self._whole(attempt, attempt.setup.attempt)))
+
     def begun(self, number: int) -> None:
         """An attempt has got its devices."""
         self._running[number].held_since = time.monotonic()
@@ -261,6 +295,10 @@ class StudyRun:
         if retry is not None:
             self._records.end_attempt(setup, outcome, {})
             self._note_spent(number)
+            if retry.plan.devices != attempt.devices:
+                retry = self._whole(attempt, retry.attempt)
+                if attempt.kind == self.timed_on:
+                    attempt.known_s = self._known_s(retry)
             self._retries.append(Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts))
             self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
             return
@@ -494,7 +532,9 @@ class StudyRun:
         return known_train_s(self._profile(setup, self.timed_on), setup)
 
     def _expected_s(self, attempt: Attempt) -> float | None:
-        """Expected seconds of its training on the device it ran on."""
+        """Expected seconds of its training on the devices it ran on; None where that is not known."""
+        if attempt.setup.plan.devices != attempt.devices:
+            return None
         if attempt.kind == self.timed_on:
             return attempt.known_s
         return known_train_s(self._profile(attempt.setup, attempt.kind), attempt.setup)
@@ -504,7 +544,7 @@ class StudyRun:
         train_s = attempt.known_s
         if train_s is None:
             train_s = measurement.elapsed_s / fraction_of(attempt.setup, measurement)
-        each = taken_per_second(self.spec.objectives.speed, attempt.setup.plan.devices, self._price)
+        each = taken_per_second(self.spec.objectives.speed, attempt.devices, self._price)
         assert each is not None
         return train_s * each
 
@@ -589,6 +629,12 @@ class StudyRun:
         self._lost[number] = (max(seen, reached), times)
         return times >= LOST_ATTEMPTS
 
+    def _whole(self, attempt: Attempt, number: int) -> TrialSetup:
+        """The setup of the attempt of this number at the same trial, on all of its devices."""
+        if attempt.setup.plan.devices == attempt.devices:
+            return attempt.setup
+        return replace(self._setup(attempt.suggestion, attempt.kind), attempt=number)
+
     def _next_setup(self, attempt: Attempt, outcome: Outcome) -> TrialSetup | None:
         """The next attempt at the same experiment, where one makes sense."""
         setup = attempt.setup
@@ -616,7 +662,7 @@ class StudyRun:
             with contextlib.suppress(InfeasiblePlanError):
                 retry = replace(retry, plan=plan_batch(setup.effective_batch, devices=devices, **retry.limits))
                 retry.steps()
-                if attempt.kind == self.timed_on:
+                if attempt.kind == self.timed_on and devices == attempt.devices:
                     attempt.known_s = self._known_s(retry)
                 return retry
         return None

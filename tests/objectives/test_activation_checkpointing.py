@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from bsearch.objectives.model.activation_checkpointing import checkpoint_activations
-from bsearch.objectives.parallel.data_parallel import RankProcesses
+from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.training import TrainingRun

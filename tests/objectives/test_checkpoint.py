@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.parallel.data_parallel import RankProcesses
+from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.state import checkpoint
 from bsearch.objectives.state.checkpoint import Checkpoint, experiment_of
 from bsearch.objectives.state.checkpoint_files import delete_checkpoint

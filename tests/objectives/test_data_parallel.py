@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.objectives.parallel.data_parallel import RankDiedError, RankProcesses, close_ranks, rank_processes
+from bsearch.objectives.parallel.machines import RankDiedError
+from bsearch.objectives.parallel.rank_processes import RankProcesses, close_ranks, rank_processes
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.trial import start_attempt
 from bsearch.search.run.driver import StudyResult, run_study
@@ -169,7 +170,7 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from rank_jobs import who\n"
-        "from bsearch.objectives.parallel.data_parallel import RankProcesses\n"
+        "from bsearch.objectives.parallel.rank_processes import RankProcesses\n"
         "if __name__ == '__main__':\n"
         "    ranks = RankProcesses(2, 'cpu', 1)\n"
         "    print(next(ranks.run(who, 9)), *(p.pid for p in ranks._processes), flush=True)\n"

@@ -12,7 +12,7 @@ import rank_jobs
 import torch
 from bsearch.cluster.study import Study
 from bsearch.objectives.loading import load_task
-from bsearch.objectives.parallel.data_parallel import RankProcesses
+from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.task_code import task_code_hash

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.parallel.data_parallel import RankProcesses
+from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.parallel.zero1 import owners
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.state.checkpoint import experiment_of
