@@ -221,7 +221,7 @@ class _InOrder(FIFOScheduler):
             controller = getattr(controller, "_tune_controller", controller)
             for trial in controller.get_live_trials():
                 if trial.status == "PENDING" and self._searcher.waits_in_vain(trial.trial_id):
-                    controller.request_stop_trial(trial)
+                    controller.stop_trial(trial)  # as Tune itself does; `request_stop_trial` is never acted on
         return super().choose_trial_to_run(controller)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from .domain import applying, bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile, ProfileRequest
-from .laws.step_time import StepTime, doubt, fastest_plan
+from .laws.step_time import Exchange, StepTime, doubt, fastest_plan
 from .learning_rate import (
     RULES_FOR_ADAM,
     RULES_FOR_DECAY,
@@ -23,6 +23,7 @@ from .learning_rate import (
 )
 from .plan import BatchPlan, Steps, plan_batch, step_plans
 from .readable import readable_bytes
+from .readable import seconds as readable_seconds
 from .schedule import batch_stages
 from .study import BETAS, RECIPE, StudySpec, Training
 from .trial import Suggestion, TrialSetup, taken_per_second
@@ -621,6 +622,18 @@ def _range(values: list[int]) -> str:
     return " to ".join(str(value) for value in dict.fromkeys((values[0], values[-1]))) if values else "any"
 
 
+def exchange_sentence(exchange: Exchange) -> str:
+    """What the network between a trial's machines costs it.
+
+    >>> exchange_sentence(Exchange(2, 4_000_000, 0.012, 0.003))
+    'summing 3.81 MiB of gradients takes 12 ms over 2 machines, 3 ms within one; training overlaps with a part of it'
+    """
+    return (
+        f"summing {readable_bytes(exchange.gradient_bytes)} of gradients takes {readable_seconds(exchange.all_s)} over "
+        f"{exchange.machines} machines, {readable_seconds(exchange.within_s)} within one; training overlaps with a part of it"
+    )
+
+
 def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Iterator[str]:
     """The precision of predicted training times, one line per number of devices."""
     profiles = list(profiles)
@@ -642,6 +655,9 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Ite
         if misfits:
             precision += f" (plans between the timed ones: {max(misfits):.1%})"
         yield f"train_s is known in advance on {devices} device{'s' * (devices > 1)} {precision}"
+        spread = [law.exchange for law in these if law.exchange is not None]
+        if spread:
+            yield exchange_sentence(max(spread, key=lambda one: one.between_s))
         caps = [micro_batch_cap(spec, one, devices) for profile in profiles for one in profile.each if one.step_time(devices)]
         largest = -(-int(bounds(spec.space.effective_batch)[1]) // devices)
         for law, cap in zip(these, caps, strict=True):

@@ -33,6 +33,7 @@ from ..parallel.rank_processes import close_ranks, ranks_here
 from ..parallel.zero1 import state_bytes
 from ..task import Task, TrainFunction
 from ..training import TrainingRun
+from .exchange import exchange_over
 from .first_step import ReadParameters, check_sums, on_cpu, smallest_workable, user_code_errors
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
 from .step_time import measured_step_time, refined_step_time, timed_rounds
@@ -275,7 +276,10 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
             memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
         )
         release_memory(profile.kind)  # the ranks use this process's device too
-        laws.append(_timed_within_memory(reference, setup, plans, request.timing_s))
+        law = _timed_within_memory(reference, setup, plans, request.timing_s)
+        if devices > 1:
+            law = replace(law, exchange=exchange_over(devices, setup.device, setup.cpus, profile.gradient_bytes))
+        laws.append(law)
     profile = replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
     others = tuple(with_step_times(reference, one, request) for one in profile.alternatives)
     return replace(profile, alternatives=others)

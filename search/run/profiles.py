@@ -127,6 +127,6 @@ def stored_profiles(study: StoredStudy, records: Records) -> dict[CostKey, Devic
             continue
         known = DeviceProfile.from_dict(profile)
         laws = step_times.get(json.dumps(key))
-        if key not in found or [law.to_dict() for law in known.all_step_times] == laws or not laws:
+        if key not in found or not laws or list(known.all_step_times) == list(map(StepTime.from_dict, laws)):
             found[key] = known
     return with_stored_step_times(found, step_times)

@@ -61,6 +61,30 @@ class TimedPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """Seconds to sum gradients over a trial's machines, with nothing else going on.
+
+    In a step, a part of it overlaps with the last backward pass.
+
+    Args:
+        machines: their number.
+        gradient_bytes: what is summed.
+        all_s: over all ranks.
+        within_s: over the ranks of one machine.
+    """
+
+    machines: int
+    gradient_bytes: int
+    all_s: float
+    within_s: float
+
+    @property
+    def between_s(self) -> float:
+        """What the network between the machines adds."""
+        return max(self.all_s - self.within_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds of an optimizer step on `devices` devices.
 
@@ -74,6 +98,7 @@ class StepTime:
         misfit: relative error of the law on a timed plan left out of its fit, median and worst.
         timed: what it was fitted to.
         activation_checkpointing: of the plans that it holds for.
+        exchange: how much of it is due to the network, where the devices are on several machines.
 
     >>> round(StepTime(((1, 0.011), (101, 0.111)), update_s=0.005).step_s(BatchPlan(100, accumulation=2)), 6)
     0.125
@@ -88,6 +113,7 @@ class StepTime:
     others: float = 0.0
     timed: tuple[TimedPlan, ...] = ()
     activation_checkpointing: ActivationCheckpointing = "none"
+    exchange: Exchange | None = None
 
     def __post_init__(self) -> None:
         check_points("step time", self.points)
@@ -155,8 +181,16 @@ class StepTime:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         timed = tuple(TimedPlan(BatchPlan(**one["plan"]), tuple(one["rounds"]), one["input_s"]) for one in values["timed"])
         points = tuple((int(size), float(micro_batch_s)) for size, micro_batch_s in values["points"])
-        misfit = values["misfit"]
-        return cls(**{**values, "timed": timed, "points": points, "misfit": misfit and (misfit[0], misfit[1])})
+        misfit, exchange = values["misfit"], values.get("exchange")
+        return cls(
+            **{
+                **values,
+                "timed": timed,
+                "points": points,
+                "misfit": misfit and (misfit[0], misfit[1]),
+                "exchange": exchange and Exchange(**exchange),
+            }
+        )
 
 
 def doubt(law: StepTime) -> float:

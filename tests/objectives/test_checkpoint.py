@@ -166,6 +166,27 @@ def test_two_ranks_go_on_each_with_its_own_dice(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(again[1], uninterrupted[1], strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [1, 2])
+def test_with_more_or_fewer_devices_the_same_training_goes_on(tmp_path: Path, before: int) -> None:
+    reference = f"{TASKS}:WideNet"  # in double precision, without dice
+    alone = noisy(tmp_path, batch=33)
+    shared = replace(alone, plan=BatchPlan(33, 1, 2))
+    assert experiment_of(shared) == experiment_of(alone)
+    (uninterrupted,) = cut_off(reference, replace(alone, checkpoint=None).to_dict(), 99)
+    with closing(RankProcesses(2, "cpu", 1)) as ranks:
+        if before == 1:
+            (_,) = cut_off(reference, alone.to_dict(), 2)
+            (again,) = ranks.run(cut_off, reference, replace(shared, attempt=1).to_dict(), 99)
+        else:
+            (left,) = ranks.run(cut_off_in_step, reference, replace(shared, training=alone.training).to_dict(), 8)
+            (again,) = cut_off(reference, replace(alone, attempt=1).to_dict(), 99)
+            assert left == 8
+    assert [seen for seen, *_ in again[0]] == [seen for seen, *_ in uninterrupted[0]]
+    for one, other in zip(again[1], uninterrupted[1], strict=True):
+        assert float((one - other).norm()) <= 1e-10 * float(other.norm())
+
+
 def test_a_slow_checkpoint_is_not_written_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = noisy(tmp_path, batch=4, training={"evaluations": 1}, smallest_micro_batch=2, checkpoint_every_s=0.01)
     saves = []
