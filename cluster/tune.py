@@ -56,7 +56,7 @@ from ..spaces.study import Cluster, Devices
 from ..spaces.trial import NODE_DIED, Measurement, Outcome, TrialSetup
 from .machines import shares, trials_that_fit
 from .processes import keep_processes
-from .worker import AttemptTrainable, attempt_here, gpu_memory, kind_of, profile_here
+from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
 
 # Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
 _KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
@@ -93,6 +93,7 @@ class StudySearcher(Searcher):
         self._numbers: dict[str, int] = {}
         # Devices of a pending or running attempt's trial, and how many of them each machine has.
         self._splits: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.processes: dict[str, tuple[str, int]] = {}  # of running attempts: address of the machine, and process there
         self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
         self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
 
@@ -137,8 +138,10 @@ class StudySearcher(Searcher):
     def should_stop(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Record where an attempt runs or what it measured; True if it should stop."""
         if "placed" in result and trial_id in self._numbers:
-            setup = TrialSetup.from_dict(json.loads(result["setup"]))
-            self._guarded(lambda: self._study.place(self._numbers[trial_id], result["placed"], setup))
+            self.processes[trial_id] = result["node_ip"], result["pid"]
+            if "setup" in result:
+                setup = TrialSetup.from_dict(json.loads(result["setup"]))
+                self._guarded(lambda: self._study.place(self._numbers[trial_id], result["placed"], setup))
         if "measurement" not in result or trial_id not in self._numbers or trial_id in self._outcomes:
             return False
         measurement = Measurement.from_dict(json.loads(result["measurement"]))
@@ -157,6 +160,7 @@ class StudySearcher(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         number = self._numbers.pop(trial_id, None)
         self._splits.pop(trial_id, None)
+        self.processes.pop(trial_id, None)
         if number is None:
             return
         reported = self._outcomes.pop(trial_id, None) or (result or {}).get("outcome")
@@ -345,7 +349,8 @@ class TuneRunner:
         split = self._split(most)
         kinds = {*self._kinds_of_machines().values()} if split is not None and len(split) > 1 else set()
         if split is None:
-            needed, together = _words(self._resources(most)), "" if most == 1 else ", on one machine or over several"
+            needed = _words(self._resources(most))
+            together = " on one machine" if most == 1 else ", on one machine or over several"
             machines = sorted({_words(node["Resources"]) for node in _nodes()})
             message = (
                 f"devices: a trial on {most} device{'s' * (most > 1)} needs {needed}{together}; there are machines with "
@@ -536,11 +541,29 @@ class TuneRunner:
                 ),
             )
             with environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(_MOST_PENDING)}):
-                self._fit(tuner, study)
+                self._fit(tuner, study, searcher)
         if study.crashed is not None:
             raise study.crashed
 
-    def _fit(self, tuner: tune.Tuner, study: StudyRun) -> None:
+    def leave(self) -> bool:
+        # `_fit` asks them, and not from a signal handler.
+        return self._cluster.checkpoints is not None and sys.platform == "linux"
+
+    def _ask_to_leave(self, processes: Mapping[str, tuple[str, int]], asked: set[str]) -> None:
+        """Ask those attempts to leave that were not asked before."""
+        of_machine: dict[str, list[int]] = {}
+        for trial, (address, process) in processes.items():
+            if trial not in asked:
+                of_machine.setdefault(address, []).append(process)
+                asked.add(trial)
+        own = ray.util.get_node_ip_address()
+        of_machine[own] = ask_to_leave(of_machine.get(own, []))
+        for node in _nodes() if any(of_machine.values()) else ():
+            if there := of_machine.get(node["NodeManagerAddress"]):
+                place: Any = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(ask_to_leave).remote(there)
+
+    def _fit(self, tuner: tune.Tuner, study: StudyRun, searcher: StudySearcher) -> None:
         """Run Tune in a second thread, so that this one can handle Ctrl-C and check on Ray's head.
 
         If its head is lost, Ray waits for a minute and then ends the whole process, whatever is in progress.
@@ -557,8 +580,14 @@ class TuneRunner:
         thread.start()
         seen = checked = time.monotonic()
         head = ray.get_runtime_context().gcs_address
+        asked: set[str] = set()
         while thread.is_alive():
             thread.join(_WAKE_S)
+            if study.leaving and not study.stop_reason:
+                with contextlib.suppress(RayError):
+                    self._ask_to_leave(dict(searcher.processes), asked)
+                if not study.trains:
+                    study.stop_reason = study.leaving
             if self._started_here or time.monotonic() - checked < _HEAD_CHECKED_S:
                 continue
             checked = time.monotonic()

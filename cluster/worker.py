@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ray
 from ray import tune
 
 from ..objectives.machine.nvidia import nvidia_smi
+from ..objectives.state.leaving import LEAVE_SIGNAL
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.laws.device import ProfileRequest
 from ..spaces.trial import Measurement, Outcome, TrialSetup
@@ -26,6 +31,9 @@ class AttemptTrainable(tune.Trainable):
     """Runs one attempt after another in the same process; each `step` is one report of the attempt."""
 
     def setup(self, config: dict[str, Any]) -> None:
+        # Ray runs an actor's methods in the main thread, where signals are handled.
+        signal.signal(LEAVE_SIGNAL, _leave)
+        signal.siginterrupt(LEAVE_SIGNAL, False)  # the user's own reads and writes go on
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -37,7 +45,7 @@ class AttemptTrainable(tune.Trainable):
         self._needs_new_process = False
         setups = {kind: TrialSetup.from_dict(json.loads(setup)) for kind, setup in config["setups"].items()}
         kind, setup = next(iter(setups.items()))
-        self._placed: dict[str, Any] | None = None
+        self._placed: dict[str, Any] | None = {"placed": ""}
         if len(setups) > 1:
             # The device is known only here; a kind that joined later uses the plan with the smallest micro-batch.
             kind = own_kind(tuple(setups))
@@ -106,6 +114,26 @@ def attempt_here(reference: str, setup: dict[str, Any], shares: tuple[int, ...])
     """An attempt's reports, as dicts with one key that says what it is."""
     for report in _started(reference, TrialSetup.from_dict(setup), shares):
         yield {"measurement" if isinstance(report, Measurement) else "outcome": report.to_dict()}
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    from ..objectives.trial import leave
+
+    leave()
+
+
+def ask_to_leave(processes: Sequence[int]) -> list[int]:
+    """Ask the attempts of these processes to write a checkpoint and end; returns those that are not workers here."""
+    missed = []
+    for process in processes:
+        try:
+            # Elsewhere, or later, the same number is another process, which the signal would end.
+            if b"ray::" not in Path(f"/proc/{process}/cmdline").read_bytes():
+                raise ProcessLookupError
+            os.kill(process, LEAVE_SIGNAL)
+        except OSError:
+            missed.append(process)
+    return missed
 
 
 def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...]) -> Iterator[Measurement | Outcome]:

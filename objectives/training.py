@@ -46,6 +46,7 @@ from .parallel.zero1 import ShardedOptimizer
 from .profiling.live_bytes import LiveBytes
 from .state.branches import forks, trained
 from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
+from .state.leaving import Leaving, asked_to_leave
 from .step_clock import COUNTED_STEPS, StepClock
 from .task import Task, check_loss, checked_data, checked_optimizer, name_of, named_scores
 
@@ -62,6 +63,8 @@ _RESIDENT_SHARE = 0.03
 
 # Steps after which several devices agree whether to write a checkpoint, which synchronises them.
 _RANKS_AGREE = 16
+# What may be wanted of a training between two steps.
+_SAVE, _LEAVE = 1.0, 2.0
 
 # Evaluation stores no activations, so its batches can be larger than training micro-batches.
 _EVALUATION_BATCH = 512
@@ -387,11 +390,13 @@ class TrainingRun:
             if number in branching and not diverged and math.isfinite(float(loss_sum)):
                 ended += [trained(self, branch, number, clock) for branch in branching[number]]
             if seen < due and not diverged:
-                if self._is_late(checkpoint, number):
+                if wanted := self._wanted(checkpoint, number):
                     until_now = clock.fork()
                     since = _SinceEvaluation(float(loss_sum), loss_steps, ended)
                     if math.isfinite(since.loss_sum):
                         self._save(checkpoint, number, seen, until_now, since)
+                    if wanted == _LEAVE:
+                        raise Leaving
                     clock.restart()
                 continue
             elapsed_s = clock.elapsed_s()
@@ -413,14 +418,18 @@ class TrainingRun:
             )
             ended = []
             checkpoint.add(measurement)
+            leaves = self.ranks.max_over_ranks(float(asked_to_leave() and not self.ranks.rank)) > 0
             if math.isfinite(train_loss) and seen < setup.samples_budget:
-                if checkpoint.due(self.ranks.max_over_ranks(0.0 if self.ranks.rank else checkpoint.waited_s())):
+                due_now = checkpoint.due(self.ranks.max_over_ranks(0.0 if self.ranks.rank else checkpoint.waited_s()))
+                if due_now or leaves:
                     self._save(checkpoint, number, seen, clock, _SinceEvaluation())
                 if checkpoint.write_error:
                     facts["checkpoint"] = checkpoint.write_error
             yield measurement
             if not math.isfinite(train_loss):
                 return
+            if leaves and seen < setup.samples_budget:
+                raise Leaving
             loss_sum, loss_steps = torch.zeros_like(loss_sum), 0
             due = next((point for point in points if point > seen), setup.samples_budget)
             clock.restart()
@@ -454,11 +463,17 @@ class TrainingRun:
             self.model.load_state_dict(state["model"])
             (self.sharded or self.optimizer).load_state_dict(state["optimizer"])
 
-    def _is_late(self, checkpoint: Checkpoint, number: int) -> bool:
-        """Whether to write a checkpoint after step `number`, before the next evaluation. Several devices have to agree."""
-        if not checkpoint.between_evaluations or (self.ranks.count > 1 and number % _RANKS_AGREE):
-            return False
-        return self.ranks.max_over_ranks(0.0 if self.ranks.rank else float(checkpoint.is_late())) > 0
+    def _wanted(self, checkpoint: Checkpoint, number: int) -> float:
+        """Whether to write a checkpoint after step `number`, before the next evaluation, and whether to leave then; 0 for
+        neither. Several devices have to agree, on what rank 0 says.
+        """
+        if self.ranks.count > 1 and number % _RANKS_AGREE:
+            return 0
+        if self.ranks.rank:
+            own = 0.0
+        else:
+            own = _LEAVE if asked_to_leave() else _SAVE * (checkpoint.between_evaluations and checkpoint.is_late())
+        return self.ranks.max_over_ranks(own)
 
     def _save(self, checkpoint: Checkpoint, steps: int, seen: int, clock: StepClock, since: _SinceEvaluation) -> None:
         """Write a checkpoint: rank 0 writes it, with the random state of every rank."""

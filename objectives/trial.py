@@ -11,13 +11,20 @@ from typing import Any
 import torch
 
 from ..spaces.errors import BsearchError, InfeasiblePlanError, TaskError
-from ..spaces.trial import NODE_DIED, Measurement, Outcome, TrialSetup
+from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .loading import load_task, user_code_location
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, release_memory
 from .parallel.machines import RankDiedError
-from .parallel.rank_processes import close_ranks, rank_processes
+from .parallel.rank_processes import ask_ranks_to_leave, close_ranks, rank_processes
+from .state.leaving import Leaving, ask_to_leave, asked_to_leave, stay
 from .task import Task, TrainFunction
 from .training import seed_everything, train_task
+
+
+def leave() -> None:
+    """Ask the training of this process, or of its ranks, to write a checkpoint and end; may be called in a signal handler."""
+    ask_to_leave()
+    ask_ranks_to_leave()
 
 
 def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
@@ -25,6 +32,7 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
 
     Closing the iterator stops the trial: the user's generator gets GeneratorExit and can clean up.
     """
+    stay()
     try:
         task = load_task(reference)
     except TaskError as error:
@@ -54,6 +62,7 @@ def _over_ranks(reference: str, setup: TrialSetup) -> Any:
 
 def attempt_in_rank(reference: str, setup: Mapping[str, Any]) -> Iterator[Measurement | Outcome]:
     """One rank's part of an attempt; its measurements are aggregated over all ranks."""
+    stay()
     with closing(_attempt(load_task(reference), TrialSetup.from_dict(setup), reference)) as attempt:
         yield from attempt
 
@@ -74,8 +83,12 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
                 progress = f"{measurement.samples_seen} of {setup.samples_budget} samples"
                 yield Outcome("diverged", f"{metric} was not finite after {progress}")
                 return
+            if asked_to_leave() and not isinstance(task, Task) and measurement.samples_seen < setup.samples_budget:
+                raise Leaving  # a loop saves at its measurements
         _check_end(last, setup, name)
         yield Outcome("complete")
+    except Leaving:
+        yield Outcome("interrupted", LEFT)
     except InfeasiblePlanError as error:
         yield Outcome("infeasible", str(error))
     except BsearchError as error:

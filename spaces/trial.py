@@ -262,6 +262,8 @@ OutcomeKind = Literal["complete", "stopped", "paused", "diverged", "out_of_memor
 COUNTED: frozenset[OutcomeKind] = frozenset({"complete", "stopped", "diverged"})
 # The beginning of an interruption's message where the machine died, and not the worker alone.
 NODE_DIED = "its node died"
+# The message of one that its driver asked for.
+LEFT = "left, as its driver asked"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,12 @@ from conftest import TASKS
 Run = Callable[..., StudyResult]
 
 
+def once(call: Callable[[], None]) -> Callable[[], None]:
+    """The same, but for the first time only."""
+    calls = [call]
+    return lambda: calls.pop()() if calls else None
+
+
 class Studies:
     """Fixtures that run studies: subclasses give a `runner`; `study_file` writes studies into a folder of the test's own."""
 
@@ -102,6 +108,37 @@ class RunnerContract(Studies):
         assert [seen for seen, _ in curve] == list(range(40, 401, 40))
         assert not folder.exists()
 
+    def test_one_that_is_asked_to_leave_writes_its_checkpoint_first(
+        self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
+    ) -> None:
+        steps = tmp_path / "steps"
+        steps.touch()
+        changes: dict[str, Any] = {
+            "space": {"effective_batch": 4, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 2},
+            "training": {"evaluations": 1},
+            "budget": {"trials": 1, "profile_s": 0},
+            "cluster": {"trials_at_once": 1},  # a minute between checkpoints, of a training of two seconds
+        }
+
+        def ask() -> None:
+            while len(steps.read_bytes()) < 40:
+                time.sleep(0.01)
+            signal.raise_signal(signal.SIGTERM)
+
+        threading.Thread(target=ask, daemon=True).start()
+        texts: list[str] = []
+        result = go("CountsItsSteps", notify=lambda event: texts.append(event.text), **changes)
+        assert result.interrupted == signal.SIGTERM
+        assert any("write a checkpoint, and resume from it" in text for text in texts)
+        before = len(steps.read_bytes())
+        assert 40 <= before < 200
+        go("CountsItsSteps", **changes)
+        cut, whole = kept().trials
+        assert (cut.state.name, whole.state.name) == ("FAIL", "COMPLETE")
+        assert whole.user_attrs["resumed_at"] >= 4 * (before - 2)
+        # The steps of two whole trainings' checks aside, none was done twice.
+        assert 200 <= len(steps.read_bytes()) <= 200 + 2
+
 
 class StudyContract(Studies):
     """What the driver decides, whatever runs its trials: the serial runner takes it each time, Ray's before a release."""
@@ -174,9 +211,11 @@ class StudyContract(Studies):
             "cluster": {"checkpoint_every_s": 0},
         }
 
+        ctrl_c_once = once(lambda: signal.raise_signal(signal.SIGINT))
+
         def interrupt(event: Event) -> None:
             if event.record is not None and event.record.facts.branch_of is not None:
-                signal.raise_signal(signal.SIGINT)
+                ctrl_c_once()
 
         assert go("Points", notify=interrupt, **changes).interrupted
         result = go("Points", **changes)
@@ -226,9 +265,11 @@ class StudyContract(Studies):
             "cluster": {"checkpoint_every_s": 3600},
         }
 
+        ctrl_c_once = once(lambda: signal.raise_signal(signal.SIGINT))
+
         def interrupt(event: Event) -> None:
             if event.record is not None and event.record.outcome == "paused":
-                signal.raise_signal(signal.SIGINT)
+                ctrl_c_once()
 
         assert go("Points", notify=interrupt, **changes).interrupted
         paused = [trial.number for trial in kept().trials if trial.user_attrs.get("paused")]

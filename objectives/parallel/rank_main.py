@@ -24,6 +24,7 @@ from ...spaces.errors import BsearchError, TaskError
 from ...spaces.trial import COUNTED, Outcome
 from ..loading import user_code_location
 from ..machine.environment import environment
+from ..state.leaving import LEAVE_SIGNAL, ask_to_leave
 
 LOOPBACK = "127.0.0.1"
 # What every rank needs besides this module.
@@ -85,6 +86,7 @@ def is_failure(report: Any) -> bool:
 def _rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> None:
     # Ctrl-C goes to the whole process group, but a rank ends when its parent says so or dies.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(LEAVE_SIGNAL, lambda number, frame: ask_to_leave())
     _exit_with_parent()
     _choose_interface(meeting)
     if meeting.kind == "gpu":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -13,6 +15,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from ..state.leaving import LEAVE_SIGNAL
 from .machines import Machines, RankDiedError, RemoteRanks
 from .rank_main import LOOPBACK, Meeting, death, start_ranks
 
@@ -110,6 +113,12 @@ class RankProcesses:
         for pipe in self._pipes:
             pipe.close()
 
+    def ask_to_leave(self) -> None:
+        """Ask their training to leave: rank 0, on which the others agree."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(self._processes[0].pid or 0, LEAVE_SIGNAL)
+
     def shutdown(self) -> None:
         """Let idle processes exit on their own, so that they clean up; kill those that do not."""
         for pipe in self._pipes:
@@ -198,6 +207,12 @@ def rank_processes(devices: int, kind: Literal["cpu", "gpu"], cpus: int) -> Rank
         _reusable.remove(ranks)
     _reusable.append(RankProcesses(devices, kind, cpus, _machines))
     return _reusable[-1]
+
+
+def ask_ranks_to_leave() -> None:
+    """Ask the training of this process's ranks to write a checkpoint and end; may be called in a signal handler."""
+    for ranks in _reusable:
+        ranks.ask_to_leave()
 
 
 def close_ranks() -> None:

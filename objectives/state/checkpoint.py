@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 from ...spaces.files import write_file
 from ...spaces.trial import Measurement, TrialSetup
 from .checkpoint_files import file_system_of
+from .leaving import asked_to_leave
 
 # Files of another format are ignored.
 _FORMAT = 3
@@ -108,7 +109,9 @@ class Checkpoint:
 
     def due(self, waited_s: float | None = None) -> bool:
         """Whether it is time to save again, by the local clock or by seconds that all ranks agreed on."""
-        return self.url is not None and (self.waited_s() if waited_s is None else waited_s) >= self.every_s
+        if self.url is None:
+            return False
+        return asked_to_leave() or self.waited_s() >= self.every_s if waited_s is None else waited_s >= self.every_s
 
     def waited_s(self) -> float:
         """Seconds since the last save, or since the attempt started; infinite where the trial may be paused now."""

@@ -42,6 +42,10 @@ from .runner import Event, Runner
 from .spending import Spending, device_names, prices_of
 from .study_run import WORTH_OF, StudyRun
 
+# How long running attempts may take to write their checkpoints once the driver is asked to go. Who asks may not wait for long:
+# Kubernetes and Ray's jobs kill after 30 s.
+LEAVES_S = 15.0
+
 Profiles = Mapping[str, Mapping[CostKey, DeviceProfile]]  # by kind of device
 
 
@@ -262,7 +266,7 @@ def _drive(
                 run.check_worth()
             run.check_cost()  # by what trials that earlier drivers left had cost
             watch(run)
-            with _heartbeat(run, records), _interrupts(run, records.retry_policy) as interrupted:
+            with _heartbeat(run, records), _interrupts(run, runner, records.retry_policy) as interrupted:
                 try:
                     runner.run(run)
                 except KeyboardInterrupt:
@@ -299,7 +303,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     study.records.save_best_rates(study.name, stored.rates.to_dict())
     return StudyResult(
         study=stored,
-        stopped="" if met and not run.failure else run.stop_reason or run.enough,
+        stopped="" if met and not run.failure else run.stop_reason or run.leaving or run.enough,
         failure=run.failure,
         interrupted=None if met else interrupted,
         elapsed_s=run.elapsed_s(),
@@ -405,27 +409,41 @@ def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts(run: StudyRun, retry_policy: RetryPolicy) -> Iterator[list[signal.Signals]]:
-    """Ctrl-C and SIGTERM stop the study cleanly; a second one does not wait. Yields those received so far."""
+def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Iterator[list[signal.Signals]]:
+    """Ctrl-C, SIGTERM and SIGUSR1 stop the study cleanly: running attempts have a moment to write their checkpoints. A second
+    one does not wait. Yields those received so far.
+    """
     received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raised = TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
-        received.append(signal.Signals(number))
+        if number != signal.SIGALRM:
+            # As Slurm sends USR1 before a job's time is over: what ends a job is as good as SIGTERM.
+            received.append(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        raised = KeyboardInterrupt if received[0] == signal.SIGINT else TerminatedError
         if len(received) > 1:
             raise raised
         retry_policy.cancelled = True
-        run.stop_reason = run.stop_reason or f"interrupted ({received[0].name})"
-        run.notify(Event("message", text="stopping: running trials are interrupted and resume with the next run"))
+        run.leaving = f"interrupted ({received[0].name})"
+        waits = number != signal.SIGALRM and not run.stop_reason and run.trains and runner.leave()
+        if waits:
+            signal.setitimer(signal.ITIMER_REAL, LEAVES_S)
+            text = "stopping: running trials write a checkpoint, and resume from it with the next run; again to stop at once"
+            run.notify(Event("message", text=text))
+            return
+        if number != signal.SIGALRM:
+            run.notify(Event("message", text="stopping: running trials are interrupted and resume with the next run"))
+        run.stop_reason = run.stop_reason or run.leaving
         if run.interruptible:
             raise raised
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield received
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """Where attempts run. It ends when `StudyRun.next_attempt` returns None or `StudyRun.stop_reason` is set."""
+    """Where attempts run. It ends when `StudyRun.next_attempt` returns None or `StudyRun.stop_reason` is set.
+
+    With `StudyRun.leaving` set it ends as soon as no attempt trains any more.
+    """
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -44,6 +47,9 @@ class Runner(Protocol):
 
     def attempt(self, reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
         """Run one attempt outside a study; the last report is its outcome. Closing it stops the attempt."""
+
+    def leave(self) -> bool:
+        """Ask the running attempts to write a checkpoint and end, from a signal handler; False where they cannot."""
 
     def run(self, study: StudyRun) -> None:
         """Run attempts until there are none; every attempt taken is ended, unless the study is stopping."""

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from ...objectives.profiling.probe import device_name, profile_in_subprocess, profile_task
-from ...objectives.trial import start_attempt
+from ...objectives.trial import leave, start_attempt
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.study import Devices
@@ -29,6 +29,7 @@ class SerialRunner:
     owns_workers = True
 
     def __init__(self, devices: Devices) -> None:
+        self._saves = False  # the running attempt writes checkpoints
         self.device: Literal["cpu", "gpu"] = devices.kind_with(torch.cuda.device_count())
         if self.device == "gpu" and not torch.cuda.is_available():
             raise StudyFileError(
@@ -62,11 +63,17 @@ class SerialRunner:
     def attempt(self, reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
         return start_attempt(reference, setup)
 
+    def leave(self) -> bool:
+        if self._saves:
+            leave()
+        return self._saves
+
     def run(self, study: StudyRun) -> None:
         while True:
             setup = study.next_attempt()
-            if setup is None or setup == "wait":  # nothing else runs here
+            if setup is None or setup == "wait" or study.leaving:  # nothing else runs here
                 return
+            self._saves = setup.checkpoint is not None
             study.begun(setup.number)
             with closing(start_attempt(study.spec.task, setup)) as attempt:  # type: ignore[type-var]  # a generator
                 outcome = Outcome("stopped")

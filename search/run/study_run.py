@@ -33,6 +33,7 @@ from ...spaces.planning import (
 from ...spaces.study import StudySpec
 from ...spaces.trial import (
     COUNTED,
+    LEFT,
     NODE_DIED,
     Measurement,
     Outcome,
@@ -81,6 +82,7 @@ class StudyRun:
 
     Attributes:
         stop_reason: why the study stops before its budget; empty while it runs. Runners check it often.
+        leaving: why it stops as soon as running attempts have written their checkpoints; empty unless it does.
         enough: why no new trials are started, though running ones go on.
         failure: why it cannot continue; empty if it can.
         suggestions: what the sampler makes ahead.
@@ -129,7 +131,7 @@ class StudyRun:
         self.failed = sum(record.outcome == "error" for record in self.done)
         self._front = 0, study_front([], spec.objectives)  # of the first so many of `done`
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
-        self.stop_reason = self.enough = ""
+        self.stop_reason = self.leaving = self.enough = ""
         self._worth_known_at = 0  # trials that had ended when more trials' worth was last computed
         self.failure = ""
         self.crashed: Exception | None = None  # raised in a runner's callback, to be raised again from `run`
@@ -148,7 +150,7 @@ class StudyRun:
 
     def next_attempt(self) -> TrialSetup | Literal["wait"] | None:
         """The next attempt to run; "wait" while running ones may bring more; None when nothing is left."""
-        if self.stop_reason:
+        if self.stop_reason or self.leaving:
             return None
         if self._retries:
             return self._start(self._retries.popleft())
@@ -187,6 +189,11 @@ class StudyRun:
             )
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
+
+    @property
+    def trains(self) -> bool:
+        """Whether some attempt has its devices."""
+        return any(attempt.held_since is not None for attempt in list(self._running.values()))
 
     @property
     def devices_busy(self) -> int:
@@ -281,7 +288,8 @@ class StudyRun:
         counts = attempt.counts + attempt.of_branches if outcome.kind in COUNTED else 0.0
         self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=counts))
         self._pay(attempt)
-        if outcome.kind == "interrupted" and self._kills_its_workers(number, measurements, outcome):
+        left = outcome.kind == "interrupted" and outcome.message == LEFT
+        if outcome.kind == "interrupted" and not left and self._kills_its_workers(number, measurements, outcome):
             outcome = Outcome("error", f"its worker died {LOST_ATTEMPTS} times in a row: {outcome.message}")
         if outcome.kind == "stopped" and self._early_stopping.pauses:
             self._pause(attempt)
@@ -300,7 +308,8 @@ class StudyRun:
                 if attempt.kind == self.timed_on:
                     attempt.known_s = self._known_s(retry)
             self._retries.append(Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts))
-            self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
+            if not left:
+                self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
             return
         if outcome.kind == "out_of_memory":
             outcome = Outcome("error", f"a micro-batch of one sample does not fit: {outcome.message}", outcome.traceback)
@@ -432,7 +441,7 @@ class StudyRun:
             # The driver that took the study over has settled our trials.
             self._records.drop_writes()
             return
-        why = self.stop_reason or "the driver stopped"
+        why = self.stop_reason or self.leaving or "the driver stopped"
         for attempt in list(self._running.values()):
             self._records.end_attempt(attempt.setup, Outcome("interrupted", why), {})
             self._pay(attempt)

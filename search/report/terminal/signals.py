@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from ....spaces.errors import TerminatedError
 
@@ -30,7 +31,11 @@ def handled_signals() -> Iterator[None]:
     shown = sys.unraisablehook
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        defaults: dict[int, Any] = {
+            signal.SIGINT: signal.default_int_handler,
+            signal.SIGTERM: signal.SIG_DFL,
+            signal.SIGUSR1: signal.SIG_DFL,
+        }
         handlers = {number: usual for number, usual in defaults.items() if signal.getsignal(number) is usual}
     # A signal may arrive in the finalizer of a library's object, where Python can only print what it raises.
     sys.unraisablehook = lambda event: _was_signal(event.exc_value) or shown(event)
@@ -55,6 +60,8 @@ def is_termination(error: BaseException) -> bool:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGUSR1:  # which Slurm sends before a job's time is over
+        number = signal.SIGTERM
     _received.append(number)
     # An exception while torch initialises its C++ modules would abort the process.
     if _imports_torch(frame) and _received.count(number) * _AGAIN_S < _IMPORTED_S:
