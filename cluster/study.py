@@ -408,7 +408,7 @@ def _runner(spec: StudySpec, out: Path, *, serial: bool, say: Callable[[str], No
     say(f"study {spec.study}: starting Ray (its messages: {from_here(out / 'ray.log')})")
     from .tune import TuneRunner
 
-    with TuneRunner(spec.cluster, spec.devices, out / "ray.log") as opened:
+    with TuneRunner(spec.cluster, spec.devices, out / "ray.log", say) as opened:
         yield opened
 
 

@@ -6,21 +6,17 @@ what to try, how to record an outcome and when the study is over. All state is i
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
-import logging
 import math
 import os
 import platform
-import secrets
-import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +35,7 @@ os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 
 import ray
 from ray import tune
-from ray.exceptions import RayError
-from ray.tune.execution import class_cache
+from ray.exceptions import GetTimeoutError, RayError
 from ray.tune.progress_reporter import ProgressReporter
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
@@ -54,6 +49,7 @@ from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import NODE_DIED, Measurement, Outcome, TrialSetup
+from .connection import RayConnection
 from .machines import shares, trials_that_fit
 from .processes import keep_processes
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
@@ -62,12 +58,6 @@ from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, ki
 _KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
 # Machines that join or leave are noticed within this time.
 _REFRESH_S = 5.0
-# How often Ray's head is checked, and after how long without an answer it counts as lost: before Ray itself ends the process.
-_HEAD_CHECKED_S, _HEAD_LOST_S = 2.0, 30.0
-# Ray's messages go to a file.
-_QUIET: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
-# What Tune sets for its workers.
-_TUNE_VARIABLES = dict(class_cache.DEFAULT_ENV_VARS)
 # A machine's answer about its GPUs, including the start of a process there.
 _ANSWERED_S = 60.0
 # The main thread wakes this often to handle signals.
@@ -76,10 +66,12 @@ _WAKE_S = 0.1
 _SLOTS_FOR_ONE_AHEAD = 16
 # Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
-# What every worker of a Ray that we start imports as it starts: torch takes seconds, and workers start before they are needed.
-_PRELOADED = ["ray.tune", "bsearch.objectives.trial", "bsearch.objectives.profiling.probe"]
-# Ray ends a worker that has been idle for this long.
-_WAITS_S = 600
+# How long Tune may take to notice that Ray is gone, before it is started again all the same.
+_TUNE_ENDS_S = 3.0
+
+
+class _RayLostError(Exception):
+    """One of Ray's own processes is gone."""
 
 
 class StudySearcher(Searcher):
@@ -96,6 +88,7 @@ class StudySearcher(Searcher):
         self.processes: dict[str, tuple[str, int]] = {}  # of running attempts: address of the machine, and process there
         self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
         self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
+        self.closed = False  # Ray is gone: whatever Tune says now is of no attempt any more
 
     def suggest(self, trial_id: str) -> Any:
         """A Tune config, `FINISHED`, or None for "ask again later"."""
@@ -174,8 +167,14 @@ class StudySearcher(Searcher):
             self._guarded(lambda: self._study.put_back(number))  # it was pending, and waited in vain
         # The driver records attempts that were interrupted because the study stopped.
 
+    def lost_ray(self) -> bool:
+        """Whether one of Ray's own processes is gone, and not a worker alone."""
+        return bool(self._runner.lost_ray())
+
     def _guarded(self, call: Any) -> Any:
         """Tune logs a searcher's exceptions and continues; ours stop the study and reach the user."""
+        if self.closed:
+            return None
         try:
             return call()
         except Exception as error:
@@ -231,7 +230,8 @@ class _InOrder(FIFOScheduler):
     def on_trial_error(self, controller: Any, trial: Any) -> None:
         with contextlib.suppress(OSError, TypeError):
             text = Path(trial.error_file).read_text(encoding="utf-8", errors="replace")
-            if any(sign in text for sign in ("node has died", "node is dead", "node was terminated")):
+            dead = any(sign in text for sign in ("node has died", "node is dead", "node was terminated"))
+            if dead or self._searcher.lost_ray():
                 self._searcher.died[trial.trial_id] = NODE_DIED
         super().on_trial_error(controller, trial)
 
@@ -252,7 +252,7 @@ class _StudyStopper(tune.Stopper):
         return self._searcher.should_stop(trial_id, result)
 
     def stop_all(self) -> bool:
-        return bool(self._study.stop_reason)
+        return bool(self._study.stop_reason) or self._searcher.closed
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled
@@ -284,72 +284,39 @@ class TuneRunner:
 
     Args:
         log_file: where Ray's own messages go.
+        say: is told what happens to Ray.
 
     Raises:
         ClusterError: Ray cannot be started or reached, or has no device of the requested kind.
     """
 
-    def __init__(self, cluster: Cluster, devices: Devices, log_file: Path) -> None:
-        self._cluster, self._devices, self._log_file = cluster, devices, log_file
+    def __init__(
+        self, cluster: Cluster, devices: Devices, log_file: Path, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._cluster, self._devices, self._log_file, self._say = cluster, devices, log_file, say
         self.device: Literal["cpu", "gpu"] = "cpu"
         self.cores = devices.cores("cpu")
-        self._started_here = self._found_here = self._lost = False
         self._gpu_memories: dict[str, str] = {}  # by machine
 
     def __enter__(self) -> TuneRunner:
-        _redirect_ray_logs(self._log_file)
-        address = self._cluster.address
-        if address == "local":
-            address = os.environ.get("RAY_ADDRESS", "local")
-        # Ray's own would end this process at once, with a dump of its stacks.
-        on_sigterm = signal.getsignal(signal.SIGTERM)
-        joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self.cores)}}
-        self._found_here = ray.is_initialized() and address in ("local", "auto", ray.get_runtime_context().gcs_address)
-        try:
-            if self._found_here:
-                pass
-            elif address == "auto":
-                with contextlib.suppress(ConnectionError):
-                    ray.init(address="auto", **joined)
-            elif "://" in address:
-                raise ValueError(
-                    "expected host:port of a cluster that this machine is part of; from elsewhere, "
-                    "`bsearch submit --launcher ray` sends the study there"
-                )
-            elif address != "local":
-                _check_reachable(address)
-                ray.init(address=address, **joined)
-            if not ray.is_initialized():
-                start_local_ray(self.cores)
-                self._started_here = True
-        except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
-            raise ClusterError(
-                f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
-                f"Its own messages are in {self._log_file}; `bsearch doctor` diagnoses it."
-            ) from error
-        if on_sigterm is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)
+        self._ray = RayConnection(self._cluster.address, self.cores, self._log_file, self._say)
         self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
         self._check_share()
         of_gpus = [resources for node in _nodes() if (resources := node["Resources"]).get("GPU")]
-        shares = [int(resources.get("CPU", 0) // resources["GPU"]) for resources in of_gpus]
-        self.cores = self._devices.cores(self.device, min(shares, default=1))
+        cpus = [int(resources.get("CPU", 0) // resources["GPU"]) for resources in of_gpus]
+        self.cores = self._devices.cores(self.device, min(cpus, default=1))
         self._check_room(max(self._devices.counts))
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._lost:
-            # Without its head Ray would block the interpreter's exit for a minute, and then abort it.
-            atexit.register(_hard_exit)
-        elif ray.is_initialized() and not self._found_here:
-            ray.shutdown()
+        self._ray.close()
 
     def _check_room(self, most: int) -> None:
         """Raise where no machines have room for a trial on the most devices that a trial may have."""
         split = self._split(most)
         kinds = {*self._kinds_of_machines().values()} if split is not None and len(split) > 1 else set()
         if split is None:
-            needed = _words(self._resources(most))
+            needed = _words(self._bundle(most))
             together = " on one machine" if most == 1 else ", on one machine or over several"
             machines = sorted({_words(node["Resources"]) for node in _nodes()})
             message = (
@@ -373,18 +340,15 @@ class TuneRunner:
             self.__exit__()
             raise
 
-    def _resources(self, devices: int) -> dict[str, float]:
-        """Resources of so many of a trial's devices, as a bundle: those of one machine."""
-        needed: dict[str, float] = {"CPU": self.cores * devices}
-        if self.device == "gpu":
-            needed["GPU"] = devices * self._devices.share
-        if self._devices.accelerator_type is not None:
-            needed[_KIND + self._devices.accelerator_type] = _KIND_AMOUNT
-        return needed
+    @property
+    def _bundle(self) -> Callable[[int], dict[str, float]]:
+        """Resources of so many of a trial's devices: those of one machine."""
+        share = self._devices.share if self.device == "gpu" else 0.0
+        return partial(_bundle, cores=self.cores, gpus=share, kind=self._devices.accelerator_type)
 
     def _rooms(self) -> dict[str, int]:
         """Devices of each live machine, or trials where several share one, by the machine's id."""
-        needed = self._resources(1).items()
+        needed = self._bundle(1).items()
         return {
             node["NodeID"]: min(int(node["Resources"].get(name, 0) / amount + 1e-6) for name, amount in needed)
             for node in _nodes()
@@ -403,7 +367,7 @@ class TuneRunner:
     @property
     def owns_workers(self) -> bool:
         """Whether this process started Ray, rather than joined one."""
-        return self._started_here
+        return self._ray.started_here
 
     @property
     def slots(self) -> int:
@@ -455,17 +419,25 @@ class TuneRunner:
             place = next(machine for machine in here if rooms.get(machine, 0) >= devices)
             yield NodeAffinitySchedulingStrategy(place, soft=False), split
             return
-        group = placement_group([self._resources(share) for share in split], strategy="PACK")
+        group = placement_group([self._bundle(share) for share in split], strategy="PACK")
         try:
             yield PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True), split
         finally:
             remove_placement_group(group)
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
+        while True:
+            try:
+                return self._profile(reference, request, kind)
+            except _RayLostError as error:
+                if why := self._ray.renew(str(error)):
+                    raise ClusterError(why) from None
+
+    def _profile(self, reference: str, request: ProfileRequest, kind: str) -> DeviceProfile:
         most = max(request.devices)
         with self._somewhere(most, kind) as (place, split):
             profile = ray.remote(
-                num_cpus=self._resources(split[0])["CPU"],
+                num_cpus=self._bundle(split[0])["CPU"],
                 # Alone: neighbours on the same GPU would be in its times.
                 num_gpus=split[0] if self.device == "gpu" else 0,
                 max_retries=0,
@@ -474,8 +446,10 @@ class TuneRunner:
                 scheduling_strategy=place,
             )(profile_here)
             try:
-                answer = ray.get(profile.remote(reference, request.to_dict(), split))
+                answer = self._answer(profile.remote(reference, request.to_dict(), split))
             except RayError as error:
+                if lost := self._ray.lost(now=True):
+                    raise _RayLostError(lost) from None
                 raise ClusterError(
                     f"the worker that profiled the task died: {str(error).splitlines()[0]} (details in {self._log_file})"
                 ) from error
@@ -485,11 +459,19 @@ class TuneRunner:
             raise TaskError(answer["error"])
         return DeviceProfile.from_dict(answer)
 
+    def _answer(self, asked: Any) -> Any:
+        while True:
+            try:
+                return ray.get(asked, timeout=_WAKE_S)
+            except GetTimeoutError:
+                if lost := self._ray.lost():
+                    raise _RayLostError(lost) from None
+
     def attempt(self, reference: str, setup: TrialSetup) -> Iterator[Measurement | Outcome]:
         split = self.placed(setup.plan.devices)
-        needed = self._resources(split[0])
+        needed = self._bundle(split[0])
         kinds = {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")}
-        group = placement_group([self._resources(share) for share in split], strategy="PACK")
+        group = placement_group([self._bundle(share) for share in split], strategy="PACK")
         task = ray.remote(
             num_cpus=needed["CPU"],
             num_gpus=needed.get("GPU", 0),
@@ -513,12 +495,25 @@ class TuneRunner:
                 remove_placement_group(group)
 
     def run(self, study: StudyRun) -> None:
-        searcher = StudySearcher(study, self, self._cluster.trials_at_once)
+        while lost := self._run(study):
+            # Of what ran on it nothing is left.
+            study.lose_attempts(lost)
+            if why := self._ray.renew(lost, lambda: bool(study.stop_reason or study.leaving)):
+                study.stop_reason = study.stop_reason or study.leaving
+                if not study.stop_reason:
+                    study.fail(why)
+                break
+        if study.crashed is not None:
+            raise study.crashed
+
+    def _run(self, study: StudyRun) -> str:
+        """Run attempts until there are none, or Ray is lost; returns what of it."""
+        searcher, bundle = StudySearcher(study, self, self._cluster.trials_at_once), self._bundle
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 tune.with_resources(
-                    AttemptTrainable,
-                    lambda config: tune.PlacementGroupFactory([self._resources(share) for share in config["shares"]]),
+                    AttemptTrainable,  # sent to the workers with this function, and what it refers to
+                    lambda config: tune.PlacementGroupFactory([bundle(share) for share in config["shares"]]),
                 ),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
@@ -540,10 +535,18 @@ class TuneRunner:
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 ),
             )
-            with environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(_MOST_PENDING)}):
-                self._fit(tuner, study, searcher)
-        if study.crashed is not None:
-            raise study.crashed
+            variables = {
+                "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+                "TUNE_MAX_PENDING_TRIALS_PG": str(_MOST_PENDING),
+                # Where Ray is gone, Tune's next call would start one of its own.
+                "RAY_ENABLE_AUTO_CONNECT": "0",
+            }
+            with environment(variables):
+                return self._fit(tuner, study, searcher)
+
+    def lost_ray(self) -> str:
+        """What of Ray is gone; empty while it works."""
+        return self._ray.lost(now=True)
 
     def leave(self) -> bool:
         # `_fit` asks them, and not from a signal handler.
@@ -563,11 +566,8 @@ class TuneRunner:
                 place: Any = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(ask_to_leave).remote(there)
 
-    def _fit(self, tuner: tune.Tuner, study: StudyRun, searcher: StudySearcher) -> None:
-        """Run Tune in a second thread, so that this one can handle Ctrl-C and check on Ray's head.
-
-        If its head is lost, Ray waits for a minute and then ends the whole process, whatever is in progress.
-        """
+    def _fit(self, tuner: tune.Tuner, study: StudyRun, searcher: StudySearcher) -> str:
+        """Run Tune in a second thread, so that this one can handle signals and check on Ray; returns what of it is gone."""
         failed: list[BaseException] = []
 
         def fit() -> None:
@@ -578,70 +578,32 @@ class TuneRunner:
 
         thread = threading.Thread(target=fit, daemon=True, name="bsearch-tune")
         thread.start()
-        seen = checked = time.monotonic()
-        head = ray.get_runtime_context().gcs_address
         asked: set[str] = set()
         while thread.is_alive():
             thread.join(_WAKE_S)
+            if lost := self._ray.lost():
+                searcher.closed = True
+                thread.join(_TUNE_ENDS_S)
+                return lost
             if study.leaving and not study.stop_reason:
                 with contextlib.suppress(RayError):
                     self._ask_to_leave(dict(searcher.processes), asked)
                 if not study.trains:
                     study.stop_reason = study.leaving
-            if self._started_here or time.monotonic() - checked < _HEAD_CHECKED_S:
-                continue
-            checked = time.monotonic()
-            if _answers(head):
-                seen = time.monotonic()
-            elif time.monotonic() - seen > _HEAD_LOST_S:
-                study.fail(
-                    f"Ray's head at {head} has not answered for {_HEAD_LOST_S:.0f} s. Start it again, then this study: it "
-                    "resumes after the finished trials, and running ones from their checkpoints"
-                )
-                self._lost = True
-                return
+        if failed and (lost := self._ray.lost(now=True)):
+            return lost
         if failed:
             raise failed[0]
+        return ""
 
 
-def start_local_ray(threads: int, **options: Any) -> None:
-    """Start a Ray on this machine whose workers import torch as they start, and compute on so many threads.
-
-    Args:
-        options: of `ray.init`.
-    """
-    _set_auth_token()
-    # A worker serves what needs its environment alone. Ray starts some in advance, without variables of their own, so ours are
-    # inherited instead, and Tune's with them.
-    with environment(_threads(threads) | _TUNE_VARIABLES):
-        # By default workers yield to every other process of the machine, which then makes their steps many times slower.
-        # By default a second: then a worker that waits for the profile to end would be gone when trials start.
-        config = {
-            "preload_python_modules": _PRELOADED,
-            "worker_niceness": 0,
-            "idle_worker_killing_time_threshold_ms": 1000 * _WAITS_S,
-        }
-        ray.init(address="local", include_dashboard=False, _system_config=config, **_QUIET, **options)
-    class_cache.DEFAULT_ENV_VARS.clear()
-
-
-def _threads(count: int) -> dict[str, str]:
-    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
-
-
-def _hard_exit() -> None:
-    """End the process with exit code 1, skipping other exit handlers."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
-
-
-def _answers(address: str) -> bool:
-    try:
-        _check_reachable(address, timeout_s=_HEAD_CHECKED_S)
-    except OSError:
-        return False
-    return True
+def _bundle(devices: int, cores: int, gpus: float, kind: str | None) -> dict[str, float]:
+    needed: dict[str, float] = {"CPU": cores * devices}
+    if gpus:
+        needed["GPU"] = devices * gpus
+    if kind is not None:
+        needed[_KIND + kind] = _KIND_AMOUNT
+    return needed
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -686,36 +648,4 @@ def _words(resources: Mapping[str, float]) -> str:
     return ", ".join([*counted, *(name.removeprefix(_KIND) for name in sorted(resources) if name.startswith(_KIND))])
 
 
-def _set_auth_token() -> None:
-    """Protect the Ray that this process starts with a token of its own.
-
-    Ray enables tokens for clusters it starts, but would store one permanently in the home folder. Token settings in the
-    user's own environment are kept.
-    """
-    if not any(name.startswith("RAY_AUTH_") for name in os.environ):
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-
-
-def _check_reachable(address: str, timeout_s: float = 10.0) -> None:
-    """Fail at once if nothing listens there: Ray itself would wait for minutes.
-
-    Raises:
-        OSError: nothing answers there.
-    """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
-
-
-def _redirect_ray_logs(file: Path) -> None:
-    """Send Ray's log messages to a file, so that the terminal shows only ours."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(file, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    for name in ("ray", "ray.tune", "ray.data", "ray._private"):
-        logger = logging.getLogger(name)
-        logger.handlers[:] = [handler] if name == "ray" else []
-        logger.propagate = name != "ray"
-
-
-__all__ = ["StudySearcher", "TuneRunner", "start_local_ray"]
+__all__ = ["StudySearcher", "TuneRunner"]

@@ -243,6 +243,11 @@ class StudyRun:
         attempt = self._running.pop(number)
         self._retries.append(replace(attempt, setup=self._whole(attempt, attempt.setup.attempt)))
 
+    def lose_attempts(self, why: str) -> None:
+        """Interrupt all running attempts, of which nothing is left because of what happened to all machines."""
+        for number in list(self._running):
+            self.end(number, Outcome("interrupted", f"{NODE_DIED}: {why}"), silently=True)
+
     def begun(self, number: int) -> None:
         """An attempt has got its devices."""
         self._running[number].held_since = time.monotonic()
@@ -281,8 +286,12 @@ class StudyRun:
         should_stop = self._early_stopping.report(number, fraction, seconds, accuracy)
         return (should_stop and number not in self._repeats) or bool(self.stop_reason)
 
-    def end(self, number: int, outcome: Outcome) -> None:
-        """Record how an attempt ended, and act on it as the table of outcomes says (docs/faults.md)."""
+    def end(self, number: int, outcome: Outcome, *, silently: bool = False) -> None:
+        """Record how an attempt ended, and act on it as the table of outcomes says (docs/faults.md).
+
+        Args:
+            silently: the next attempt needs no words, since whoever calls has said why.
+        """
         attempt = self._running.pop(number)
         setup, measurements = attempt.setup, attempt.measurements
         counts = attempt.counts + attempt.of_branches if outcome.kind in COUNTED else 0.0
@@ -308,7 +317,7 @@ class StudyRun:
                 if attempt.kind == self.timed_on:
                     attempt.known_s = self._known_s(retry)
             self._retries.append(Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts))
-            if not left:
+            if not (left or silently):
                 self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
             return
         if outcome.kind == "out_of_memory":

@@ -1,0 +1,249 @@
+"""The Ray that a study runs on: started on this machine, joined, or found connected already; and started or joined again where
+one of its own processes dies.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import worker as ray_worker
+from ray.exceptions import RayError
+from ray.tune.execution import class_cache
+
+from ..objectives.machine.environment import environment
+from ..spaces.errors import ClusterError
+
+# Ray's messages go to a file.
+_QUIET: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
+# What Tune sets for its workers.
+_TUNE_VARIABLES = dict(class_cache.DEFAULT_ENV_VARS)
+# What every worker of a Ray that we start imports as it starts: torch takes seconds, and workers start before they are needed.
+_PRELOADED = ["ray.tune", "bsearch.objectives.trial", "bsearch.objectives.profiling.probe"]
+# Ray ends a worker that has been idle for this long.
+_WAITS_S = 600
+# How often Ray's own processes are checked. One of a cluster that we joined counts as lost after so long without an answer:
+# before Ray itself ends this process.
+_CHECKED_S, _ANSWERS_WITHIN_S, _LOST_S = 1.0, 2.0, 30.0
+# How often a Ray of our own is started again in a run, and how long one that we joined is waited for.
+RESTARTS, WAITED_FOR_S = 5, 3600.0
+# Ray ends within seconds, or never.
+_ENDS_S = 40.0
+
+
+class RayConnection:
+    """A connection to Ray. One that this process has already is used as it is, and left as it is.
+
+    Args:
+        address: `local` to start one here, `auto`, or host:port of a cluster that this machine is part of.
+        threads: of a worker.
+        log_file: where Ray's own messages go.
+        say: is told what happens to it.
+
+    Raises:
+        ClusterError: Ray cannot be started or reached.
+
+    Attributes:
+        started_here: this process started it.
+    """
+
+    def __init__(self, address: str, threads: int, log_file: Path, say: Callable[[str], None]) -> None:
+        self._address = os.environ.get("RAY_ADDRESS", "local") if address == "local" else address
+        self._threads, self._log_file, self._say = threads, log_file, say
+        self._restarts = 0
+        self.started_here = self._stuck = False
+        _redirect_ray_logs(log_file)
+        self._found_here = ray.is_initialized() and self._address in ("local", "auto", ray.get_runtime_context().gcs_address)
+        self._connect()
+
+    def _connect(self) -> None:
+        address = self._address
+        # Ray's own would end this process at once, with a dump of its stacks.
+        on_sigterm = signal.getsignal(signal.SIGTERM)
+        joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self._threads)}}
+        try:
+            if self._found_here:
+                pass
+            elif address == "auto":
+                with contextlib.suppress(ConnectionError):
+                    ray.init(address="auto", **joined)
+            elif "://" in address:
+                raise ValueError(
+                    "expected host:port of a cluster that this machine is part of; from elsewhere, "
+                    "`bsearch submit --launcher ray` sends the study there"
+                )
+            elif address != "local":
+                _check_reachable(address)
+                ray.init(address=address, **joined)
+            if not ray.is_initialized():
+                start_local_ray(self._threads)
+                self.started_here = True
+        except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
+            raise ClusterError(
+                f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
+                f"Its own messages are in {self._log_file}; `bsearch doctor` diagnoses it."
+            ) from error
+        if on_sigterm is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)
+        own = ray.get_runtime_context().get_node_id()
+        here = next(node for node in ray.nodes() if node["NodeID"] == own)
+        # What ends this process's connection where it dies.
+        self._needed = {
+            "Ray's head": ray.get_runtime_context().gcs_address,
+            "this machine's Ray": f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}",
+        }
+        self._checked = time.monotonic()
+        self._answered = dict.fromkeys(self._needed, self._checked)
+
+    def close(self) -> None:
+        """Disconnect, and end what was started here."""
+        if self._stuck:
+            # Ray would block the interpreter's exit for a minute, and then abort it.
+            atexit.register(_hard_exit)
+        elif ray.is_initialized() and not self._found_here:
+            ray.shutdown()
+
+    def lost(self, *, now: bool = False) -> str:
+        """What of Ray is gone, so that it has to be started or joined again; empty while it works.
+
+        Args:
+            now: do not wait whether it answers again.
+        """
+        if not now and time.monotonic() - self._checked < _CHECKED_S:
+            return ""
+        self._checked = time.monotonic()
+        patience_s = 0.0 if now or self.started_here else _LOST_S
+        for name, address in self._needed.items():
+            if _answers(address):
+                self._answered[name] = time.monotonic()
+            elif time.monotonic() - self._answered[name] >= patience_s:
+                return f"{name} at {address} no longer answers"
+        return ""
+
+    def renew(self, lost: str, stops: Callable[[], bool] = lambda: False) -> str:
+        """Start Ray again, or join it again once it is there; returns why not, which is empty where it works again.
+
+        Args:
+            lost: what of it is gone.
+            stops: whether to give up.
+        """
+        if self._found_here:
+            return f"{lost}. Start Ray again, then this study: it resumes after the finished trials"
+        self._restarts += 1
+        if self.started_here and self._restarts > RESTARTS:
+            return f"{lost}, for the {self._restarts}th time in this run. Its own messages are in {self._log_file}"
+        if self.started_here:
+            self._say(f"{lost}: starting Ray again; running trials resume from their checkpoints")
+        else:
+            self._say(f"{lost}: waiting for it; running trials resume from their checkpoints")
+        # It may wait for what is gone.
+        ending = threading.Thread(target=ray.shutdown, daemon=True)
+        ending.start()
+        ending.join(_ENDS_S)
+        if ending.is_alive():
+            self._stuck = True
+            return f"{lost}, and Ray cannot be left. Run the study again: it resumes after the finished trials"
+        until = time.monotonic() + WAITED_FOR_S
+        while not stops():
+            try:
+                self._connect()
+            except ClusterError as error:
+                if self.started_here or time.monotonic() > until:
+                    return str(error)
+                time.sleep(_CHECKED_S)
+            else:
+                self._say("Ray is there again")
+                return ""
+        return lost
+
+
+def start_local_ray(threads: int, **options: Any) -> None:
+    """Start a Ray on this machine whose workers import torch as they start, and compute on so many threads.
+
+    Args:
+        options: of `ray.init`.
+    """
+    _set_auth_token()
+    # A worker serves what needs its environment alone. Ray starts some in advance, without variables of their own, so ours are
+    # inherited instead, and Tune's with them.
+    with environment(_threads(threads) | _TUNE_VARIABLES):
+        # By default workers yield to every other process of the machine, which then makes their steps many times slower.
+        # By default a second: then a worker that waits for the profile to end would be gone when trials start.
+        config = {
+            "preload_python_modules": _PRELOADED,
+            "worker_niceness": 0,
+            "idle_worker_killing_time_threshold_ms": 1000 * _WAITS_S,
+        }
+        ray.init(address="local", include_dashboard=False, _system_config=config, **_QUIET, **options)
+    class_cache.DEFAULT_ENV_VARS.clear()
+
+
+def _threads(count: int) -> dict[str, str]:
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
+
+
+def _hard_exit() -> None:
+    """End the process with exit code 1, skipping other exit handlers."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _answers(address: str) -> bool:
+    try:
+        _check_reachable(address, timeout_s=_ANSWERS_WITHIN_S)
+    except OSError:
+        return False
+    return True
+
+
+def _set_auth_token() -> None:
+    """Protect the Ray that this process starts with a token of its own.
+
+    Ray enables tokens for clusters it starts, but would store one permanently in the home folder. Token settings in the
+    user's own environment are kept.
+    """
+    if not any(name.startswith("RAY_AUTH_") for name in os.environ):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _check_reachable(address: str, timeout_s: float = 10.0) -> None:
+    """Fail at once if nothing listens there: Ray itself would wait for minutes.
+
+    Raises:
+        OSError: nothing answers there.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+
+
+def _redirect_ray_logs(file: Path) -> None:
+    """Send Ray's log messages to a file, so that the terminal shows only ours."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(file, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    for name in ("ray", "ray.tune", "ray.data", "ray._private"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler] if name == "ray" else []
+        logger.propagate = name != "ray"
+    # What Ray's head reports of other processes would go straight to the terminal.
+    if hasattr(ray_worker, "print_to_stdstream"):
+        ray_worker.print_to_stdstream = lambda data, *options, **named: logging.getLogger("ray").warning(
+            "(%s) %s", data["pid"], "\n".join(data["lines"])
+        )
+
+
+__all__ = ["RESTARTS", "RayConnection", "start_local_ray"]
