@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ class RayConnection:
                 _check_reachable(address)
                 ray.init(address=address, **joined)
             if not ray.is_initialized():
-                start_local_ray(self._threads)
+                self._start()
                 self.started_here = True
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
             raise ClusterError(
@@ -106,6 +106,21 @@ class RayConnection:
         }
         self._checked = time.monotonic()
         self._answered = dict.fromkeys(self._needed, self._checked)
+
+    def _start(self) -> None:
+        """Start Ray here, twice if need be: one of its processes may be killed before it is there."""
+        for again in (False, True):
+            try:
+                with _stderr_to(self._log_file):
+                    start_local_ray(self._threads)
+            except Exception as error:  # Ray raises bare ones here
+                with contextlib.suppress(Exception):
+                    ray.shutdown()
+                if again:
+                    raise RuntimeError(str(error)) from error
+                self._say("Ray did not start: starting it again")
+            else:
+                return
 
     def close(self) -> None:
         """Disconnect, and end what was started here."""
@@ -167,6 +182,22 @@ class RayConnection:
                 self._say("Ray is there again")
                 return ""
         return lost
+
+
+@contextlib.contextmanager
+def _stderr_to(file: Path) -> Iterator[None]:
+    """Context in which what Ray's libraries write to this process's standard error goes to a file."""
+    sys.stderr.flush()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    kept = os.dup(2)
+    try:
+        with file.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def start_local_ray(threads: int, **options: Any) -> None:

@@ -30,6 +30,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # replaces it with the machine's own address; this variable, named after the systems where it is the default, is. A cluster
 # that we join keeps its own setting.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+# Where Ray's head is gone, we start it again or wait for it (`connection`); Ray would end the whole process after a minute.
+os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "1000000")
 # We handle Ctrl-C (search.run.driver): Tune would stop without reporting anything.
 os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 

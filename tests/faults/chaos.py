@@ -106,7 +106,7 @@ class Chaos:
         self.driver: subprocess.Popen[bytes] | None = None
         self.seen: dict[int, tuple[float, ...]] = {}
         self.violations: list[str] = []
-        self._expected = (0, 1, 130, 143, -9, 137, -2)
+        self._expected = (0, 1, 130, 143, -9, 137, -2, -15)
 
     # What a person would do
 
@@ -171,6 +171,30 @@ class Chaos:
         self.start_head()
         self.start_member()
 
+    def kill_gcs(self) -> None:
+        self._kill_part_of_head("gcs_server")
+
+    def kill_agent(self) -> None:
+        self._kill_part_of_head(random.choice(["ray::DashboardAgent", "ray::RuntimeEnvAgent"]))
+
+    def _kill_part_of_head(self, part: str) -> None:
+        """The driver's machine loses a part of Ray, and with it all of its Ray; whoever runs the cluster starts it again."""
+        self._kill([pid for pid in self.head.pids() if _command(pid).partition(" ")[0].endswith(part)])
+        time.sleep(2)
+        own = {self.driver.pid} if self.driver is not None else set()
+        self._kill([pid for pid in self.head.pids() if pid not in own and "bsearch run" not in _command(pid)])
+        self.member.kill()
+        self.start_head()
+        self.start_member()
+
+    def terminate_at_once(self) -> None:
+        """A driver is asked to go before it has begun."""
+        self._interrupt(1, signal.SIGTERM)
+        self._ended()
+        self.start_driver()
+        time.sleep(random.uniform(0.0, 1.5))
+        self._interrupt(1, signal.SIGTERM)
+
     def interrupt(self) -> None:
         self._interrupt(1)
 
@@ -195,6 +219,9 @@ class Chaos:
             "node killed": self.kill_node,
             "cable pulled for 6 s": self.pull_cable,
             "head killed": self.kill_head,
+            "GCS killed": self.kill_gcs,
+            "Ray's agent killed": self.kill_agent,
+            "SIGTERM at once": self.terminate_at_once,
             "Ctrl-C": self.interrupt,
             "Ctrl-C twice": self.interrupt_twice,
             "second driver": self.second_driver,
@@ -318,17 +345,17 @@ class Chaos:
         self.member.kill()
         self.start_member()
 
-    def _interrupt(self, times: int) -> None:
+    def _interrupt(self, times: int, number: signal.Signals = signal.SIGINT) -> None:
         assert self.driver is not None
         for _ in range(times):
             for pid in self._of(self.head, "bsearch", "run"):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGINT)
+                    os.kill(pid, number)
             time.sleep(0.5)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.driver.wait(timeout=60)
         if self.driver.poll() is None:
-            self.violations.append("Ctrl-C did not end the driver within a minute")
+            self.violations.append(f"{number.name} did not end the driver within a minute")
 
     def _actors(self) -> list[int]:
         found = [pid for machine in (self.head, self.member) for pid in self._of(machine, "ray::AttemptTrainable")]

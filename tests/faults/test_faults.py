@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chaos import BIN, Chaos, finished, kept, study, undisturbed
+from chaos import BIN, Chaos, _command, _parent, finished, kept, study, undisturbed
 from machines import network
 
 pytestmark = [pytest.mark.faults]
@@ -33,6 +33,59 @@ def test_whatever_dies_the_study_ends_as_if_nothing_had(tmp_path: Path) -> None:
         assert chaos.broken(reference) == [], f"seed {seed}, faults {happened}"
     assert len(happened) >= len(names) // 2, "the study ended before the faults did"
     print("\n".join(f"{name:<22} next trial after {seconds:5.1f} s" for name, seconds in happened))
+
+
+def started_by(driver: int, program: str = "") -> list[int]:
+    """The processes that a driver has started, and those that they have, by the end of their program's name."""
+    parents = {int(path.name): _parent(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    found = []
+    for pid in parents:
+        above = parents[pid]
+        while above in parents and above != driver:
+            above = parents[above]
+        if above == driver and _command(pid).partition(" ")[0].endswith(program):
+            found.append(pid)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_a_ray_of_our_own_that_loses_a_part_is_started_again(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    content = study(8) | {"budget": {"trials": 8, "profile_s": 4}}
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    with (folder / "driver.log").open("w") as log:
+        driver = subprocess.Popen(
+            [BIN / "bsearch", "run", folder / "study.yaml"], env={**os.environ, "ENDURES_S": "2"}, stdout=log, stderr=log
+        )
+
+    def words() -> str:
+        return (folder / "driver.log").read_text()
+
+    def kill(part: str) -> None:
+        (pid,) = started_by(driver.pid, part)
+        os.kill(pid, signal.SIGKILL)
+
+    def until(said: str) -> None:
+        limit = time.monotonic() + 100
+        while said not in words():
+            assert driver.poll() is None, words()
+            assert time.monotonic() < limit, words()
+            time.sleep(0.1)
+
+    until("trying the training code")
+    time.sleep(2)
+    kill("raylet/raylet")
+    until("Ray is there again")
+    until("[2/8]")
+    kill("gcs_server")
+    assert driver.wait(timeout=150) == 0, words()
+    assert words().count("starting Ray again; running trials resume from their checkpoints") == 2
+    assert "Traceback" not in words()
+    assert "(raylet)" not in words()
+    assert len(finished(folder)) == 8
+    assert {trial.state.name for trial in kept(folder)} == {"COMPLETE"}
+    assert not started_by(driver.pid)
 
 
 def hosts(folder: Path) -> list[str]:
