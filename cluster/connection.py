@@ -18,6 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from . import ray_variables  # noqa: F401  # before Ray is imported
+
+# isort: split
+
 import ray
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError
@@ -41,6 +45,8 @@ _CHECKED_S, _ANSWERS_WITHIN_S, _LOST_S = 1.0, 2.0, 30.0
 RESTARTS, WAITED_FOR_S = 5, 3600.0
 # Ray ends within seconds, or never.
 _ENDS_S = 40.0
+# How long Ray's head may take to answer, and what it calls a machine that is alive.
+_ASKED_S, _ALIVE = 10.0, 0
 
 
 class RayConnection:
@@ -98,7 +104,7 @@ class RayConnection:
         if on_sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
         own = ray.get_runtime_context().get_node_id()
-        here = next(node for node in ray.nodes() if node["NodeID"] == own)
+        here = next(node for node in nodes() if node["NodeID"] == own)
         # What ends this process's connection where it dies.
         self._needed = {
             "Ray's head": ray.get_runtime_context().gcs_address,
@@ -141,9 +147,14 @@ class RayConnection:
         self._checked = time.monotonic()
         patience_s = 0.0 if now or self.started_here else _LOST_S
         for name, address in self._needed.items():
-            if _answers(address):
+            try:
+                _check_reachable(address, timeout_s=_ANSWERS_WITHIN_S)
                 self._answered[name] = time.monotonic()
-            elif time.monotonic() - self._answered[name] >= patience_s:
+            except ConnectionRefusedError:  # the machine is there, the process is not: started again, it would be another
+                return f"{name} at {address} is gone"
+            except OSError:
+                if time.monotonic() - self._answered[name] < patience_s:
+                    continue
                 return f"{name} at {address} no longer answers"
         return ""
 
@@ -232,12 +243,31 @@ def _hard_exit() -> None:
     os._exit(1)
 
 
-def _answers(address: str) -> bool:
+def nodes() -> list[dict[str, Any]]:
+    """The live machines of the cluster, as `ray.nodes` describes them.
+
+    Ray's own function ends the whole process where the cluster's head has been started anew.
+
+    Raises:
+        ConnectionError: the head does not answer.
+    """
+    client: Any = getattr(ray_worker.global_worker, "gcs_client", None)
+    if not hasattr(client, "get_all_node_info"):
+        return [node for node in ray.nodes() if node["Alive"]]
     try:
-        _check_reachable(address, timeout_s=_ANSWERS_WITHIN_S)
-    except OSError:
-        return False
-    return True
+        found = client.get_all_node_info(timeout=_ASKED_S).values()
+    except Exception as error:
+        raise ConnectionError(f"Ray's head does not say which machines there are: {error}") from None
+    return [
+        {
+            "NodeID": node.node_id.hex(),
+            "NodeManagerAddress": node.node_manager_address,
+            "NodeManagerPort": node.node_manager_port,
+            "Resources": dict(node.resources_total),
+        }
+        for node in found
+        if node.state == _ALIVE
+    ]
 
 
 def _set_auth_token() -> None:
@@ -277,4 +307,4 @@ def _redirect_ray_logs(file: Path) -> None:
         )
 
 
-__all__ = ["RESTARTS", "RayConnection", "start_local_ray"]
+__all__ = ["RESTARTS", "RayConnection", "nodes", "start_local_ray"]

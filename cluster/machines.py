@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from .connection import nodes
 
 # Ray misses a machine that says nothing after half a minute.
 _MISSED_S, _ASKED_S = 40.0, 0.5
@@ -98,8 +101,9 @@ class RayMachines:
     def has_left(self, machine: int) -> bool:
         node, until = self._nodes[machine], time.monotonic() + _MISSED_S
         while time.monotonic() < until:
-            if not any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node):
-                return True
+            with suppress(ConnectionError):
+                if node not in {one["NodeID"] for one in nodes()}:
+                    return True
             time.sleep(_ASKED_S)
         return False
 

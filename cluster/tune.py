@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import platform
 import sys
 import tempfile
@@ -20,20 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-# Set before Ray is imported, which reads them once.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# A Ray that we start listens on the loopback interface only. `_node_ip_address="127.0.0.1"` is not enough, because Ray
-# replaces it with the machine's own address; this variable, named after the systems where it is the default, is. A cluster
-# that we join keeps its own setting.
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-# Where Ray's head is gone, we start it again or wait for it (`connection`); Ray would end the whole process after a minute.
-os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "1000000")
-# We handle Ctrl-C (search.run.driver): Tune would stop without reporting anything.
-os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+from . import ray_variables  # noqa: F401  # before Ray is imported
+
+# isort: split
 
 import ray
 from ray import tune
@@ -51,7 +39,7 @@ from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import NODE_DIED, Measurement, Outcome, TrialSetup
-from .connection import RayConnection
+from .connection import RayConnection, nodes
 from .machines import shares, trials_that_fit
 from .processes import keep_processes
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
@@ -302,7 +290,7 @@ class TuneRunner:
 
     def __enter__(self) -> TuneRunner:
         self._ray = RayConnection(self._cluster.address, self.cores, self._log_file, self._say)
-        self.device = self._devices.kind_with(ray.cluster_resources().get("GPU", 0))
+        self.device = self._devices.kind_with(sum(node["Resources"].get("GPU", 0) for node in _nodes()))
         self._check_share()
         of_gpus = [resources for node in _nodes() if (resources := node["Resources"]).get("GPU")]
         cpus = [int(resources.get("CPU", 0) // resources["GPU"]) for resources in of_gpus]
@@ -610,8 +598,9 @@ def _bundle(devices: int, cores: int, gpus: float, kind: str | None) -> dict[str
 
 def _nodes() -> list[dict[str, Any]]:
     """The live machines, the largest first: the largest of each kind is profiled."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    return sorted(alive, key=lambda node: (-node["Resources"].get("GPU", 0), -node["Resources"].get("CPU", 0), node["NodeID"]))
+    return sorted(
+        nodes(), key=lambda node: (-node["Resources"].get("GPU", 0), -node["Resources"].get("CPU", 0), node["NodeID"])
+    )
 
 
 def _gpu_memories(machines: Sequence[str]) -> dict[str, str]:

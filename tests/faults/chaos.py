@@ -388,6 +388,7 @@ def _parent(pid: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no further study after so many")
     parser.add_argument("--trials", type=int, default=16, help="of each study")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="one fault by its name")
@@ -399,7 +400,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as text:
         folder = Path(text)
         reference = undisturbed(options.trials, folder / "undisturbed")
-        while sum(map(len, took.values())) < options.kills:
+        begun = time.monotonic()
+        while sum(map(len, took.values())) < options.kills and time.monotonic() - begun < 60 * options.minutes:
             studies += 1
             with network() as made:
                 chaos = Chaos(made, folder / f"study-{studies}", options.trials)
