@@ -8,7 +8,7 @@
 # make test-frameworks  exports and adapters with the real Hugging Face, Lightning and others
 # make test-docs        the commands and the notebook of the documentation
 # make test-long        before a release: long roads that a shorter test takes too, and every fault once (drivers, workers, machines)
-# make faults    a hundred random kills, and a table of them
+# make faults    two hundred random kills, and a table of them
 # make docs      the documentation as a site, in .cache/site/index.html
 # make lint      format, lint, types, layers, docs
 # make check     the same, and the wheel
@@ -76,7 +76,7 @@ test-long: install
 	$(BIN)/pytest -m faults
 
 faults: install
-	$(BIN)/python tests/faults/chaos.py --kills 100
+	$(BIN)/python tests/faults/chaos.py --kills 200
 
 # Strict: a broken link, a missing anchor or a page outside the navigation is an error.
 docs: install

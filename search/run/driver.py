@@ -5,6 +5,7 @@ Around the trials: which stored study a file resumes, the heartbeat, and what Ct
 
 from __future__ import annotations
 
+import _thread
 import math
 import signal
 import threading
@@ -419,31 +420,34 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGALRM:
-            # As Slurm sends USR1 before a job's time is over: what ends a job is as good as SIGTERM.
-            received.append(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        # As Slurm sends USR1 before a job's time is over: what ends a job is as good as SIGTERM.
+        received.append(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         raised = KeyboardInterrupt if received[0] == signal.SIGINT else TerminatedError
         if len(received) > 1:
             raise raised
         retry_policy.cancelled = True
         run.leaving = f"interrupted ({received[0].name})"
-        waits = number != signal.SIGALRM and not run.stop_reason and run.trains and runner.leave()
-        if waits:
-            signal.setitimer(signal.ITIMER_REAL, LEAVES_S)
+        if not run.stop_reason and run.trains and runner.leave():
             text = "stopping: running trials write a checkpoint, and resume from it with the next run; again to stop at once"
             run.notify(Event("message", text=text))
+            patience.start()
             return
-        if number != signal.SIGALRM:
-            run.notify(Event("message", text="stopping: running trials are interrupted and resume with the next run"))
+        run.notify(Event("message", text="stopping: running trials are interrupted and resume with the next run"))
         run.stop_reason = run.stop_reason or run.leaving
         if run.interruptible:
             raise raised
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
-    before = {number: signal.signal(number, stop) for number in numbers}
+    def expire() -> None:
+        run.stop_reason = run.stop_reason or run.leaving
+        if run.interruptible:
+            _thread.interrupt_main(received[0])
+
+    patience = threading.Timer(LEAVES_S, expire)
+    patience.daemon = True
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield received
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        patience.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
