@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -23,6 +24,7 @@ from . import ray_variables  # noqa: F401  # before Ray is imported
 # isort: split
 
 import ray
+from ray._private import auto_init_hook
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError
 from ray.tune.execution import class_cache
@@ -128,6 +130,11 @@ class RayConnection:
             else:
                 return
 
+    def keep_away(self) -> None:
+        """Let no call that is still on its way start a Ray of its own where there is none, as any of Ray's functions would."""
+        if hasattr(auto_init_hook, "enable_auto_connect"):
+            auto_init_hook.enable_auto_connect = False
+
     def close(self) -> None:
         """Disconnect, and end what was started here."""
         if self._stuck:
@@ -152,8 +159,9 @@ class RayConnection:
                 self._answered[name] = time.monotonic()
             except ConnectionRefusedError:  # the machine is there, the process is not: started again, it would be another
                 return f"{name} at {address} is gone"
-            except OSError:
-                if time.monotonic() - self._answered[name] < patience_s:
+            except OSError as error:
+                ours = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+                if ours or time.monotonic() - self._answered[name] < patience_s:
                     continue
                 return f"{name} at {address} no longer answers"
         return ""
@@ -198,15 +206,21 @@ class RayConnection:
 @contextlib.contextmanager
 def _stderr_to(file: Path) -> Iterator[None]:
     """Context in which what Ray's libraries write to this process's standard error goes to a file."""
-    sys.stderr.flush()
     file.parent.mkdir(parents=True, exist_ok=True)
-    kept = os.dup(2)
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    if sys.stderr is not None:
+        sys.stderr.flush()
     try:
         with file.open("ab") as log:
             os.dup2(log.fileno(), 2)
         yield
     finally:
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         os.dup2(kept, 2)
         os.close(kept)
 
@@ -300,6 +314,17 @@ def _redirect_ray_logs(file: Path) -> None:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler] if name == "ray" else []
         logger.propagate = name != "ray"
+    shown = sys.unraisablehook
+
+    def unraisable(event: Any) -> None:
+        """What Ray's finalizers raise, once its head is another."""
+        if type(event.exc_value).__module__.startswith("ray"):
+            logging.getLogger("ray").warning("in a finalizer", exc_info=event.exc_value)
+        else:
+            shown(event)
+
+    if getattr(shown, "__name__", "") != unraisable.__name__:
+        sys.unraisablehook = unraisable
     # What Ray's head reports of other processes would go straight to the terminal.
     if hasattr(ray_worker, "print_to_stdstream"):
         ray_worker.print_to_stdstream = lambda data, *options, **named: logging.getLogger("ray").warning(

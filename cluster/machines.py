@@ -78,6 +78,8 @@ class RayMachines:
         self._calls: list[Any] = []
 
     def start(self, machine: int, function: Callable[..., None], *arguments: Any) -> None:
+        if machine == 1:  # of another set of ranks
+            self._calls.clear()
         bundle = self._group.bundle_specs[machine]
         place: Any = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=machine)
         task = ray.remote(

@@ -38,7 +38,7 @@ from ..search.run.study_run import StudyRun
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
-from ..spaces.trial import NODE_DIED, Measurement, Outcome, TrialSetup
+from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .connection import RayConnection, nodes
 from .machines import shares, trials_that_fit
 from .processes import keep_processes
@@ -56,6 +56,8 @@ _WAKE_S = 0.1
 _SLOTS_FOR_ONE_AHEAD = 16
 # Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
+# Running attempts are asked to leave again after this time: one may just have begun.
+_ASKED_AGAIN_S = 2.0
 # How long Tune may take to notice that Ray is gone, before it is started again all the same.
 _TUNE_ENDS_S = 3.0
 
@@ -73,11 +75,12 @@ class StudySearcher(Searcher):
         self._slots = _cached_for(lambda: runner.slots, _REFRESH_S)
         self._runner = runner
         self._numbers: dict[str, int] = {}
-        # Devices of a pending or running attempt's trial, and how many of them each machine has.
-        self._splits: dict[str, tuple[int, tuple[int, ...]]] = {}
+        # Devices of a pending or running attempt's trial, how many of them each machine has, and whether it waits for all.
+        self._splits: dict[str, tuple[int, tuple[int, ...], bool]] = {}
         self.processes: dict[str, tuple[str, int]] = {}  # of running attempts: address of the machine, and process there
         self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
         self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
+        self._lock = threading.RLock()
         self.closed = False  # Ray is gone: whatever Tune says now is of no attempt any more
 
     def suggest(self, trial_id: str) -> Any:
@@ -98,9 +101,10 @@ class StudySearcher(Searcher):
         self._numbers[trial_id] = setup.number
         devices = setup.plan.devices
         split = self._runner.placed(devices)
-        if sum(split) < devices and not self._study.go_on_with(setup.number, sum(split)):
-            split = (devices,)  # waits until the machines are back
-        self._splits[trial_id] = devices, split
+        waits = sum(split) < devices and not self._study.go_on_with(setup.number, sum(split))
+        if waits:
+            split = (devices,)
+        self._splits[trial_id] = devices, split, waits
         setups = self._study.setups(setup.number)
         return {
             "task": self._study.spec.task,
@@ -109,10 +113,16 @@ class StudySearcher(Searcher):
         }
 
     def waits_in_vain(self, trial_id: str) -> bool:
-        """Whether a pending attempt waits for other machines than it would be given now."""
-        devices, split = self._splits[trial_id]
+        """Whether a pending attempt waits for other machines than it would be given now, or for a study that leaves."""
+        if trial_id not in self._splits or self.leaving:
+            return self.leaving
+        devices, split, waits = self._splits[trial_id]
         now = self._runner.placed(devices)
-        return now != split and (sum(now) == devices or split != (devices,))
+        return now != split and (sum(now) == devices or not waits)
+
+    @property
+    def leaving(self) -> bool:
+        return bool(self._study.leaving)
 
     def begun(self, trial_id: str) -> None:
         if trial_id in self._numbers:
@@ -153,6 +163,8 @@ class StudySearcher(Searcher):
         elif error and not self._study.stop_reason:
             died = self.died.pop(trial_id, "its worker died")
             self._guarded(lambda: self._study.end(number, Outcome("interrupted", died)))
+        elif self.leaving:
+            self._guarded(lambda: self._study.end(number, Outcome("interrupted", LEFT), silently=True))
         elif not self._study.stop_reason:
             self._guarded(lambda: self._study.put_back(number))  # it was pending, and waited in vain
         # The driver records attempts that were interrupted because the study stopped.
@@ -163,13 +175,19 @@ class StudySearcher(Searcher):
 
     def _guarded(self, call: Any) -> Any:
         """Tune logs a searcher's exceptions and continues; ours stop the study and reach the user."""
-        if self.closed:
-            return None
-        try:
-            return call()
-        except Exception as error:
-            self._study.crash(error)
-            return None
+        with self._lock:
+            if self.closed:
+                return None
+            try:
+                return call()
+            except Exception as error:
+                self._study.crash(error)
+                return None
+
+    def close(self) -> None:
+        """Let nothing that Tune still says reach the study."""
+        with self._lock:
+            self.closed = True
 
     def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -209,12 +227,12 @@ class _InOrder(FIFOScheduler):
         super().on_trial_add(controller, trial)
 
     def choose_trial_to_run(self, controller: Any) -> Any:
-        if time.monotonic() - self._looked_at > _REFRESH_S:
+        if self._searcher.leaving or time.monotonic() - self._looked_at > _REFRESH_S:
             self._looked_at = time.monotonic()
-            controller = getattr(controller, "_tune_controller", controller)
-            for trial in controller.get_live_trials():
+            inner = getattr(controller, "_tune_controller", controller)
+            for trial in list(inner.get_live_trials()):
                 if trial.status == "PENDING" and self._searcher.waits_in_vain(trial.trial_id):
-                    controller.stop_trial(trial)  # as Tune itself does; `request_stop_trial` is never acted on
+                    inner.stop_trial(trial)  # as Tune itself does; `request_stop_trial` is never acted on
         return super().choose_trial_to_run(controller)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
@@ -287,12 +305,13 @@ class TuneRunner:
         self.device: Literal["cpu", "gpu"] = "cpu"
         self.cores = devices.cores("cpu")
         self._gpu_memories: dict[str, str] = {}  # by machine
+        self._machines: list[dict[str, Any]] = []
 
     def __enter__(self) -> TuneRunner:
         self._ray = RayConnection(self._cluster.address, self.cores, self._log_file, self._say)
-        self.device = self._devices.kind_with(sum(node["Resources"].get("GPU", 0) for node in _nodes()))
+        self.device = self._devices.kind_with(sum(node["Resources"].get("GPU", 0) for node in self._nodes()))
         self._check_share()
-        of_gpus = [resources for node in _nodes() if (resources := node["Resources"]).get("GPU")]
+        of_gpus = [resources for node in self._nodes() if (resources := node["Resources"]).get("GPU")]
         cpus = [int(resources.get("CPU", 0) // resources["GPU"]) for resources in of_gpus]
         self.cores = self._devices.cores(self.device, min(cpus, default=1))
         self._check_room(max(self._devices.counts))
@@ -301,6 +320,23 @@ class TuneRunner:
     def __exit__(self, *error: object) -> None:
         self._ray.close()
 
+    def _nodes(self) -> list[dict[str, Any]]:
+        """The live machines, or those last known while Ray does not say; the largest first, which of each kind is profiled.
+
+        Raises:
+            ConnectionError: it has named none yet.
+        """
+
+        def place(node: Mapping[str, Any]) -> tuple[float, float, str]:
+            return -node["Resources"].get("GPU", 0), -node["Resources"].get("CPU", 0), node["NodeID"]
+
+        try:
+            self._machines = sorted(nodes(), key=place)
+        except ConnectionError:
+            if not self._machines:
+                raise
+        return self._machines
+
     def _check_room(self, most: int) -> None:
         """Raise where no machines have room for a trial on the most devices that a trial may have."""
         split = self._split(most)
@@ -308,7 +344,7 @@ class TuneRunner:
         if split is None:
             needed = _words(self._bundle(most))
             together = " on one machine" if most == 1 else ", on one machine or over several"
-            machines = sorted({_words(node["Resources"]) for node in _nodes()})
+            machines = sorted({_words(node["Resources"]) for node in self._nodes()})
             message = (
                 f"devices: a trial on {most} device{'s' * (most > 1)} needs {needed}{together}; there are machines with "
                 f"{' and with '.join(machines)}. Lower devices.per_trial or devices.cpus, or name another cluster.address."
@@ -341,18 +377,28 @@ class TuneRunner:
         needed = self._bundle(1).items()
         return {
             node["NodeID"]: min(int(node["Resources"].get(name, 0) / amount + 1e-6) for name, amount in needed)
-            for node in _nodes()
+            for node in self._nodes()
         }
 
     def _split(self, devices: int) -> tuple[int, ...] | None:
         """How many of a trial's devices are on each machine; None while the machines have no room for them."""
         return shares(devices, self._rooms().values())
 
+    def _rooms_of_kinds(self) -> dict[str, list[int]]:
+        """Devices of the live machines of each kind."""
+        rooms, of_kind = self._rooms(), dict[str, list[int]]()
+        for machine, kind in self._kinds_of_machines().items():
+            of_kind.setdefault(kind, []).append(rooms.get(machine, 0))
+        return of_kind
+
     def placed(self, devices: int) -> tuple[int, ...]:
-        """How many of a trial's devices are on each machine; fewer in all where the machines have no more, if they have any."""
-        rooms = self._rooms().values()
-        split = shares(min(devices, sum(rooms)), rooms) if any(rooms) else None
-        return split or (devices,)
+        """How many of a trial's devices are on each machine, all of one kind; fewer in all where no kind has that many."""
+        if devices == 1:
+            return (1,)
+        of_kind = list(self._rooms_of_kinds().values())
+        most = min(devices, max(map(sum, of_kind), default=0))
+        splits = [split for rooms in of_kind if most and (split := shares(most, rooms))]
+        return min(splits, key=len, default=(devices,))
 
     @property
     def owns_workers(self) -> bool:
@@ -368,19 +414,16 @@ class TuneRunner:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        rooms, most = self._rooms(), max(self._devices.counts)
-        of_kind: dict[str, list[int]] = {}
-        for machine, kind in self._kinds_of_machines().items():
-            of_kind.setdefault(kind, []).append(rooms.get(machine, 0))
+        most, of_kind = max(self._devices.counts), self._rooms_of_kinds()
         trials = {kind: trials_that_fit(split, there) for kind, there in of_kind.items() if (split := shares(most, there))}
         return tuple(sorted(trials, key=lambda kind: (-trials[kind], kind)))
 
     def _kinds_of_machines(self) -> dict[str, str]:
         """The kind of every live machine's devices: Ray's name, and their memory where machines of that name differ in it."""
-        nodes = _nodes()
-        kinds = {node["NodeID"]: kind_of(node) for node in nodes}
+        live = self._nodes()
+        kinds = {node["NodeID"]: kind_of(node) for node in live}
         named: dict[str, list[str]] = {}
-        for node in nodes:
+        for node in live:
             if node["Resources"].get("GPU") and kind_of(node):
                 named.setdefault(kind_of(node), []).append(node["NodeID"])
         alike = [machines for machines in named.values() if len(machines) > 1]
@@ -424,6 +467,11 @@ class TuneRunner:
                     raise ClusterError(why) from None
 
     def _profile(self, reference: str, request: ProfileRequest, kind: str) -> DeviceProfile:
+        """The same; one of Ray's processes may die meanwhile.
+
+        Raises:
+            _RayLostError: it did.
+        """
         most = max(request.devices)
         with self._somewhere(most, kind) as (place, split):
             profile = ray.remote(
@@ -525,13 +573,7 @@ class TuneRunner:
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 ),
             )
-            variables = {
-                "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-                "TUNE_MAX_PENDING_TRIALS_PG": str(_MOST_PENDING),
-                # Where Ray is gone, Tune's next call would start one of its own.
-                "RAY_ENABLE_AUTO_CONNECT": "0",
-            }
-            with environment(variables):
+            with environment({"TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_MAX_PENDING_TRIALS_PG": str(_MOST_PENDING)}):
                 return self._fit(tuner, study, searcher)
 
     def lost_ray(self) -> str:
@@ -551,7 +593,7 @@ class TuneRunner:
                 asked.add(trial)
         own = ray.util.get_node_ip_address()
         of_machine[own] = ask_to_leave(of_machine.get(own, []))
-        for node in _nodes() if any(of_machine.values()) else ():
+        for node in self._nodes() if any(of_machine.values()) else ():
             if there := of_machine.get(node["NodeManagerAddress"]):
                 place: Any = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(ask_to_leave).remote(there)
@@ -569,14 +611,19 @@ class TuneRunner:
         thread = threading.Thread(target=fit, daemon=True, name="bsearch-tune")
         thread.start()
         asked: set[str] = set()
+        asked_at = time.monotonic()
         while thread.is_alive():
             thread.join(_WAKE_S)
             if lost := self._ray.lost():
-                searcher.closed = True
+                searcher.close()
+                self._ray.keep_away()
                 thread.join(_TUNE_ENDS_S)
                 return lost
             if study.leaving and not study.stop_reason:
-                with contextlib.suppress(RayError):
+                if time.monotonic() - asked_at > _ASKED_AGAIN_S:
+                    asked_at = time.monotonic()
+                    asked.clear()
+                with contextlib.suppress(RayError, ConnectionError):
                     self._ask_to_leave(dict(searcher.processes), asked)
                 if not study.trains:
                     study.stop_reason = study.leaving
@@ -594,13 +641,6 @@ def _bundle(devices: int, cores: int, gpus: float, kind: str | None) -> dict[str
     if kind is not None:
         needed[_KIND + kind] = _KIND_AMOUNT
     return needed
-
-
-def _nodes() -> list[dict[str, Any]]:
-    """The live machines, the largest first: the largest of each kind is profiled."""
-    return sorted(
-        nodes(), key=lambda node: (-node["Resources"].get("GPU", 0), -node["Resources"].get("CPU", 0), node["NodeID"])
-    )
 
 
 def _gpu_memories(machines: Sequence[str]) -> dict[str, str]:

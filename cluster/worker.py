@@ -128,7 +128,7 @@ def ask_to_leave(processes: Sequence[int]) -> list[int]:
     for process in processes:
         try:
             # Elsewhere, or later, the same number is another process, which the signal would end.
-            if b"ray::" not in Path(f"/proc/{process}/cmdline").read_bytes():
+            if b"Trainable" not in Path(f"/proc/{process}/cmdline").read_bytes():
                 raise ProcessLookupError
             os.kill(process, LEAVE_SIGNAL)
         except OSError:

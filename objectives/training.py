@@ -396,6 +396,7 @@ class TrainingRun:
                     if math.isfinite(since.loss_sum):
                         self._save(checkpoint, number, seen, until_now, since)
                     if wanted == _LEAVE:
+                        self.ranks.max_over_ranks(0.0)  # the others wait until rank 0 has written
                         raise Leaving
                     clock.restart()
                 continue

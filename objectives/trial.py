@@ -32,7 +32,6 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
 
     Closing the iterator stops the trial: the user's generator gets GeneratorExit and can clean up.
     """
-    stay()
     try:
         task = load_task(reference)
     except TaskError as error:
@@ -44,14 +43,19 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
         if setup.device == "gpu":
             close_ranks()  # ranks of another trial hold memory on this GPU
         attempt = _attempt(task, setup, reference)
-    with closing(attempt):
-        yield from attempt
+    try:
+        with closing(attempt):
+            yield from attempt
+    finally:
+        stay()
 
 
 def _over_ranks(reference: str, setup: TrialSetup) -> Any:
     """The attempt on several devices: every rank runs it, and rank 0 reports."""
     try:
         ranks = rank_processes(setup.plan.devices, setup.device, setup.cpus)
+        if asked_to_leave():  # while they started
+            ranks.ask_to_leave()
         with closing(ranks.run(attempt_in_rank, reference, setup.to_dict())) as reports:  # type: ignore[type-var]
             yield from reports
     except RankDiedError as error:
@@ -62,9 +66,11 @@ def _over_ranks(reference: str, setup: TrialSetup) -> Any:
 
 def attempt_in_rank(reference: str, setup: Mapping[str, Any]) -> Iterator[Measurement | Outcome]:
     """One rank's part of an attempt; its measurements are aggregated over all ranks."""
-    stay()
-    with closing(_attempt(load_task(reference), TrialSetup.from_dict(setup), reference)) as attempt:
-        yield from attempt
+    try:
+        with closing(_attempt(load_task(reference), TrialSetup.from_dict(setup), reference)) as attempt:
+            yield from attempt
+    finally:
+        stay()
 
 
 def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> Any:

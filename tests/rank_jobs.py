@@ -2,6 +2,7 @@
 
 import copy
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -15,8 +16,9 @@ from bsearch.objectives.model.batch_norm import batch_norms
 from bsearch.objectives.parallel.fsdp2 import own_part, whole
 from bsearch.objectives.profiling import probe
 from bsearch.objectives.profiling.live_bytes import LiveBytes
-from bsearch.objectives.state import checkpoint
+from bsearch.objectives.state import checkpoint, leaving
 from bsearch.objectives.training import TrainingRun
+from bsearch.objectives.trial import attempt_in_rank
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.study import Memory
 from bsearch.spaces.trial import TrialSetup
@@ -229,6 +231,23 @@ def optimizer_states(
     parameters = [whole(one.detach().clone()) for one in run.parameters]
     state = run.state()
     yield parameters, state["model"], state["optimizer"], held
+
+
+def left_while_saving_takes_long(reference: str, setup: dict[str, Any]) -> Iterator[Any]:
+    """A training that is asked to leave at once, and whose checkpoint takes longer to write than ranks are waited for."""
+    save = checkpoint.Checkpoint.save
+
+    def slow_save(self: checkpoint.Checkpoint, state: Any) -> None:
+        time.sleep(4)
+        save(self, state)
+
+    checkpoint.Checkpoint.save = slow_save  # type: ignore[method-assign]
+    if dist.get_rank() == 0:
+        leaving.ask_to_leave()
+    try:
+        yield from attempt_in_rank(reference, setup)
+    finally:
+        checkpoint.Checkpoint.save = save  # type: ignore[method-assign]
 
 
 def ids() -> Iterator[list[int]]:

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 from .rank_main import Meeting, death, start_ranks
 
 # A machine that answers nothing for about this long is lost: a cable that was pulled says nothing.
-_SILENT_S = 20
+SILENT_S = 20
 # How long whoever connects may take to show that it knows the key.
 _SHOWS_KEY_S = 5
-# How long a host may take to say why a rank of its died.
+# How long a host may take to say why one of its ranks died.
 _TELLS_S = 2.0
 # How often it is checked whether the other machines have given up starting.
 _CHECKED_S = 0.2
@@ -105,8 +105,7 @@ class RemoteRanks:
                     f"{within_s:.0f} s: machines of one trial must reach one another at all ports"
                 )
             try:
-                connection = _accepted(self._server, self._key)
-                role, number = connection.recv()
+                connection, role, number = _accepted(self._server, self._key)
             except (TimeoutError, AuthenticationError, EOFError, OSError):
                 continue  # nobody, or a stranger
             (self._hosts if role == "host" else pipes)[number] = connection
@@ -168,17 +167,18 @@ def host_ranks(meeting: Meeting, first: int, end: int, port: int, key: bytes) ->
             process.join()
 
 
-def _accepted(server: socket.socket, key: bytes) -> Connection:
-    """The next connection of one who knows the key."""
+def _accepted(server: socket.socket, key: bytes) -> tuple[Connection, str, int]:
+    """The next connection of one who knows the key: of the host or of a rank, and its number."""
     made, _ = server.accept()
     made.settimeout(None)
     connection = Connection(made.detach())
     _receive_within(connection.fileno(), _SHOWS_KEY_S)
     deliver_challenge(connection, key)
     answer_challenge(connection, key)
+    role, number = connection.recv()
     _receive_within(connection.fileno(), 0)  # however long
     _end_when_silent(connection.fileno())
-    return connection
+    return connection, role, number
 
 
 def _receive_within(number: int, seconds: int) -> None:
@@ -192,10 +192,10 @@ def _end_when_silent(number: int) -> None:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S // 4)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENT_S // 4)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S // 4)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 4)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_S)
 
 
-__all__ = ["Machines", "RankDiedError", "RemoteRanks", "host_ranks"]
+__all__ = ["SILENT_S", "Machines", "RankDiedError", "RemoteRanks", "host_ranks"]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from ..state.leaving import LEAVE_SIGNAL
-from .machines import Machines, RankDiedError, RemoteRanks
+from .machines import SILENT_S, Machines, RankDiedError, RemoteRanks
 from .rank_main import LOOPBACK, Meeting, death, start_ranks
 
 # How long the other ranks may take to notice that one has failed.
@@ -166,8 +166,9 @@ class RankProcesses:
                     raise self._death(rank) from None
                 del waiting[rank]
                 if reply[0] in ("failed", "raised") and not failed:
-                    # The others may fail too, be dead, or wait for this one forever.
-                    failed, deadline = True, time.monotonic() + _GRACE_S
+                    # The others may fail too, be dead, or wait for this one forever. Where a machine is lost, a backend may
+                    # notice before its connection ends.
+                    failed, deadline = True, time.monotonic() + (_GRACE_S if self._remote is None else SILENT_S + _GRACE_S)
                 yield rank, reply
 
     def _death(self, rank: int) -> RankDiedError:

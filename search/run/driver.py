@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -419,13 +420,18 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
         yield received
         return
 
+    here, expired = os.getpid(), list[bool]()
+
     def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != here:
+            raise SystemExit(128 + number)  # a process of a loader, which has this handler too
+        if expired and not run.interruptible:
+            return
         # As Slurm sends USR1 before a job's time is over: what ends a job is as good as SIGTERM.
         received.append(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         raised = KeyboardInterrupt if received[0] == signal.SIGINT else TerminatedError
         if len(received) > 1:
             raise raised
-        retry_policy.cancelled = True
         run.leaving = f"interrupted ({received[0].name})"
         if not run.stop_reason and run.trains and runner.leave():
             text = "stopping: running trials write a checkpoint, and resume from it with the next run; again to stop at once"
@@ -433,12 +439,17 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
             patience.start()
             return
         run.notify(Event("message", text="stopping: running trials are interrupted and resume with the next run"))
-        run.stop_reason = run.stop_reason or run.leaving
+        stop_now()
         if run.interruptible:
             raise raised
 
-    def expire() -> None:
+    def stop_now() -> None:
+        retry_policy.cancelled = True
         run.stop_reason = run.stop_reason or run.leaving
+
+    def expire() -> None:
+        stop_now()
+        expired.append(True)
         if run.interruptible:
             _thread.interrupt_main(received[0])
 

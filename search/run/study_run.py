@@ -210,6 +210,8 @@ class StudyRun:
         """An attempt that was just taken, as every kind of device would train it: the same batch, its own micro-batches."""
         attempt = self._running[number]
         setups = {attempt.kind: attempt.setup}
+        if attempt.setup.plan.devices != attempt.devices:
+            return setups
         for kind in self.profiles:
             if kind != attempt.kind:
                 with contextlib.suppress(InfeasiblePlanError):
@@ -220,13 +222,13 @@ class StudyRun:
         """Plan an attempt that was just taken for fewer devices than its trial has, since no more are there.
 
         Each step is that of the same samples, and the trial counts as what it takes on its own number of devices. False where
-        that is not known, or where memory depends on that number: then it has to wait.
+        that is not known, where memory depends on that number, or where what is trained does: then it has to wait.
         """
         attempt = self._running[number]
-        setup = attempt.setup
-        if attempt.known_s is None or setup.branches or setup.sharding != "ddp":
+        setup, profile = attempt.setup, self._profile(attempt.setup, attempt.kind)
+        if attempt.known_s is None or setup.branches or setup.sharding != "ddp" or profile.batch_statistics:
             return False
-        limits = plan_limits(self.spec, self._profile(setup, attempt.kind).under(setup.plan), devices)
+        limits = plan_limits(self.spec, profile.under(setup.plan), devices)
         try:
             plan = plan_batch(setup.effective_batch, devices=devices, **limits)
         except InfeasiblePlanError:
@@ -241,7 +243,7 @@ class StudyRun:
     def put_back(self, number: int) -> None:
         """Take an attempt back that never began: it is the next one again."""
         attempt = self._running.pop(number)
-        self._retries.append(replace(attempt, setup=self._whole(attempt, attempt.setup.attempt)))
+        self._retries.appendleft(replace(attempt, setup=self._whole(attempt, attempt.setup)))
 
     def lose_attempts(self, why: str) -> None:
         """Interrupt all running attempts, of which nothing is left because of what happened to all machines."""
@@ -313,7 +315,7 @@ class StudyRun:
             self._records.end_attempt(setup, outcome, {})
             self._note_spent(number)
             if retry.plan.devices != attempt.devices:
-                retry = self._whole(attempt, retry.attempt)
+                retry = self._whole(attempt, retry)
                 if attempt.kind == self.timed_on:
                     attempt.known_s = self._known_s(retry)
             self._retries.append(Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts))
@@ -647,11 +649,13 @@ class StudyRun:
         self._lost[number] = (max(seen, reached), times)
         return times >= LOST_ATTEMPTS
 
-    def _whole(self, attempt: Attempt, number: int) -> TrialSetup:
-        """The setup of the attempt of this number at the same trial, on all of its devices."""
-        if attempt.setup.plan.devices == attempt.devices:
-            return attempt.setup
-        return replace(self._setup(attempt.suggestion, attempt.kind), attempt=number)
+    def _whole(self, attempt: Attempt, setup: TrialSetup) -> TrialSetup:
+        """A setup of an attempt planned for all devices of its trial, where it was planned for fewer."""
+        if setup.plan.devices != attempt.devices:
+            with contextlib.suppress(InfeasiblePlanError):
+                whole = self._setup(attempt.suggestion, attempt.kind)
+                return replace(whole, attempt=setup.attempt, evaluation_batch=setup.evaluation_batch)
+        return setup
 
     def _next_setup(self, attempt: Attempt, outcome: Outcome) -> TrialSetup | None:
         """The next attempt at the same experiment, where one makes sense."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -33,6 +34,23 @@ class TestTuneRunner(RunnerContract):
         go("TellsItsProcess", budget={"trials": 30}, stopping="none")
         processes = Counter(trial.user_attrs["process"] for trial in kept().trials)
         assert len(processes) == 2, processes
+
+    def test_an_attempt_that_waits_for_machines_that_have_gone_is_taken_back(
+        self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after a machine is lost: for a while trials are given shares that no machine has."""
+        placed, begun = TuneRunner.placed, time.monotonic()
+
+        def lost(self: TuneRunner, devices: int) -> tuple[int, ...]:
+            return placed(self, devices) if time.monotonic() - begun > 8 else (1000,) * devices
+
+        monkeypatch.setattr(TuneRunner, "placed", lost)
+        texts: list[str] = []
+        go("Points", budget={"trials": 3}, stopping="none", notify=lambda event: texts.append(event.text))
+        assert time.monotonic() - begun > 8
+        assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 3
+        assert all(trial.user_attrs["attempts"] == 1 for trial in kept().trials)
+        assert not any("interrupted" in text for text in texts)
 
     @pytest.mark.long
     def test_a_killed_worker_costs_an_attempt_and_no_trial(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

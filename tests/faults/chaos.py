@@ -285,6 +285,8 @@ class Chaos:
         output = (self.folder / "driver.log").read_text(errors="replace")
         if "Traceback" in output:
             found.append(f"a traceback reached the terminal: {output[output.index('Traceback') :][:3000]}")
+        if "*** StackTrace" in output:
+            found.append("Ray ended the driver, with its own text on the terminal")
         records = Records(f"sqlite:///{self.folder}/chaos.db")
         curves = records.curves("chaos")
         for trial in complete:

@@ -18,12 +18,12 @@ from bsearch.objectives.state.checkpoint_files import delete_checkpoint
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
+from bsearch.spaces.trial import LEFT, Measurement, Outcome, TrialSetup
 from conftest import TASKS
 from helpers import setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_jobs import cut_off, cut_off_in_step
+from rank_jobs import cut_off, cut_off_in_step, left_while_saving_takes_long
 from tasks_for_tests import Noisy, own_loop_with_checkpoints
 
 
@@ -185,6 +185,17 @@ def test_with_more_or_fewer_devices_the_same_training_goes_on(tmp_path: Path, be
     assert [seen for seen, *_ in again[0]] == [seen for seen, *_ in uninterrupted[0]]
     for one, other in zip(again[1], uninterrupted[1], strict=True):
         assert float((one - other).norm()) <= 1e-10 * float(other.norm())
+
+
+@pytest.mark.slow
+def test_ranks_that_are_asked_to_leave_wait_until_the_checkpoint_is_written(tmp_path: Path) -> None:
+    training = {"evaluations": 1}
+    made = noisy(tmp_path, training=training, plan=BatchPlan(10, 1, 2), smallest_micro_batch=2, checkpoint_every_s=60.0)
+    with closing(RankProcesses(2, "cpu", 1)) as ranks:
+        (outcome,) = ranks.run(left_while_saving_takes_long, f"{TASKS}:Noisy", made.to_dict())
+    assert (outcome.kind, outcome.message) == ("interrupted", LEFT)
+    again = list(TrainingRun(Noisy(), replace(made, attempt=1, plan=BatchPlan(10))).measurements())
+    assert again[-1].facts["resumed_at"] == 160  # after the 16th step, at which ranks agree
 
 
 def test_a_slow_checkpoint_is_not_written_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
