@@ -98,15 +98,18 @@ class RayConnection:
             if not ray.is_initialized():
                 self._start()
                 self.started_here = True
+            own = ray.get_runtime_context().get_node_id()
+            here = next((node for node in nodes() if node["NodeID"] == own), None)
+            if here is None:
+                raise ConnectionError("this machine has left it again")
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
+            self.close()
             raise ClusterError(
                 f"cluster.address {address}: Ray could not be {'started' if address == 'local' else 'reached'}: {error}. "
                 f"Its own messages are in {self._log_file}; `bsearch doctor` diagnoses it."
             ) from error
         if on_sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
-        own = ray.get_runtime_context().get_node_id()
-        here = next(node for node in nodes() if node["NodeID"] == own)
         # What ends this process's connection where it dies.
         self._needed = {
             "Ray's head": ray.get_runtime_context().gcs_address,

@@ -99,6 +99,10 @@ class StudySearcher(Searcher):
         if setup == "wait":
             return None
         self._numbers[trial_id] = setup.number
+        return self._guarded(lambda: self._config(trial_id, setup))
+
+    def _config(self, trial_id: str, setup: TrialSetup) -> dict[str, Any]:
+        """What Tune is to start for an attempt, on the machines that are there."""
         devices = setup.plan.devices
         split = self._runner.placed(devices)
         waits = sum(split) < devices and not self._study.go_on_with(setup.number, sum(split))
