@@ -54,9 +54,10 @@ def _over_ranks(reference: str, setup: TrialSetup) -> Any:
     """The attempt on several devices: every rank runs it, and rank 0 reports."""
     try:
         ranks = rank_processes(setup.plan.devices, setup.device, setup.cpus)
-        if asked_to_leave():  # while they started
-            ranks.ask_to_leave()
         with closing(ranks.run(attempt_in_rank, reference, setup.to_dict())) as reports:  # type: ignore[type-var]
+            if asked_to_leave():  # while they started
+                yield Outcome("interrupted", LEFT)
+                return
             yield from reports
     except RankDiedError as error:
         yield Outcome("interrupted", f"{NODE_DIED}: {error}" if error.machine else str(error))
@@ -66,11 +67,8 @@ def _over_ranks(reference: str, setup: TrialSetup) -> Any:
 
 def attempt_in_rank(reference: str, setup: Mapping[str, Any]) -> Iterator[Measurement | Outcome]:
     """One rank's part of an attempt; its measurements are aggregated over all ranks."""
-    try:
-        with closing(_attempt(load_task(reference), TrialSetup.from_dict(setup), reference)) as attempt:
-            yield from attempt
-    finally:
-        stay()
+    with closing(_attempt(load_task(reference), TrialSetup.from_dict(setup), reference)) as attempt:
+        yield from attempt
 
 
 def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> Any:

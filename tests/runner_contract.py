@@ -69,19 +69,6 @@ class RunnerContract(Studies):
         assert (result.stopped, result.failure) == ("", "")
         assert all(trial.user_attrs["samples_budget"] == 800 for trial in trials)
 
-    def test_the_same_error_three_times_stops_the_study_and_says_so(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        result = go("Raises", budget={"trials": 20})
-        assert result.failure.startswith(
-            "3 trials in a row failed with the same error: Raises: ValueError: the score is not ready"
-        )
-        # Trials that ran beside the third may have failed, or been cut off, by then.
-        states = [trial.state.name for trial in kept().trials]
-        assert set(states) <= {"FAIL", "WAITING"}
-        errors = [trial for trial in kept().trials if trial.user_attrs.get("outcome") == "error"]
-        assert 3 <= len(errors) <= 5
-        rows = [row for row in Records(f"sqlite:///{kept_path(kept())}").attempts("small") if row["outcome"] == "error"]
-        assert "Traceback" in rows[0]["traceback"]
-
     def test_a_trial_that_was_cut_off_goes_on_from_its_checkpoint(
         self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
     ) -> None:
@@ -142,6 +129,19 @@ class RunnerContract(Studies):
 
 class StudyContract(Studies):
     """What the driver decides, whatever runs its trials: the serial runner takes it each time, Ray's before a release."""
+
+    def test_the_same_error_three_times_stops_the_study_and_says_so(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
+        result = go("Raises", budget={"trials": 20})
+        assert result.failure.startswith(
+            "3 trials in a row failed with the same error: Raises: ValueError: the score is not ready"
+        )
+        # Trials that ran beside the third may have failed, or been cut off, by then.
+        states = [trial.state.name for trial in kept().trials]
+        assert set(states) <= {"FAIL", "WAITING"}
+        errors = [trial for trial in kept().trials if trial.user_attrs.get("outcome") == "error"]
+        assert 3 <= len(errors) <= 5
+        rows = [row for row in Records(f"sqlite:///{kept_path(kept())}").attempts("small") if row["outcome"] == "error"]
+        assert "Traceback" in rows[0]["traceback"]
 
     def test_the_same_study_again_goes_on_where_it_stood(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         go("Points", budget={"trials": 3})

@@ -24,7 +24,7 @@ from ...spaces.errors import BsearchError, TaskError
 from ...spaces.trial import COUNTED, Outcome
 from ..loading import user_code_location
 from ..machine.environment import environment
-from ..state.leaving import LEAVE_SIGNAL, ask_to_leave
+from ..state.leaving import LEAVE_SIGNAL, ask_to_leave, stay
 
 LOOPBACK = "127.0.0.1"
 # What every rank needs besides this module.
@@ -103,6 +103,7 @@ def _rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> No
         pipe.send(("started", None))
         while True:
             _, job, arguments = pipe.recv()
+            stay()
             _run_job(pipe, job, arguments)
             gc.collect()  # a DistributedDataParallel that outlives its job aborts the process when the group is destroyed
     dist.destroy_process_group()

@@ -52,7 +52,7 @@ class RankProcesses:
         ends = [Pipe() for _ in range(self.shares[0])]
         self._pipes: list[Connection] = [own for own, _ in ends]
         self._processes: list[BaseProcess] = start_ranks(meeting, [(rank, theirs) for rank, (_, theirs) in enumerate(ends)])
-        self.alive = True
+        self.alive, self._busy = True, False
         try:
             if self._remote is not None:
                 self._pipes += self._remote.connected(_START_S)
@@ -72,7 +72,7 @@ class RankProcesses:
             RankDiedError: a rank's process died.
             BsearchError: a rank raised one.
         """
-        done = False
+        done, self._busy = False, True
         try:
             self._send(("run", job, arguments))
             while True:
@@ -96,6 +96,7 @@ class RankProcesses:
             done = self._stopped()
             raise
         finally:
+            self._busy = False
             if not done:
                 self.close()
 
@@ -114,8 +115,8 @@ class RankProcesses:
             pipe.close()
 
     def ask_to_leave(self) -> None:
-        """Ask their training to leave: rank 0, on which the others agree."""
-        if self.alive:
+        """Ask their training to leave, if there is one: rank 0, on which the others agree."""
+        if self.alive and self._busy:
             with suppress(ProcessLookupError):
                 os.kill(self._processes[0].pid or 0, LEAVE_SIGNAL)
 

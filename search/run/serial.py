@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from ...objectives.profiling.probe import device_name, profile_in_subprocess, profile_task
+from ...objectives.state.leaving import stay
 from ...objectives.trial import leave, start_attempt
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
@@ -69,6 +70,7 @@ class SerialRunner:
         return self._saves
 
     def run(self, study: StudyRun) -> None:
+        stay()  # whatever was asked of an earlier run
         while True:
             setup = study.next_attempt()
             if setup is None or setup == "wait" or study.leaving:  # nothing else runs here

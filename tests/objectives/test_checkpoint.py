@@ -193,7 +193,12 @@ def test_ranks_that_are_asked_to_leave_wait_until_the_checkpoint_is_written(tmp_
     made = noisy(tmp_path, training=training, plan=BatchPlan(10, 1, 2), smallest_micro_batch=2, checkpoint_every_s=60.0)
     with closing(RankProcesses(2, "cpu", 1)) as ranks:
         (outcome,) = ranks.run(left_while_saving_takes_long, f"{TASKS}:Noisy", made.to_dict())
-    assert (outcome.kind, outcome.message) == ("interrupted", LEFT)
+        assert (outcome.kind, outcome.message) == ("interrupted", LEFT)
+        assert not ranks.alive
+    with closing(RankProcesses(2, "cpu", 1)) as others:
+        others.ask_to_leave()  # of ranks without a training nothing is asked, and the next one stays
+        (whole,) = others.run(cut_off, f"{TASKS}:Noisy", replace(made, checkpoint=None).to_dict(), 99)
+        assert whole[0][-1][0] == made.samples_budget
     again = list(TrainingRun(Noisy(), replace(made, attempt=1, plan=BatchPlan(10))).measurements())
     assert again[-1].facts["resumed_at"] == 160  # after the 16th step, at which ranks agree
 
