@@ -429,13 +429,26 @@ def own_loop_with_checkpoints(setup: TrialSetup) -> Iterator[Measurement]:
         yield measurement
 
 
+def endure(batch: list[torch.Tensor], setup: TrialSetup) -> None:
+    """Let a training take ENDURES_S seconds, however many devices share it."""
+    if setup.samples_budget > 1:
+        share = len(batch[1]) * setup.plan.devices / setup.samples_budget
+        time.sleep(share * float(os.environ.get("ENDURES_S", "3")))
+
+
 class Endures(Noisy):
     """A trial of some seconds, which random kills find at work; ENDURES_S=0 trains it at once."""
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
-        if setup.samples_budget > 1:
-            share = len(batch[1]) * setup.plan.devices / setup.samples_budget
-            time.sleep(share * float(os.environ.get("ENDURES_S", "3")))
+        endure(batch, setup)
+        return super().loss(model, batch, setup)
+
+
+class EnduresWithoutNorm(Points):
+    """As long, and with fewer devices the same: nothing in it depends on the micro-batch."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        endure(batch, setup)
         return super().loss(model, batch, setup)
 
 

@@ -25,7 +25,7 @@ def written(folder: Path) -> Path:
     folder.mkdir()
     study = {
         "study": "two",
-        "task": f"{TASKS}:Endures",
+        "task": f"{TASKS}:EnduresWithoutNorm",
         "space": {
             "effective_batch": {"low": 8, "high": 64},
             "reference_rate": {"low": 0.01, "high": 0.1, "at_batch": 64},
