@@ -129,7 +129,7 @@ class RayConnection:
                     ray.shutdown()
                 if again:
                     raise RuntimeError(str(error)) from error
-                self._say("Ray did not start: starting it again")
+                self._say("Ray did not start: trying once more")
             else:
                 return
 
@@ -166,7 +166,7 @@ class RayConnection:
                 ours = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
                 if ours or time.monotonic() - self._answered[name] < patience_s:
                     continue
-                return f"{name} at {address} no longer answers"
+                return f"{name} at {address} does not respond"
         return ""
 
     def renew(self, lost: str, stops: Callable[[], bool] = lambda: False) -> str:
@@ -182,9 +182,9 @@ class RayConnection:
         if self.started_here and self._restarts > RESTARTS:
             return f"{lost}, for the {self._restarts}th time in this run. Its own messages are in {self._log_file}"
         if self.started_here:
-            self._say(f"{lost}: starting Ray again; running trials resume from their checkpoints")
+            self._say(f"{lost}: restarting Ray; what was interrupted will resume")
         else:
-            self._say(f"{lost}: waiting for it; running trials resume from their checkpoints")
+            self._say(f"{lost}: waiting for it to come back; what was interrupted will resume")
         # It may wait for what is gone.
         ending = threading.Thread(target=ray.shutdown, daemon=True)
         ending.start()
@@ -201,7 +201,7 @@ class RayConnection:
                     return str(error)
                 time.sleep(_CHECKED_S)
             else:
-                self._say("Ray is there again")
+                self._say("Ray is back")
                 return ""
         return lost
 

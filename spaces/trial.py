@@ -263,7 +263,7 @@ COUNTED: frozenset[OutcomeKind] = frozenset({"complete", "stopped", "diverged"})
 # The beginning of an interruption's message where the machine died, and not the worker alone.
 NODE_DIED = "its node died"
 # The message of one that its driver asked for.
-LEFT = "left, as its driver asked"
+LEFT = "stopped at its driver's request"
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class RunnerContract(Studies):
         texts: list[str] = []
         result = go("CountsItsSteps", notify=lambda event: texts.append(event.text), **changes)
         assert result.interrupted == signal.SIGTERM
-        assert any("write a checkpoint, and resume from it" in text for text in texts)
+        assert any("save a checkpoint and resume from it" in text for text in texts)
         before = len(steps.read_bytes())
         assert 40 <= before < 200
         go("CountsItsSteps", **changes)

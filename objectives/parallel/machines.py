@@ -102,11 +102,11 @@ class RemoteRanks:
                 missing = ", ".join(map(str, sorted(set(self._host_of) - set(pipes))))
                 raise RankDiedError(
                     f"ranks {missing} on other machines did not connect to {self._server.getsockname()[0]} within "
-                    f"{within_s:.0f} s: machines of one trial must reach one another at all ports"
+                    f"{within_s:.0f} s: machines of one trial must reach one another on all ports"
                 )
             try:
                 connection, role, number = _accepted(self._server, self._key)
-            except (TimeoutError, AuthenticationError, EOFError, OSError):
+            except (AuthenticationError, EOFError, OSError):
                 continue  # nobody, or a stranger
             (self._hosts if role == "host" else pipes)[number] = connection
         self._server.close()
@@ -124,7 +124,7 @@ class RemoteRanks:
             pass
         if rank in self._told:
             return RankDiedError(f"rank {rank} {self._told[rank]}")
-        return RankDiedError(f"rank {rank}, on another machine, no longer answers", machine=self._machines.has_left(machine))
+        return RankDiedError(f"rank {rank}, on another machine, stopped responding", machine=self._machines.has_left(machine))
 
     def close(self) -> None:
         """Let go of the other machines, which then kill what is left of their ranks."""

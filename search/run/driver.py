@@ -434,7 +434,7 @@ def _interrupts(run: StudyRun, runner: Runner, retry_policy: RetryPolicy) -> Ite
             raise raised
         run.leaving = f"interrupted ({received[0].name})"
         if not run.stop_reason and run.trains and runner.leave():
-            text = "stopping: running trials write a checkpoint, and resume from it with the next run; again to stop at once"
+            text = "stopping: running trials save a checkpoint and resume from it in the next run; repeat to stop at once"
             run.notify(Event("message", text=text))
             patience.start()
             return

@@ -236,7 +236,10 @@ class StudyRun:
         attempt.setup = replace(setup, plan=plan, largest_micro_batch=limits["largest_micro_batch"])
         self._records.update_setup(attempt.setup)
         self.notify(
-            Event("message", text=f"trial {number} goes on with {devices} of its {attempt.devices} devices: no more are there")
+            Event(
+                "message",
+                text=f"trial {number} continues on {devices} of its {attempt.devices} devices: no others are available",
+            )
         )
         return True
 

@@ -76,11 +76,11 @@ def test_a_ray_of_our_own_that_loses_a_part_is_started_again(tmp_path: Path) -> 
     until("trying the training code")
     time.sleep(2)
     kill("raylet/raylet")
-    until("Ray is there again")
+    until("Ray is back")
     until("[2/8]")
     kill("gcs_server")
     assert driver.wait(timeout=150) == 0, words()
-    assert words().count("starting Ray again; running trials resume from their checkpoints") == 2
+    assert words().count("restarting Ray; what was interrupted will resume") == 2
     assert "Traceback" not in words()
     assert "(raylet)" not in words()
     assert len(finished(folder)) == 8

@@ -13,32 +13,24 @@ import pytest
 import yaml
 from bsearch.search.store.records import Records
 from bsearch.search.store.stored import StoredStudy
-from chaos import BIN, TASKS, _command
+from chaos import BIN, EVALUATIONS, TASKS, _command, study
 from machines import Machine, Network, network
 
 pytestmark = [pytest.mark.faults]
 
-TRIALS, EVALUATIONS = 3, 10
+TRIALS = 3
 
 
 def written(folder: Path) -> Path:
     folder.mkdir()
-    study = {
+    content = study(TRIALS) | {
         "study": "two",
         "task": f"{TASKS}:EnduresWithoutNorm",
-        "space": {
-            "effective_batch": {"low": 8, "high": 64},
-            "reference_rate": {"low": 0.01, "high": 0.1, "at_batch": 64},
-            "epochs": 2,
-        },
-        "training": {"evaluations": EVALUATIONS},
         "devices": {"per_trial": 4, "kind": "cpu"},
         "budget": {"trials": TRIALS, "profile_s": 2},
-        "cluster": {"checkpoint_every_s": 0},
-        "stopping": "none",
-        "sampler": "random",
+        "baseline": [],
     }
-    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
     return folder / "study.yaml"
 
 
@@ -76,17 +68,17 @@ def test_a_trial_over_two_machines_goes_on_with_one_and_with_both_again(tmp_path
     subprocess.run(
         [BIN / "bsearch", "run", "--serial", alone], check=True, capture_output=True, env={**os.environ, "ENDURES_S": "0"}
     )
-    study = written(tmp_path / "study")
+    path = written(tmp_path / "study")
     with network() as made:
         made.variables["ENDURES_S"] = "4"
         head, member = made.machine(), made.machine()
-        head.ray(study.parent, cpus=2)
+        head.ray(path.parent, cpus=2)
         until(lambda: listening(head, "gcs_server"))
-        member.ray(study.parent, head=head, cpus=2)
-        log = study.parent / "driver.log"
+        member.ray(path.parent, head=head, cpus=2)
+        log = path.parent / "driver.log"
         until(lambda: joined(made, head) == 4)
-        driver = head.start([BIN / "bsearch", "run", study], log, RAY_ADDRESS=f"{head.address}:6379")
-        until(lambda: len(curve(study).get(0, [])) >= 3)
+        driver = head.start([BIN / "bsearch", "run", path], log, RAY_ADDRESS=f"{head.address}:6379")
+        until(lambda: len(curve(path).get(0, [])) >= 3)
         # The ranks hear one another on the interface between the machines, and nowhere else.
         ranks = [pid for pid in head.pids() if "multiprocessing.forkserver" in _command(pid)]
         assert {place.removeprefix("[::ffff:").strip("[]") for place in listening(head, *(f"pid={pid}," for pid in ranks))} == {
@@ -95,18 +87,18 @@ def test_a_trial_over_two_machines_goes_on_with_one_and_with_both_again(tmp_path
         assert "over 2 machines" in log.read_text()
         began = time.monotonic()
         member.cut_off()
-        until(lambda: "goes on with 2 of its 4 devices" in log.read_text())
-        planned, cut = time.monotonic(), len(curve(study)[0])
-        until(lambda: len(curve(study)[0]) > cut)
+        until(lambda: "continues on 2 of its 4 devices" in log.read_text())
+        planned, cut = time.monotonic(), len(curve(path)[0])
+        until(lambda: len(curve(path)[0]) > cut)
         print(f"cut off: planned anew after {planned - began:.1f} s, next evaluation after {time.monotonic() - began:.1f} s")
         member.plug_in()
         member.kill()
-        member.ray(study.parent, head=head, cpus=2)
+        member.ray(path.parent, head=head, cpus=2)
         driver.wait(timeout=200)
         words = log.read_text()
     assert driver.returncode == 0, words
     assert "Traceback" not in words
-    trials, references = read(study).records, read_alone(alone)
+    trials, references = read(path).records, read_alone(alone)
     assert [trial.outcome for trial in trials] == ["complete"] * TRIALS
     for trial in trials:
         parameters = {name: value for name, value in trial.parameters.items() if name != "devices"}
@@ -114,10 +106,10 @@ def test_a_trial_over_two_machines_goes_on_with_one_and_with_both_again(tmp_path
         assert trial.facts.devices == 4
         assert trial.facts.device_s == pytest.approx(4 * trial.facts.train_s)
     assert trials[0].facts.attempts > 1
-    seen = [samples for samples, _ in curve(study)[0]]
+    seen = [samples for samples, _ in curve(path)[0]]
     assert seen == sorted(set(seen))
     assert len(seen) == EVALUATIONS
-    used = [setup for (setup,) in rows(study)]
+    used = [setup for (setup,) in rows(path)]
     assert '"devices": 2' in "".join(used)
     assert '"devices": 4' in used[-1]  # both machines again
 

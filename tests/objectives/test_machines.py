@@ -101,7 +101,7 @@ def test_a_machine_that_is_lost_is_told_as_such(spread: Callable[..., RankProces
     reports = ranks.run(who, 10**9)
     next(reports)
     here.hosts[0].kill()
-    with pytest.raises(RankDiedError, match=r"rank \d, on another machine, no longer answers") as told:
+    with pytest.raises(RankDiedError, match=r"rank \d, on another machine, stopped responding") as told:
         for _ in reports:
             time.sleep(0.01)
     assert told.value.machine
