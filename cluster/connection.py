@@ -73,7 +73,7 @@ class RayConnection:
         self._restarts = 0
         self.started_here = self._stuck = False
         _redirect_ray_logs(log_file)
-        self._found_here = ray.is_initialized() and self._address in ("local", "auto", ray.get_runtime_context().gcs_address)
+        self._found_here = ray.is_initialized()
         self._connect()
 
     def _connect(self) -> None:
@@ -82,7 +82,8 @@ class RayConnection:
         on_sigterm = signal.getsignal(signal.SIGTERM)
         joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self._threads)}}
         try:
-            if self._found_here:
+            own = ray.get_runtime_context().gcs_address if self._found_here else ""
+            if own and address in ("local", "auto", own):
                 pass
             elif address == "auto":
                 with contextlib.suppress(ConnectionError):
@@ -94,12 +95,14 @@ class RayConnection:
                 )
             elif address != "local":
                 _check_reachable(address)
+                if own:
+                    raise ConnectionError(f"this process is connected to another one already, at {own}")
                 ray.init(address=address, **joined)
             if not ray.is_initialized():
                 self._start()
                 self.started_here = True
-            own = ray.get_runtime_context().get_node_id()
-            here = next((node for node in nodes() if node["NodeID"] == own), None)
+            node_id = ray.get_runtime_context().get_node_id()
+            here = next((node for node in nodes() if node["NodeID"] == node_id), None)
             if here is None:
                 raise ConnectionError("this machine has left it again")
         except (RayError, ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:

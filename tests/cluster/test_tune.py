@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+import ray
 from bsearch.cluster.tune import TuneRunner
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import ClusterError
@@ -102,6 +104,17 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
         TuneRunner(Cluster(address="127.0.0.1:1"), Devices(), tmp_path / "ray.log"),
     ):
         pass
+
+
+def test_a_connection_to_another_cluster_is_left_alone(ray_address: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        for port, told in ((1, "refused"), (other.getsockname()[1], f"connected to another one already, at {ray_address}")):
+            with (
+                pytest.raises(ClusterError, match=rf"cluster.address 127.0.0.1:{port}: Ray could not be reached.*{told}"),
+                TuneRunner(Cluster(address=f"127.0.0.1:{port}"), Devices(), tmp_path / "ray.log"),
+            ):
+                pass
+    assert ray.get_runtime_context().gcs_address == ray_address
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
