@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .search.run.driver import StudyResult
     from .search.run.study_run import StudyRun
     from .search.store.stored import StoredStudy
+    from .search.suggest.scale_up import NextStudy
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -145,7 +146,22 @@ class _Value(click.ParamType[float]):
         return number
 
 
-_SHARE, _VALUE = _Share(), _Value()
+class _Times(click.ParamType[float]):
+    """A factor, written 10x or 10."""
+
+    name = "times"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            factor = float(value.strip().removesuffix("x"))
+        except ValueError:
+            factor = math.nan
+        if not 1 <= factor < 1e9:
+            self.fail(f"expected a factor of 1 or more, such as 10x, got {cut(value, 60)!r}", param, ctx)
+        return factor
+
+
+_SHARE, _VALUE, _TIMES = _Share(), _Value(), _Times()
 set_option = click.option(
     "--set",
     "parameters",
@@ -837,6 +853,68 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
     console = _terminal()
     for row in rows:
         console.print(Text(row["rule"], style="bold"), f" {row['summary']}\n  {row['formula']}\n  {row['source']}\n")
+
+
+@main.command("scale-up", epilog=_epilog("bsearch scale-up small.yaml medium.yaml --data 10x --model 4x"))
+@click.argument("studies", metavar="STUDY...", nargs=-1, required=True, shell_complete=study_files)
+@click.option(
+    "--data", type=_TIMES, default="1x", metavar="TIMES", help="Samples of the larger training, over the largest tried."
+)
+@click.option("--model", type=_TIMES, default="1x", metavar="TIMES", help="Its parameters over the largest tried.")
+@click.option(
+    "--then-run",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the small study that would narrow the intervals most.",
+)
+@storage_option
+@json_option
+def scale_up(
+    studies: tuple[str, ...], data: float, model: float, then_run: Path | None, storage: str | None, as_json: bool
+) -> None:
+    """Predict the best batch, learning rate and weight decay of a training that is too large to search.
+
+    From the trials of one study, or of several that differ in size alone, such as in epochs, samples or width, and from what is
+    published about exponents. Where the trials say little, the published laws and their disagreement are what remains.
+    """
+    from .search.report.export import json_text
+    from .search.report.terminal.scale_up import scale_up_document, scale_up_parts
+    from .search.store.stored import StoredStudy
+    from .search.suggest.scale_up import scale_up as predict
+
+    opened = [StoredStudy.open(study, None, storage) for study in studies]
+    metrics = {(stored.front.metric, stored.front.direction) for stored in opened}
+    if len(metrics) > 1:
+        raise StudyFileError(f"expected studies of one metric, got {' and '.join(sorted(name for name, _ in metrics))}")
+    names, records = ", ".join(stored.name for stored in opened), [one for stored in opened for one in stored.records]
+    found = predict(names, records, data, model, opened[0].front.direction)
+    written = None if then_run is None else _write_next(then_run, opened[0], found.next)
+    if as_json:
+        click.echo(json_text(scale_up_document(names, found)), nl=False)
+    console = _terminal(as_json)
+    if not as_json:
+        for part in scale_up_parts(names, found):
+            console.print(part)
+    if written is not None and found.next is not None:
+        batch, rate = (f"{1 - one:.0%}" for one in found.next.narrows)
+        console.print(
+            f"\nWrote {from_here(written)}: {found.next.trials} trials of {found.next.size.samples:,.0f} samples, in all "
+            f"{found.next.cost:.2g} trainings of the predicted size. It would narrow the interval of the batch by {batch} and "
+            f"that of the rate by {rate}. Run it, then name it here too."
+        )
+
+
+def _write_next(file: Path, stored: StoredStudy, found: NextStudy | None) -> Path:
+    import yaml
+
+    from .search.suggest.scale_up import next_study
+    from .spaces.files import write_file
+
+    if found is None:
+        raise click.UsageError("--then-run: every study that would say more costs more than two trainings of that size")
+    if file.exists():
+        raise click.UsageError(f"--then-run: {file} exists already; name another")
+    return write_file(file, yaml.safe_dump(next_study(stored.spec, stored.records, found), sort_keys=False))
 
 
 @main.command("fit-batch", epilog=_epilog("bsearch fit-batch runs.csv\n  bsearch fit-batch runs.csv --at 500 --at 3000"))

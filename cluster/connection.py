@@ -31,6 +31,7 @@ from ray.tune.execution import class_cache
 
 from ..objectives.machine.environment import environment
 from ..spaces.errors import ClusterError
+from .fair_share import Others, of_a_study, other_studies
 
 # Ray's messages go to a file.
 _QUIET: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
@@ -80,7 +81,7 @@ class RayConnection:
         address = self._address
         # Ray's own would end this process at once, with a dump of its stacks.
         on_sigterm = signal.getsignal(signal.SIGTERM)
-        joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self._threads)}}
+        joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self._threads)}, "job_config": of_a_study()}
         try:
             own = ray.get_runtime_context().gcs_address if self._found_here else ""
             if own and address in ("local", "auto", own):
@@ -135,6 +136,14 @@ class RayConnection:
                 self._say("Ray did not start: trying once more")
             else:
                 return
+
+    def others(self) -> Others | None:
+        """The other studies that this Ray runs now; None where there are none, or it does not say.
+
+        Raises:
+            ConnectionError: Ray's head does not answer.
+        """
+        return None if self.started_here else other_studies()
 
     def keep_away(self) -> None:
         """Let no call that is still on its way start a Ray of its own where there is none, as any of Ray's functions would."""

@@ -7,15 +7,21 @@ These are Tune's internals, which its releases may rename: where one is missing,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def keep_processes(controller: Any) -> None:
+def idle_processes(controller: Any) -> int:
+    """How many processes of a Tune controller hold devices and have no trial."""
+    return int(getattr(getattr(controller, "_actor_cache", None), "_num_cached_objects", 0))
+
+
+def keep_processes(controller: Any, too_many: Callable[[], bool]) -> None:
     """Make a Tune controller keep its processes for as long as there may be trials for them.
 
     Args:
         controller: Tune's, or its wrapper as a scheduler sees it.
+        too_many: whether its trials and processes hold more devices than they may.
     """
     controller = getattr(controller, "_tune_controller", controller)
     needed = (
@@ -31,15 +37,18 @@ def keep_processes(controller: Any) -> None:
     if not all(hasattr(controller, name) for name in needed) or isinstance(controller._actor_cache, _Idle):
         return
     if all(hasattr(controller._actor_cache, name) for name in of_cache):
-        controller._actor_cache = _Idle(controller._actor_cache)
+        controller._actor_cache = _Idle(controller._actor_cache, too_many)
         controller._maybe_reuse_cached_actor = _Reuse(controller)
 
 
 class _Idle:
-    """Idle processes by the resources they hold. One is given up only if a trial that needs other resources is waiting."""
+    """Idle processes by the resources they hold. One is given up only if a trial that needs other resources is waiting, or if
+    there are too many.
+    """
 
-    def __init__(self, cache: Any) -> None:
+    def __init__(self, cache: Any, too_many: Callable[[], bool]) -> None:
         self._cache = cache  # Tune's, which does all the rest
+        self._too_many = too_many
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -54,6 +63,9 @@ class _Idle:
     def flush_cached_objects(self, force_all: bool = False) -> Iterator[Any]:
         if force_all or any(self._is_wanted_elsewhere(key) for key, objs in self._cache._cached_objects.items() if objs):
             yield from self._cache.flush_cached_objects(force_all=force_all)
+        elif self._too_many() and (idle := next(filter(None, self._cache._cached_objects.values()), None)):
+            self._cache._num_cached_objects -= 1  # one at a time, and then they are counted again
+            yield idle.pop(0)
 
     def _is_wanted_elsewhere(self, key: Any) -> bool:
         return any(waiting > 0 for other, waiting in self._cache._max_num_objects.items() if other != key)

@@ -1,14 +1,8 @@
-"""The Runner over Ray Tune: a thin Searcher that hands out attempts; `worker` holds the Trainable that runs them.
-
-Each Tune trial is one attempt at one of our trials. Tune schedules the attempts and reuses their processes; `StudyRun` decides
-what to try, how to record an outcome and when the study is over. All state is in the driver's database, none in Ray.
-"""
+"""The Runner over Ray Tune: `searcher` hands out attempts, `worker` holds the Trainable that runs them."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import platform
 import sys
 import tempfile
@@ -26,9 +20,6 @@ from . import ray_variables  # noqa: F401  # before Ray is imported
 import ray
 from ray import tune
 from ray.exceptions import GetTimeoutError, RayError
-from ray.tune.progress_reporter import ProgressReporter
-from ray.tune.schedulers import FIFOScheduler
-from ray.tune.search import Searcher
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -38,22 +29,19 @@ from ..search.run.study_run import StudyRun
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
-from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
+from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .connection import RayConnection, nodes
+from .fair_share import waiting
 from .machines import shares, trials_that_fit
-from .processes import keep_processes
+from .searcher import InOrder, SilentReporter, StartAndEnd, StudySearcher, StudyStopper
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
 
 # Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
 _KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
-# Machines that join or leave are noticed within this time.
-_REFRESH_S = 5.0
 # A machine's answer about its GPUs, including the start of a process there.
 _ANSWERED_S = 60.0
 # The main thread wakes this often to handle signals.
 _WAKE_S = 0.1
-# One suggestion is always made ahead of a free slot, and one more per this many slots.
-_SLOTS_FOR_ONE_AHEAD = 16
 # Pending trials that Tune may hold: effectively unlimited, since the searcher limits them.
 _MOST_PENDING = 100_000
 # Running attempts are asked to leave again after this time: one may just have begun.
@@ -64,229 +52,6 @@ _TUNE_ENDS_S = 3.0
 
 class _RayLostError(Exception):
     """One of Ray's own processes is gone."""
-
-
-class StudySearcher(Searcher):
-    """Presents a StudyRun to Tune: hands out attempts and forwards what they report."""
-
-    def __init__(self, study: StudyRun, runner: TuneRunner, most: int | None = None) -> None:
-        super().__init__(metric=None, mode=None)
-        self._study, self._most = study, most
-        self._slots = _cached_for(lambda: runner.slots, _REFRESH_S)
-        self._runner = runner
-        self._numbers: dict[str, int] = {}
-        # Devices of a pending or running attempt's trial, how many of them each machine has, and whether it waits for all.
-        self._splits: dict[str, tuple[int, tuple[int, ...], bool]] = {}
-        self.processes: dict[str, tuple[str, int]] = {}  # of running attempts: address of the machine, and process there
-        self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
-        self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
-        self._lock = threading.RLock()
-        self.closed = False  # Ray is gone: whatever Tune says now is of no attempt any more
-
-    def suggest(self, trial_id: str) -> Any:
-        """A Tune config, `FINISHED`, or None for "ask again later"."""
-        # Tune may ask for all its slots at once, so that their processes start together, and for a few more; suggestions made
-        # any earlier would be based on fewer results. If several trials end during one call, Tune ends the processes without
-        # a pending trial and starts others (docs/scaling.md).
-        slots = self._slots()
-        wanted = 1 + slots + slots // _SLOTS_FOR_ONE_AHEAD
-        # Ray may have room for more than the study allows, and would start what waits.
-        if len(self._numbers) >= (wanted if self._most is None else min(wanted, self._most)):
-            return None
-        setup = self._guarded(self._study.next_attempt)
-        if setup is None:
-            return Searcher.FINISHED
-        if setup == "wait":
-            return None
-        self._numbers[trial_id] = setup.number
-        return self._guarded(lambda: self._config(trial_id, setup))
-
-    def _config(self, trial_id: str, setup: TrialSetup) -> dict[str, Any]:
-        """What Tune is to start for an attempt, on the machines that are there."""
-        devices = setup.plan.devices
-        split = self._runner.placed(devices)
-        waits = sum(split) < devices and not self._study.go_on_with(setup.number, sum(split))
-        if waits:
-            split = (devices,)
-        self._splits[trial_id] = devices, split, waits
-        setups = self._study.setups(setup.number)
-        return {
-            "task": self._study.spec.task,
-            "setups": {kind: json.dumps(one.to_dict()) for kind, one in setups.items()},
-            "shares": split,
-        }
-
-    def waits_in_vain(self, trial_id: str) -> bool:
-        """Whether a pending attempt waits for other machines than it would be given now, or for a study that leaves."""
-        if trial_id not in self._splits or self.leaving:
-            return self.leaving
-        devices, split, waits = self._splits[trial_id]
-        now = self._runner.placed(devices)
-        return now != split and (sum(now) == devices or not waits)
-
-    @property
-    def leaving(self) -> bool:
-        return bool(self._study.leaving)
-
-    def begun(self, trial_id: str) -> None:
-        if trial_id in self._numbers:
-            self._guarded(lambda: self._study.begun(self._numbers[trial_id]))
-
-    def should_stop(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Record where an attempt runs or what it measured; True if it should stop."""
-        if "placed" in result and trial_id in self._numbers:
-            self.processes[trial_id] = result["node_ip"], result["pid"]
-            if "setup" in result:
-                setup = TrialSetup.from_dict(json.loads(result["setup"]))
-                self._guarded(lambda: self._study.place(self._numbers[trial_id], result["placed"], setup))
-        if "measurement" not in result or trial_id not in self._numbers or trial_id in self._outcomes:
-            return False
-        measurement = Measurement.from_dict(json.loads(result["measurement"]))
-        host = f"{result['hostname']} ({result['node_ip']})"
-        should_stop = self._guarded(lambda: self._study.report(self._numbers[trial_id], measurement, host))
-        if should_stop is None:  # the study crashed and stops
-            return True
-        if should_stop and not self._study.stop_reason:
-            self._outcomes[trial_id] = json.dumps(Outcome("stopped").to_dict())
-        return bool(should_stop)
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        if "outcome" in result:
-            self._outcomes[trial_id] = result["outcome"]
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        number = self._numbers.pop(trial_id, None)
-        self._splits.pop(trial_id, None)
-        self.processes.pop(trial_id, None)
-        if number is None:
-            return
-        reported = self._outcomes.pop(trial_id, None) or (result or {}).get("outcome")
-        if reported:
-            outcome = Outcome.from_dict(json.loads(reported))
-            self._guarded(lambda: self._study.end(number, outcome))
-        elif error and not self._study.stop_reason:
-            died = self.died.pop(trial_id, "its worker died")
-            self._guarded(lambda: self._study.end(number, Outcome("interrupted", died)))
-        elif self.leaving:
-            self._guarded(lambda: self._study.end(number, Outcome("interrupted", LEFT), silently=True))
-        elif not self._study.stop_reason:
-            self._guarded(lambda: self._study.put_back(number))  # it was pending, and waited in vain
-        # The driver records attempts that were interrupted because the study stopped.
-
-    def lost_ray(self) -> bool:
-        """Whether one of Ray's own processes is gone, and not a worker alone."""
-        return bool(self._runner.lost_ray())
-
-    def _guarded(self, call: Any) -> Any:
-        """Tune logs a searcher's exceptions and continues; ours stop the study and reach the user."""
-        with self._lock:
-            if self.closed:
-                return None
-            try:
-                return call()
-            except Exception as error:
-                self._study.crash(error)
-                return None
-
-    def close(self) -> None:
-        """Let nothing that Tune still says reach the study."""
-        with self._lock:
-            self.closed = True
-
-    def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
-        return True
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing to save: all state is in the storage."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing to restore, for the same reason."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its searcher to restore it later; a database connection cannot be pickled
-
-
-class _SilentReporter(ProgressReporter):
-    """In a notebook, Tune's own reporter would clear the cell's output, and with it our progress display."""
-
-    def should_report(self, trials: list[Any], done: bool = False) -> bool:
-        return False
-
-    def report(self, trials: list[Any], done: bool, *sys_info: str) -> None: ...
-
-
-class _InOrder(FIFOScheduler):
-    """Starts attempts in the order of their suggestions, in processes that stay.
-
-    It takes back those that wait for machines that have gone, and records why a trial's worker died, which Tune does not pass
-    to its searcher: a dead node is not its trials' fault.
-    """
-
-    def __init__(self, searcher: StudySearcher) -> None:
-        super().__init__()
-        self._searcher, self._looked_at = searcher, time.monotonic()
-
-    def on_trial_add(self, controller: Any, trial: Any) -> None:
-        keep_processes(controller)
-        super().on_trial_add(controller, trial)
-
-    def choose_trial_to_run(self, controller: Any) -> Any:
-        if self._searcher.leaving or time.monotonic() - self._looked_at > _REFRESH_S:
-            self._looked_at = time.monotonic()
-            inner = getattr(controller, "_tune_controller", controller)
-            for trial in list(inner.get_live_trials()):
-                if trial.status == "PENDING" and self._searcher.waits_in_vain(trial.trial_id):
-                    inner.stop_trial(trial)  # as Tune itself does; `request_stop_trial` is never acted on
-        return super().choose_trial_to_run(controller)
-
-    def on_trial_error(self, controller: Any, trial: Any) -> None:
-        with contextlib.suppress(OSError, TypeError):
-            text = Path(trial.error_file).read_text(encoding="utf-8", errors="replace")
-            dead = any(sign in text for sign in ("node has died", "node is dead", "node was terminated"))
-            if dead or self._searcher.lost_ray():
-                self._searcher.died[trial.trial_id] = NODE_DIED
-        super().on_trial_error(controller, trial)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its scheduler too
-
-
-class _StudyStopper(tune.Stopper):
-    """Ends attempts that should stop, and Tune's run when the study stops.
-
-    Tune passes every result here first; one that stops a trial reaches the searcher only when the trial ends.
-    """
-
-    def __init__(self, study: StudyRun, searcher: StudySearcher) -> None:
-        self._study, self._searcher = study, searcher
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return self._searcher.should_stop(trial_id, result)
-
-    def stop_all(self) -> bool:
-        return bool(self._study.stop_reason) or self._searcher.closed
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled
-
-
-class _StartAndEnd(tune.Callback):
-    """Tells when an attempt has got its devices, and drops what Tune would remember of one that has ended."""
-
-    def __init__(self, searcher: StudySearcher) -> None:
-        self._searcher = searcher
-
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._searcher.begun(trial.trial_id)
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        # Averages of every number that it reported: a third of what a driver's memory grew by.
-        kept = getattr(trial, "run_metadata", None)
-        for name in ("metric_analysis", "metric_n_steps"):
-            getattr(kept, name, {}).clear()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its callbacks too
 
 
 class TuneRunner:
@@ -376,12 +141,16 @@ class TuneRunner:
         share = self._devices.share if self.device == "gpu" else 0.0
         return partial(_bundle, cores=self.cores, gpus=share, kind=self._devices.accelerator_type)
 
-    def _rooms(self) -> dict[str, int]:
-        """Devices of each live machine, or trials where several share one, by the machine's id."""
+    def _rooms(self, resources: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, int]:
+        """Devices of each live machine, or trials where several share one, by the machine's id.
+
+        Args:
+            resources: those to count, of each machine; by default all that it has.
+        """
         needed = self._bundle(1).items()
+        counted = {node["NodeID"]: node["Resources"] for node in self._nodes()} if resources is None else resources
         return {
-            node["NodeID"]: min(int(node["Resources"].get(name, 0) / amount + 1e-6) for name, amount in needed)
-            for node in self._nodes()
+            machine: min(int(own.get(name, 0) / amount + 1e-6) for name, amount in needed) for machine, own in counted.items()
         }
 
     def _split(self, devices: int) -> tuple[int, ...] | None:
@@ -412,9 +181,23 @@ class TuneRunner:
     @property
     def slots(self) -> int:
         """Trials that fit now; machines may join and leave."""
-        rooms, fewest = self._rooms().values(), min(self._devices.counts)
-        fit = trials_that_fit(shares(fewest, rooms) or (fewest,), rooms)
+        fit = self._fitting(self._rooms())
         return min(fit, self._cluster.trials_at_once or fit)
+
+    def _fitting(self, rooms: Mapping[str, int]) -> int:
+        fewest = min(self._devices.counts)
+        return trials_that_fit(shares(fewest, rooms.values()) or (fewest,), rooms.values())
+
+    def fair_share(self, held: int) -> int | None:
+        """Trials that this study may have devices for while other studies use the same Ray; None while none does.
+
+        Args:
+            held: trials that it has devices for now.
+        """
+        others = self._ray.others()
+        if others is None:
+            return None
+        return others.share(self._fitting(self._rooms()), held, self._fitting(self._rooms(others.free)))
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -477,7 +260,7 @@ class TuneRunner:
             _RayLostError: it did.
         """
         most = max(request.devices)
-        with self._somewhere(most, kind) as (place, split):
+        with waiting(), self._somewhere(most, kind) as (place, split):
             profile = ray.remote(
                 num_cpus=self._bundle(split[0])["CPU"],
                 # Alone: neighbours on the same GPU would be in its times.
@@ -559,7 +342,7 @@ class TuneRunner:
                 ),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
-                    scheduler=_InOrder(searcher),
+                    scheduler=InOrder(searcher),
                     num_samples=-1,
                     max_concurrent_trials=None,
                     reuse_actors=True,
@@ -569,10 +352,10 @@ class TuneRunner:
                 run_config=tune.RunConfig(
                     name="run",
                     storage_path=folder,
-                    stop=_StudyStopper(study, searcher),
-                    callbacks=[_StartAndEnd(searcher)],
+                    stop=StudyStopper(study, searcher),
+                    callbacks=[StartAndEnd(searcher)],
                     verbose=0,
-                    progress_reporter=_SilentReporter() if in_notebook() else None,  # Tune warns of it elsewhere
+                    progress_reporter=SilentReporter() if in_notebook() else None,  # Tune warns of it elsewhere
                     failure_config=tune.FailureConfig(max_failures=0),
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 ),
@@ -662,25 +445,10 @@ def _gpu_memories(machines: Sequence[str]) -> dict[str, str]:
     return memories
 
 
-def _cached_for(ask: Callable[[], int], seconds: float) -> Callable[[], int]:
-    """The function `ask` with its answer cached for `seconds`."""
-    known, at = 0, -math.inf
-
-    def answer() -> int:
-        nonlocal known, at
-        if time.monotonic() - at > seconds:
-            with contextlib.suppress(RayError, ConnectionError):
-                known = ask()
-            at = time.monotonic()
-        return known
-
-    return answer
-
-
 def _words(resources: Mapping[str, float]) -> str:
     """The CPUs, GPUs and kind of device among a machine's resources, as text."""
     counted = [f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU"]
     return ", ".join([*counted, *(name.removeprefix(_KIND) for name in sorted(resources) if name.startswith(_KIND))])
 
 
-__all__ = ["StudySearcher", "TuneRunner"]
+__all__ = ["TuneRunner"]

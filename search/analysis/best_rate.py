@@ -11,7 +11,7 @@ rate, so it is the same whatever rule proposed the trials.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,7 +34,6 @@ _MOST = 150
 _LEAST_EXPONENT, _MOST_EXPONENT = -1.0, 2.0
 # Where the posterior of p is evaluated, in standard deviations from its mode: dense in the bulk, far enough for skewed ones.
 _OFFSETS = np.array([-9.0, -6.0, -4.0, -2.8, -2.0, -1.4, -0.9, -0.4, 0.0, 0.4, 0.9, 1.4, 2.0, 2.8, 4.0, 6.0, 9.0])
-_CONFIDENCE = 0.9  # of the intervals
 _DRAWS, _GRID, _GROUPS = 400, 80, 8
 _JITTER = 1e-8
 # Parameters that act only through the rate, or do not affect what is learned.
@@ -111,12 +110,12 @@ def best_rates(
         whole = _drawn(points, learned, values)
         halves = _halves(points, learned, values)
     bend = None
-    if halves is not None and _estimate(halves[2].exponents).high < _estimate(halves[1].exponents).low:
-        bend = (halves[0], _estimate(halves[1].exponents), _estimate(halves[2].exponents))
+    if halves is not None and Estimate.of(halves[2].exponents).high < Estimate.of(halves[1].exponents).low:
+        bend = (halves[0], Estimate.of(halves[1].exponents), Estimate.of(halves[2].exponents))
     sides = (whole, whole) if bend is None or halves is None else halves[1:]
     lines = [sides[bend is not None and batch > bend[0]] for batch in places]
     return BestRates(
-        exponent=_estimate(whole.exponents),
+        exponent=Estimate.of(whole.exponents),
         rates=tuple(_rate_at(batch, line, tried) for batch, line in zip(places, lines, strict=True)),
         trials=len(learned),
         left_out=left_out,
@@ -157,10 +156,10 @@ def _check_spread(name: str, points: Array) -> None:
         )
 
 
-def _others(records: Sequence[TrialRecord]) -> Array:
+def other_coordinates(records: Sequence[TrialRecord], without: Collection[str] = ()) -> Array:
     """Every other searched parameter, numbers scaled to unit range and categories one-hot: (trials, columns)."""
     columns: list[Any] = []
-    names = {name for record in records for name in record.parameters} - _NOT_OTHERS
+    names = {name for record in records for name in record.parameters} - _NOT_OTHERS - set(without)
     if RULES_FOR_ADAM & {str(record.facts.rule) for record in records}:
         names.add("rule")  # these change more than the rate
     for name in sorted(names):
@@ -309,11 +308,6 @@ class _Ridge:
         return np.asarray(grid[heights.argmax(axis=0)])
 
 
-def _estimate(draws: Array) -> Estimate:
-    low, value, high = np.quantile(draws, [(1 - _CONFIDENCE) / 2, 0.5, (1 + _CONFIDENCE) / 2])
-    return Estimate(float(value), float(low), float(high))
-
-
 @dataclass(frozen=True, slots=True)
 class _Lines:
     """Draws of the ridge as straight lines: exponents, and log rates at the log batch `middle`."""
@@ -324,7 +318,7 @@ class _Lines:
 
 
 def _drawn(points: Array, records: Sequence[TrialRecord], values: Array) -> _Lines:
-    ridge = _Ridge(points[:, 0], points[:, 1], _others(records), values)
+    ridge = _Ridge(points[:, 0], points[:, 1], other_coordinates(records), values)
     return _Lines(ridge.middle, *ridge.draws())
 
 
@@ -349,7 +343,7 @@ def _rate_at(batch: int, lines: _Lines, tried: Array) -> RateAt:
     low, high = tried[near, 1].min(), tried[near, 1].max()
     margin = 0.02 * (high - low)
     outside = float(((rates <= low + margin) | (rates >= high - margin)).mean())
-    fitted = _estimate(rates)
+    fitted = Estimate.of(rates)
     return RateAt(batch, Estimate(math.exp(fitted.value), math.exp(fitted.low), math.exp(fitted.high)), edge=outside > 0.25)
 
 

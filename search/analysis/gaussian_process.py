@@ -114,6 +114,14 @@ class GaussianProcess:
         variance = np.maximum(prior - np.einsum("ij,ij->j", solved, solved), 1e-12)
         return self.mean + self.std * middle, self.std * np.sqrt(variance)
 
+    def joint(self, points: Array) -> tuple[Array, Array]:
+        """Posterior mean (m,) and covariance (m, m) of the noise-free function at points (m, d)."""
+        z, features, cross = self._cross(points)
+        solved = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
+        prior = matern52(distances(z, z, self.free[: points.shape[1]])) + features @ features.T
+        middle = self.structure.mean(z) + cross @ self.weights
+        return self.mean + self.std * middle, self.std**2 * (prior - solved.T @ solved)
+
     def believing(self, points: Array) -> GaussianProcess:
         """The process conditioned also on its own means at points (m, d), without noise: only its variance changes."""
         if not len(points):

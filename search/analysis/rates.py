@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from ...spaces.learning_rate import RULE_EXPONENTS
+from .gaussian_process import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,11 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, draws: Array) -> Self:
+        low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95])
+        return cls(float(middle), float(low), float(high))
 
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high

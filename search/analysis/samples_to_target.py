@@ -22,6 +22,7 @@ import numpy as np
 
 from ...spaces.errors import Fault, StudyFileError, cut
 from .gaussian_process import Array
+from .rates import Estimate
 
 # The grid, and what is expected beforehand of each: means and standard deviations, of k and the spread on a log scale.
 _SHARPNESS, _GROWTH = (0.5, 1.0, 2.0, 4.0), (0.35, 0.5, 0.7, 0.85, 1.0, 1.15)
@@ -54,20 +55,6 @@ class RunsToTarget:
     @property
     def median(self) -> float:
         return float(np.median(self.samples))
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A number and its 90 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, draws: Array) -> Estimate:
-        low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95])
-        return cls(float(middle), float(low), float(high))
 
 
 @dataclass(frozen=True)

@@ -1,48 +1,108 @@
-"""Two studies on one Ray and in one database: each keeps to its share of the devices, and leaves the other's trials alone."""
+"""Two studies on one Ray and in one database: each has its share of the devices, and leaves the other's trials alone."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import hypothesis.strategies as st
 import optuna
 import pytest
+from bsearch.cluster.fair_share import Others
+from bsearch.cluster.searcher import REFRESH_S
 from conftest import BSEARCH, TASKS
 from helpers import SPACE
+from hypothesis import given
 
 pytestmark = [pytest.mark.ray]
 
+Driver = subprocess.Popen[str]
+Span = tuple[float, float]
 
-def test_two_studies_share_a_ray_and_a_database(study_file: Callable[..., Path], tmp_path: Path, ray_address: str) -> None:
-    storage = f"sqlite:///{tmp_path}/both.db"
-    drivers = []
-    for name in ("one", "two"):
-        path = study_file(
-            study=name,
-            task=f"{TASKS}:Slow",
-            space=SPACE,
-            storage=storage,
-            budget={"trials": 5},
-            cluster={"trials_at_once": 1},
-        )
-        own = path.rename(tmp_path / f"{name}.yaml")
-        environment = {**os.environ, "RAY_ADDRESS": ray_address}
-        drivers.append(subprocess.Popen([BSEARCH, "run", own], env=environment, stdout=subprocess.PIPE, text=True))
-    said = [driver.communicate(timeout=400)[0] for driver in drivers]
-    assert [driver.returncode for driver in drivers] == [0, 0], said
-    spans = []
-    for name in ("one", "two"):
-        trials = optuna.load_study(study_name=name, storage=storage).trials
-        assert [trial.state.name for trial in trials] == ["COMPLETE"] * 5
-        assert (tmp_path / "results" / name / "front.csv").exists()
-        for before, after in pairwise(trials):  # one at a time, although Ray has room for more
-            assert before.datetime_complete is not None
-            assert after.datetime_start is not None
-            assert before.datetime_complete <= after.datetime_start
-        spans.append((trials[0].datetime_start, trials[-1].datetime_complete))
-    (begun, ended), (other_begun, other_ended) = spans
-    assert begun < other_ended  # type: ignore[operator]
-    assert other_begun < ended  # type: ignore[operator]
+
+def started(study_file: Callable[..., Path], folder: Path, address: str, name: str, trials: int, **cluster: int) -> Driver:
+    times = folder / name
+    times.mkdir()
+    path = study_file(
+        study=name,
+        task=f"{TASKS}:TellsWhenItTrains",
+        space=SPACE | {"times": str(times)},
+        storage=f"sqlite:///{folder}/both.db",
+        budget={"trials": trials},
+        stopping="none",
+        cluster=cluster,
+    )
+    environment = {**os.environ, "RAY_ADDRESS": address}
+    return subprocess.Popen(
+        [BSEARCH, "run", path.rename(folder / f"{name}.yaml")], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def ended(folder: Path, driver: Driver, name: str, trials: int) -> list[Span]:
+    """When each trial of a finished study trained."""
+    said = driver.communicate(timeout=400)[0]
+    assert driver.returncode == 0, said
+    kept = optuna.load_study(study_name=name, storage=f"sqlite:///{folder}/both.db").trials
+    assert [trial.state.name for trial in kept] == ["COMPLETE"] * trials
+    assert (folder / "results" / name / "front.csv").exists()
+    return spans(folder, name)
+
+
+def spans(folder: Path, name: str) -> list[Span]:
+    times = [[float(line) for line in path.read_text().split()] for path in (folder / name).iterdir()]
+    return sorted((each[0], each[-1]) for each in times if each)
+
+
+def at_once(spans: list[Span], begin: float, end: float) -> int:
+    """The most of these that trained at the same moment of an interval."""
+    return max(sum(first <= moment <= last for first, last in spans) for moment, _ in spans if begin <= moment <= end)
+
+
+def test_a_study_that_comes_later_gets_its_share_and_leaves_it(
+    study_file: Callable[..., Path], tmp_path: Path, ray_address: str
+) -> None:
+    first = started(study_file, tmp_path, ray_address, "first", 50)
+    while len(list((tmp_path / "first").iterdir())) < 4:
+        assert first.poll() is None
+        time.sleep(0.1)
+    second = started(study_file, tmp_path, ray_address, "second", 8)
+    later = ended(tmp_path, second, "second", 8)
+    earlier = ended(tmp_path, first, "first", 50)
+    begun, over = later[0][0], later[-1][1]
+    settled = begun + REFRESH_S
+    assert at_once(later, settled, over) == 1
+    assert at_once(earlier, settled, over) == 1
+    assert at_once(earlier, 0, begun) == 2
+    assert sum(begin > over for begin, _ in earlier) > 6  # it had not waited for the end of the first
+    assert at_once(earlier, over, earlier[-1][1]) == 2  # and what it left was used
+
+
+@pytest.mark.long
+def test_what_a_study_does_not_use_is_anothers(study_file: Callable[..., Path], tmp_path: Path, ray_address: str) -> None:
+    """One may have one trial at a time, the other takes what is left, although Ray has room for more of the first."""
+    names = ("first", "second")
+    drivers = [started(study_file, tmp_path, ray_address, name, 5, trials_at_once=1) for name in names]
+    trained = [ended(tmp_path, driver, name, 5) for driver, name in zip(drivers, names, strict=True)]
+    for one in trained:
+        assert all(before[1] <= after[0] for before, after in pairwise(one))
+    assert trained[0][0][0] < trained[1][-1][1]
+    assert trained[1][0][0] < trained[0][-1][1]
+
+
+@given(
+    fit=st.integers(1, 64),
+    held=st.lists(st.integers(0, 64), min_size=2, max_size=5),
+    wait=st.booleans(),
+)
+def test_shares_are_all_devices_and_none_twice(fit: int, held: list[int], wait: bool) -> None:
+    count = len(held)
+    of = [Others(count, place, wait=True, free={}).share(fit, held[place], 0) for place in range(count)]
+    assert sum(of) == max(fit, count)
+    assert max(of) - min(of) <= 1
+    free = max(fit - sum(held), 0)
+    grown = [Others(count, place, wait, {}).share(fit, held[place], free) for place in range(count)]
+    assert all(now == fair if wait else now == max(fair, had + free) for now, fair, had in zip(grown, of, held, strict=True))

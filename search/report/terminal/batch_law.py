@@ -9,7 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ...analysis.samples_to_target import BatchLaw, Estimate, RunsToTarget
+from ...analysis.rates import Estimate
+from ...analysis.samples_to_target import BatchLaw, RunsToTarget
 from .tables import column
 
 
