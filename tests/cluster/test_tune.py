@@ -73,6 +73,7 @@ class TestTuneRunner(RunnerContract):
         assert sum(trial.state.name == "COMPLETE" for trial in trials) == 3
         assert result.failure == ""
 
+    @pytest.mark.long
     def test_a_killed_worker_costs_the_work_since_its_checkpoint_alone(
         self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path
     ) -> None:

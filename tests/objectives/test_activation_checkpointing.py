@@ -199,6 +199,7 @@ def test_a_loop_that_decides_itself_is_not_asked_for_more() -> None:
         profile_task(f"{TASKS}:own_loop", ProfileRequest(setup(1), memory, highest=64))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_profile_looks_at_more_checkpointing_only_where_memory_binds() -> None:
     plenty = profile_task(f"{TASKS}:Words", request(10**9))

@@ -148,6 +148,7 @@ def test_a_rank_killed_between_trials_is_told() -> None:
         list(reports)
 
 
+@pytest.mark.long
 def test_a_profile_of_several_devices_ends_in_a_process_of_its_own(tmp_path: Path) -> None:
     """As the serial runner makes them on GPUs: ranks that wait for more work must not keep that process from ending."""
     script = tmp_path / "profiles.py"

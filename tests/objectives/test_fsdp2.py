@@ -138,6 +138,7 @@ def test_more_devices_leave_less_on_each_and_a_gpu_that_is_not_here_is_traced() 
     assert not on_gpu.note
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_too_large_for_one_device_is_searched_and_trained(study_file: Callable[..., Path], tmp_path: Path) -> None:
     changes: dict[str, Any] = {

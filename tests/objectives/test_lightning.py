@@ -62,5 +62,6 @@ class TestLightning(TrainerContract):
         assert "make the validation loader's batches smaller" in outcome.message
 
 
+@pytest.mark.long
 def test_the_example_runs_from_the_command_line_to_a_front(tmp_path: Path) -> None:
     ends_with_a_front("lightning", tmp_path)

@@ -96,6 +96,7 @@ def test_a_driver_that_is_asked_to_go_goes(study_file: Callable[..., Path], line
     assert rays_of(driver.pid) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_driver_costs_no_paused_trial(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path = study_file(

@@ -147,6 +147,7 @@ def test_what_cannot_be_trained_is_told(finished: Path, options: list[str], word
     assert words in result.output
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_over_ray_like_a_trial(finished: Path, tmp_path: Path) -> None:
     best = Study.open(finished).best
