@@ -38,7 +38,7 @@ class Mine(Task):
     def model(self, setup): return nn.Linear(2, 2)
 """
 COMMANDS = ["run", "check", "profile", "bench", "retime", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
-COMMANDS += ["submit", "jobs", "report", "train", "track", "fit-batch"]
+COMMANDS += ["submit", "jobs", "report", "train", "track", "fit-batch", "scale-up"]
 COMMANDS += ["doctor", "verify", "completion"]
 JOBS = ["jobs list", "jobs status", "jobs logs", "jobs stop"]
 

@@ -31,12 +31,13 @@ from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.best_rate import other_coordinates
 from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
-from .batch_rate_prior import AccuracyPrior, BatchRate
+from .batch_rate_prior import BARE, AccuracyPrior, BatchRate
 
 # The fewest complete trials of a fit, and the most: of more, an even selection.
 FEWEST, _MOST = 12, 160
-# Draws of the exponents from their prior, those that are kept, and points of the surface on which each looks for its best.
-_DRAWS, _KEPT, _POINTS, _LINE = 1200, 160, 220, 25
+# Draws of the exponents from their prior, those that are kept, and where each looks for its best: random points, points of a
+# line, and of a side of the grid for all.
+_DRAWS, _KEPT, _POINTS, _LINE, _GRID = 1200, 120, 220, 25, 24
 # Batches at which a rate is reported, as multiples of the best, where they lie among those tried.
 _MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 _JITTER = 1e-6
@@ -81,7 +82,7 @@ class Size:
 
     Args:
         samples: that it trains on, repeated ones counted each time.
-        parameters: of its model.
+        parameters: of its model; 1 where training code of one's own does not report them.
     """
 
     samples: float
@@ -105,11 +106,11 @@ class SettingAt:
         multiple: its batch over the best.
         learning_rate: the best at that batch.
         weight_decay: that keeps its timescale; None where there is none.
-        given_up: accuracy below the best's, as the largest of the trials have it.
+        given_up: accuracy below the best's, as trainings of the largest size tried have it.
     """
 
     multiple: float
-    effective_batch: Estimate
+    effective_batch: int
     learning_rate: Estimate
     weight_decay: Estimate | None
     given_up: Estimate
@@ -140,9 +141,11 @@ class ScaledUp:
     Args:
         begin: the largest size tried; target: what was asked for.
         sizes: the different sizes of the trials.
-        settings: at the best batch and around it.
+        batch: the best of the larger training.
+        settings: at that batch and around it.
         exponents: by name, beforehand and as the trials have them.
-        carried: the best batch and rate at `begin`.
+        carried: the best batch and rate at `begin`, which would be carried over unchanged.
+        adaptive: the optimizer is one that the published laws are about.
         edges: names of what is best at the end of what was tried, so that more may be better.
         effective_draws: of the exponents, that the trials leave; few mean that they contradict what is published.
     """
@@ -151,9 +154,11 @@ class ScaledUp:
     target: Size
     trials: int
     sizes: tuple[Size, ...]
+    batch: Estimate
     settings: tuple[SettingAt, ...]
     exponents: dict[str, tuple[Estimate, Estimate]]
-    carried: tuple[Estimate, Estimate]
+    carried: tuple[float, float]
+    adaptive: bool
     edges: tuple[str, ...]
     effective_draws: float
     next: NextStudy | None
@@ -165,7 +170,7 @@ class ScaledUp:
     def by_law(self, law: Law) -> tuple[float, float]:
         """The batch and the rate where the best at `begin` is carried over by a published law alone."""
         moved = np.reshape(law.exponents, (2, 2)) @ (self.target.logs - self.begin.logs)
-        return self.carried[0].value * math.exp(moved[0]), self.carried[1].value * math.exp(moved[1])
+        return self.carried[0] * math.exp(moved[0]), self.carried[1] * math.exp(moved[1])
 
 
 def scale_up(
@@ -207,14 +212,31 @@ def scale_up(
 
 
 def _size(record: TrialRecord) -> Size:
-    samples = record.facts.samples_budget or 1
-    return Size(float(samples), float(record.facts.extra.get("model_parameters", 1)))
+    return Size(float(record.facts.samples_budget or 1), float(record.facts.model_parameters or 1))
 
 
-def adaptive(records: Sequence[TrialRecord]) -> bool:
+def _adaptive(records: Sequence[TrialRecord]) -> bool:
     """Whether the trials' optimizer divides by the gradient's size, as those of the published laws do."""
-    names = {str(one.facts.extra.get("optimizer", "")) for one in records}
+    names = {one.facts.optimizer or "" for one in records}
     return any(name.startswith(_ADAPTIVE) for name in names)
+
+
+_Draw = tuple[GaussianProcess, Array]  # a process, and the exponents of its coordinates
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The best rates at one batch.
+
+    Args:
+        log_rates: of each draw.
+        rate: with the highest expected accuracy, and the interval of the draws.
+        given_up: accuracy below that of the best batch.
+    """
+
+    log_rates: Array
+    rate: Estimate
+    given_up: Estimate
 
 
 class _Fit:
@@ -238,7 +260,8 @@ class _Fit:
         sized = [_follows(column, self.away) for column in others.T]
         self.others = others[:, [not follows for follows in sized]]
         self.best = self._best(records, accuracies)
-        self.slope = (0.5, 0.2) if adaptive(records) else (0.7, 0.25)
+        self.adaptive = _adaptive(records)
+        self.slope = (0.5, 0.2) if self.adaptive else BARE
         self.decay = records[self.best].facts.weight_decay or 0.0
         width = 4 + self.others.shape[1]
         self.structure = AccuracyPrior(BatchRate(0, 1, np.ones(width), self.slope))
@@ -254,14 +277,13 @@ class _Fit:
     def _prior(self) -> Array:
         """Draws of the exponents, (draws, 4)."""
         rng, count = self.rng, _DRAWS
-        by_data = rng.normal(0.477, 0.12, count)
         by_model = rng.normal(0.0, 0.1, count)
-        if self.slope[0] == 0.5:
-            rate_by_model = rng.normal(-0.48, 0.2, count)
+        if self.adaptive:
+            by_data, rate_by_model = rng.normal(0.477, 0.12, count), rng.normal(-0.48, 0.2, count)
             rest = rng.normal(0.02, 0.1, count)
         else:  # nothing is published of SGD
-            rate_by_model = rng.normal(-0.25, 0.25, count)
-            rest = rng.normal(0.0, 0.2, count)
+            by_data, rate_by_model = rng.normal(0.35, 0.25, count), rng.normal(-0.25, 0.25, count)
+            rest = rng.normal(-0.1, 0.25, count)
         return np.column_stack([by_data, by_model, self.slope[0] * (by_data + by_model) + rest, rate_by_model])
 
     def _points(self, exponents: Array) -> Array:
@@ -283,40 +305,41 @@ class _Fit:
         # Evenly spaced quantiles instead of random draws.
         order = np.searchsorted(np.cumsum(weights), (np.arange(_KEPT) + 0.5) / _KEPT)
         kept = prior[np.minimum(order, len(prior) - 1)]
-        processes = [self._given(process, one) for one in kept]
-        tops = np.array([self._top(*each) for each in zip(processes, kept, strict=True)])  # (kept, 2): u, v
+        draws = [(self._given(process, one), one) for one in kept]
+        tops = np.array([self._top(*each) for each in draws])  # (kept, 2): u, v
         moved = np.einsum("kij,j->ki", kept.reshape(-1, 2, 2), target.logs - self.begin.logs)
-        at = tops + moved + self.middle  # log batch and log rate at the target
+        best = self._expected_best(draws, moved)
         settings = []
         for multiple in _MULTIPLES:
-            each = zip(processes, kept, tops, strict=True)
-            rows = np.array([self._at_batch(*one, shift=math.log(multiple)) for one in each])
-            rates, given_up, inside = rows[:, 0] + moved[:, 1] + self.middle[1], rows[:, 1], rows[:, 2]
-            if multiple != 1 and inside.mean() < 0.5:
-                continue
-            batches = at[:, 0] + math.log(multiple)
-            settings.append(
-                SettingAt(
-                    multiple,
-                    _exp(batches),
-                    _exp(rates if multiple != 1 else at[:, 1]),
-                    self._weight_decay(target, batches, rates),
-                    Estimate.of(given_up),
+            batch = best[0] + math.log(multiple)
+            line, inside = self._at_batch(draws, moved, batch, best[0])
+            if multiple == 1 or inside >= 0.5:
+                batches = np.full(len(kept), batch + self.middle[0])
+                settings.append(
+                    SettingAt(
+                        multiple,
+                        max(1, round(math.exp(batches[0]))),
+                        line.rate,
+                        self._weight_decay(target, batches, line.log_rates),
+                        line.given_up,
+                    )
                 )
-            )
-        before, after = ({key: Estimate.of(draws[:, place]) for place, key in enumerate(EXPONENTS)} for draws in (prior, kept))
-        begun = tops + self.middle
+        before = {key: Estimate.of(draws) for key, draws in zip(EXPONENTS, prior.T, strict=True)}
+        after = {key: _weighted(draws, weights) for key, draws in zip(EXPONENTS, prior.T, strict=True)}
+        carried = np.exp(self._expected_best(draws, np.zeros_like(moved)) + self.middle)
         return ScaledUp(
             begin=self.begin,
             target=target,
             trials=len(self.values),
             sizes=sizes,
+            batch=_around(best[0] + self.middle[0], tops[:, 0] + moved[:, 0] + self.middle[0]),
             settings=tuple(settings),
             exponents={key: (before[key], after[key]) for key in EXPONENTS},
-            carried=(_exp(begun[:, 0]), _exp(begun[:, 1])),
+            carried=(float(carried[0]), float(carried[1])),
+            adaptive=self.adaptive,
             edges=self._edges(tops, kept),
             effective_draws=float(1 / (weights**2).sum()),
-            next=self._next(kept, tops, at, target),
+            next=self._next(kept, tops, tops + moved + self.middle, target),
         )
 
     def _given(self, process: GaussianProcess, exponents: Array) -> GaussianProcess:
@@ -351,16 +374,51 @@ class _Fit:
         covariance[np.diag_indices_from(covariance)] += _JITTER
         return np.asarray(middle + np.linalg.cholesky(covariance) @ self.rng.standard_normal(len(spots)))
 
-    def _at_batch(self, process: GaussianProcess, exponents: Array, top: Array, shift: float) -> tuple[float, float, float]:
-        """At a batch that is a multiple of the best: the best v, the accuracy below the best's, and whether it was tried."""
-        low, high = self._bounds(exponents)
-        line = np.linspace(low[1], high[1], _LINE)
-        spots = np.vstack([np.column_stack([np.full(_LINE, batch), line]) for batch in (top[0] + shift, top[0])])
-        drawn = self._drawn(process, spots)
-        place = int(drawn[:_LINE].argmax())
-        here, there = self.scale.back(np.array([drawn[:_LINE].max(), drawn[_LINE:].max()]))
-        inside = low[0] - 1e-9 <= top[0] + shift <= high[0] + 1e-9
-        return float(line[place]), float(there - here), float(inside)
+    def _expected_best(self, draws: Sequence[_Draw], moved: Array) -> Array:
+        """Log batch and log rate, less the middle, with the highest expected accuracy over all draws, (2,).
+
+        The draws' own maxima disagree: in the middle between them may be a cliff, or nothing.
+
+        Args:
+            moved: what the size adds to each draw's u and v, (draws, 2).
+        """
+        bounds = np.array([self._bounds(exponents) for _, exponents in draws]) + moved[:, None, :]
+        low, high = np.median(bounds, axis=0)
+        for _ in range(2):  # coarse, then fine around the best
+            axes = [np.linspace(low[one], high[one], _GRID) for one in (0, 1)]
+            spots = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
+            best = spots[self._expected(draws, moved, spots).argmax()]
+            step = 2 * (high - low) / _GRID
+            low, high = np.maximum(best - step, low), np.minimum(best + step, high)
+        return np.asarray(best)
+
+    def _expected(self, draws: Sequence[_Draw], moved: Array, spots: Array) -> Array:
+        """Mean over the draws of the expected accuracy at log batches and rates, (m, 2) less the middle."""
+        each = (process.mean_at(self._places(spots - by)) for (process, _), by in zip(draws, moved, strict=True))
+        return np.asarray(sum(each) / len(draws))
+
+    def _at_batch(self, draws: Sequence[_Draw], moved: Array, batch: float, best: float) -> tuple[_Line, float]:
+        """The best rates at a log batch, and the share of the draws that tried it.
+
+        Args:
+            best: the best log batch, for the accuracy given up.
+        """
+        rates, given_up, tried = [], [], []
+        for (process, exponents), by in zip(draws, moved, strict=True):
+            low, high = self._bounds(exponents)
+            line = np.linspace(low[1], high[1], _LINE)
+            spots = np.vstack([np.column_stack([np.full(_LINE, one - by[0]), line]) for one in (batch, best)])
+            drawn = self._drawn(process, spots)
+            here, there = self.scale.back(np.array([drawn[:_LINE].max(), drawn[_LINE:].max()]))
+            rates.append(line[drawn[:_LINE].argmax()] + by[1])
+            given_up.append(there - here)
+            tried.append(low[0] - 1e-9 <= batch - by[0] <= high[0] + 1e-9)
+        log_rates = np.array(rates)
+        low, high = np.quantile(log_rates, [0.02, 0.98])
+        axis = np.linspace(low, high, _LINE)
+        expected = self._expected(draws, moved, np.column_stack([np.full(_LINE, batch), axis]))
+        rate = _around(axis[expected.argmax()] + self.middle[1], log_rates + self.middle[1])
+        return _Line(log_rates + self.middle[1], rate, Estimate.of(np.array(given_up))), float(np.mean(tried))
 
     def _weight_decay(self, target: Size, batches: Array, rates: Array) -> Estimate | None:
         if not self.decay:
@@ -417,6 +475,8 @@ def next_study(spec: StudySpec, records: Sequence[TrialRecord], found: NextStudy
     epochs = found.size.samples / (largest.facts.samples_budget / largest.facts.epochs)
     batch = round(found.effective_batch)
     content = spec.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_NEXT)
+    content.get("cluster", {}).pop("checkpoints", None)  # they are the study's own
+    content = {key: value for key, value in content.items() if value != {}}
     content |= {
         "study": f"{spec.study}-next",
         "space": {
@@ -438,6 +498,18 @@ def next_study(spec: StudySpec, records: Sequence[TrialRecord], found: NextStudy
 def _follows(column: Array, sizes: Array) -> bool:
     """Whether a parameter is the size under another name, such as a width."""
     return any(np.ptp(size) > 0 and abs(np.corrcoef(column, size)[0, 1]) > 0.9 for size in sizes.T)
+
+
+def _weighted(draws: Array, weights: Array) -> Estimate:
+    order = draws.argsort()
+    low, value, high = np.interp((0.05, 0.5, 0.95), np.cumsum(weights[order]), draws[order])
+    return Estimate(float(value), float(low), float(high))
+
+
+def _around(log: float, draws: Array) -> Estimate:
+    """A value from its logarithm, with the interval of draws, which it may be at the end of."""
+    low, high = np.quantile(draws, [0.05, 0.95])
+    return Estimate(math.exp(log), math.exp(min(low, log)), math.exp(max(high, log)))
 
 
 def _exp(logs: Array) -> Estimate:

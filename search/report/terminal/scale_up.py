@@ -32,9 +32,10 @@ def scale_up_document(study: str, found: ScaledUp) -> dict[str, Any]:
         "sizes": [asdict(size) for size in found.sizes],
         "from": asdict(found.begin),
         "target": asdict(found.target),
+        "effective_batch": asdict(found.batch),
         "settings": [asdict(setting) for setting in found.settings],
-        "exponents": {name: {"published": asdict(one), "fitted": asdict(two)} for name, (one, two) in found.exponents.items()},
-        "unchanged": {"effective_batch": asdict(found.carried[0]), "learning_rate": asdict(found.carried[1])},
+        "exponents": {name: {"beforehand": asdict(one), "fitted": asdict(two)} for name, (one, two) in found.exponents.items()},
+        "unchanged": {"effective_batch": found.carried[0], "learning_rate": found.carried[1]},
         "laws": {law.name: dict(zip(("effective_batch", "learning_rate"), found.by_law(law), strict=True)) for law in LAWS},
         "edges": list(found.edges),
         "next": found.next and asdict(found.next),
@@ -46,11 +47,15 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
     begin, target = found.begin, found.target
     count = len(found.sizes)
     yield Text(f"{study}: {found.trials} trials at {count} size{'s' * (count > 1)}", style="bold")
-    yield (
-        f"Largest tried: {begin.samples:,.0f} samples, {begin.parameters:,.0f} parameters. Predicted: "
-        f"{target.samples:,.0f} samples ({target.samples / begin.samples:.3g}x), {target.parameters:,.0f} parameters "
-        f"({target.parameters / begin.parameters:.3g}x)."
+    more, wider = target.samples / begin.samples, target.parameters / begin.parameters
+    of_begin, of_target = (
+        f" and {size.parameters:,.0f} parameters" if begin.parameters > 1 else "" for size in (begin, target)
     )
+    yield (
+        f"Largest tried: {begin.samples:,.0f} samples{of_begin}. Predicted for {target.samples:,.0f} samples{of_target} "
+        f"({more:.3g}x, {wider:.3g}x)."
+    )
+    yield f"The best batch there: {found.batch.value:,.0f} ({found.batch.low:,.0f} to {found.batch.high:,.0f})."
     yield ""
     yield _settings(found)
     yield ""
@@ -58,7 +63,7 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
     yield ""
     others = [f"{law.name} alone: batch {batch:,.0f}, rate {rate:.3g}" for law in LAWS for batch, rate in [found.by_law(law)]]
     batch, rate = found.carried
-    yield f"Carried over unchanged: batch {batch.value:,.0f}, rate {rate.value:.3g}. {'. '.join(others)}."
+    yield f"Carried over unchanged: batch {batch:,.0f}, rate {rate:.3g}. {'. '.join(others)}."
     for edge in found.edges:
         yield f"The best is at the {edge} tried: the true one may lie beyond."
     if found.effective_draws < _FEW_DRAWS:
@@ -73,7 +78,8 @@ def _unseen(found: ScaledUp) -> Iterator[str]:
     of_model = len({size.parameters for size in found.sizes}) == 1 and found.target.parameters != found.begin.parameters
     words = [word for word, holds in (("numbers of samples", of_data), ("model sizes", of_model)) if holds]
     if words:
-        yield f"There are no trials at different {' and '.join(words)}: those exponents are the published ones."
+        known = "the published ones" if found.adaptive else "a guess: of this optimizer none are published"
+        yield f"There are no trials at different {' and '.join(words)}: those exponents are {known}."
 
 
 def _settings(found: ScaledUp) -> Table:
@@ -85,20 +91,21 @@ def _settings(found: ScaledUp) -> Table:
     for setting in found.settings:
         given_up = "best" if setting.multiple == 1 else _range(setting.given_up)
         decay = [_range(setting.weight_decay)] if setting.weight_decay else [""] * decays
-        table.add_row(_range(setting.effective_batch, whole=True), _range(setting.learning_rate), *decay, given_up)
+        table.add_row(f"{setting.effective_batch:,}", _range(setting.learning_rate), *decay, given_up)
     return table
 
 
 def _exponents(found: ScaledUp) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("exponent")
-    for name in ("published", "with these trials"):
+    for name in ("beforehand", "with these trials"):
         column(table, name, "right")
     for name, (before, after) in found.exponents.items():
-        table.add_row(_EXPONENTS[name], *(f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})" for one in (before, after)))
+        each = ([f"{number + 0.0:.2f}" for number in (one.value, one.low, one.high)] for one in (before, after))
+        table.add_row(_EXPONENTS[name], *(f"{value} ({low} to {high})" for value, low, high in each))
     return table
 
 
-def _range(found: Estimate, *, whole: bool = False) -> str:
-    value, low, high = (f"{one:,.0f}" if whole else number(float(f"{one:.2g}")) for one in (found.value, found.low, found.high))
+def _range(found: Estimate) -> str:
+    value, low, high = (number(float(f"{one:.2g}")) for one in (found.value, found.low, found.high))
     return f"{value} ({low} to {high})"

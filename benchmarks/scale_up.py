@@ -1,0 +1,251 @@
+"""How far from the best a larger training is with the settings that `bsearch scale-up` predicts from smaller ones.
+
+    .venv/bin/python benchmarks/scale_up.py tables [--seeds 20] [--trials 24]
+    .venv/bin/python benchmarks/scale_up.py ladder [--images FOLDER] [--optimizer adamw] [--trials 20]
+
+`tables` looks trials up in the measured tables of benchmarks/search.py (SGD with momentum), `ladder` trains: digits, and with
+FOLDER, which holds CIFAR-10's train/ and test/, a small convolutional network on 16 x 16 pixels; widths 1, 2, 4 and samples
+1, 3, 10. Small trainings are at random batches and rates. At the large end as many are trained at random, then half as many
+around the best of them. Compared are the prediction, the smaller best carried over unchanged, each published law alone, and
+what the search at the large end found; each of a ladder's settings is trained with further seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from bsearch.objectives.trial import start_attempt
+from bsearch.search.suggest.scale_up import LAWS, ScaledUp, scale_up
+from bsearch.spaces.learning_rate import OptimizerSettings
+from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.study import Training
+from bsearch.spaces.trial import Measurement, TrialFacts, TrialRecord, TrialSetup
+from problems import Table
+from scipy.interpolate import RegularGridInterpolator
+from tables import TABLES
+
+Setting = tuple[float, float]  # batch and rate
+WAYS = ("predicted", "unchanged", *(law.name for law in LAWS))
+
+
+def record(number: int, setting: Setting, samples: int, parameters: float, optimizer: str, accuracy: float) -> TrialRecord:
+    facts = TrialFacts(
+        effective_batch=round(setting[0]),
+        learning_rate=setting[1],
+        samples_budget=samples,
+        optimizer=optimizer,
+        model_parameters=int(parameters),
+    )
+    outcome: Any = "complete" if accuracy > 0 else "diverged"
+    return TrialRecord(number, outcome, {"effective_batch": round(setting[0])}, facts, 1.0, accuracy or None)
+
+
+def settings_of(found: ScaledUp) -> dict[str, Setting]:
+    """What each way would train."""
+    ways = {"predicted": (found.batch.value, found.best.learning_rate.value), "unchanged": found.carried}
+    return ways | {law.name: found.by_law(law) for law in LAWS}
+
+
+# ---------------------------------------------------------------- tables
+
+CASES: dict[str, tuple[str, Sequence[dict[str, float]], dict[str, float]]] = {
+    "digits, epochs 2 and 4 to 16": ("digits", [{"epochs": 2}, {"epochs": 4}], {"epochs": 16}),
+    "digits, epochs 4 to 16": ("digits", [{"epochs": 4}], {"epochs": 16}),
+    "cifar, epochs 1 and 2 to 8": ("cifar", [{"epochs": 1, "width": 8}, {"epochs": 2, "width": 8}], {"epochs": 8, "width": 8}),
+    "cifar, the same and twice as wide": (
+        "cifar",
+        [{"epochs": epochs, "width": 8} for epochs in (1, 2)],
+        {"epochs": 8, "width": 16},
+    ),
+    "cifar, two widths": (
+        "cifar",
+        [{"epochs": epochs, "width": width} for epochs in (1, 2) for width in (8, 16)],
+        {"epochs": 8, "width": 16},
+    ),
+}
+
+
+class Surface:
+    """A table's accuracies at one size, interpolated over the logarithms of batch and rate."""
+
+    def __init__(self, table: Table, name: str, size: dict[str, float]) -> None:
+        self.reference = TABLES[name]["reference_batch"]
+        batches, rates = table.grid[0], table.grid[1]
+        values = np.empty((3, len(batches), len(rates)))
+        for i, batch in enumerate(batches):
+            for j, rate in enumerate(rates):
+                curves = table.curves[(batch, rate, *(size[key] for key in table.names[2:]))]
+                values[:, i, j] = [curve[-1] for curve in curves]
+        axes = (np.log(batches), np.log(rates))
+        self.low, self.high = (np.array([axis[end] for axis in axes]) for end in (0, -1))
+        self.runs = [RegularGridInterpolator(axes, one) for one in values]
+        fine = np.stack(np.meshgrid(*(np.linspace(*ends, 60) for ends in zip(self.low, self.high, strict=True))), -1)
+        self.best = float(np.mean([run(fine.reshape(-1, 2)) for run in self.runs], axis=0).max())
+
+    def at(self, setting: Setting, run: int | None = None) -> float:
+        """Accuracy of one of the seeds, or of their mean; beyond the table that of its edge."""
+        batch, rate = setting
+        point = np.log([batch, rate / math.sqrt(batch / self.reference)])
+        point = np.clip(point, self.low, self.high)
+        runs = self.runs if run is None else [self.runs[run]]
+        return float(np.mean([one(point)[0] for one in runs]))
+
+    def random(self, rng: np.random.Generator) -> Setting:
+        batch, rate = np.exp(self.low + (self.high - self.low) * rng.random(2))
+        return float(batch), float(rate * math.sqrt(batch / self.reference))
+
+
+def parameters_of(name: str, size: dict[str, float]) -> float:
+    if name == "digits":
+        return 256 * 64 + 64 * 10 + 234.0
+    from bsearch.objectives.vision import small_cnn
+
+    return float(sum(one.numel() for one in small_cnn(10, int(size["width"])).parameters()))
+
+
+def from_tables(seeds: int, trials: int) -> None:
+    for label, (name, small, large) in CASES.items():
+        table = Table(name, 0.0)
+        surfaces = [Surface(table, name, size) for size in small]
+        target = Surface(table, name, large)
+        samples = [int(TABLES[name]["samples"] * size["epochs"]) for size in (*small, large)]
+        parameters = [parameters_of(name, size) for size in (*small, large)]
+        below: dict[str, list[float]] = {way: [] for way in WAYS}
+        for seed in range(seeds):
+            rng, made = np.random.default_rng(seed), []
+            for number in range(trials):
+                place = number % len(small)
+                setting = surfaces[place].random(rng)
+                accuracy = surfaces[place].at(setting, int(rng.integers(3)))
+                made.append(record(number, setting, samples[place], parameters[place], "SGD", accuracy))
+            found = scale_up(label, made, samples[-1] / max(samples[:-1]), parameters[-1] / max(parameters[:-1]))
+            for way, setting in settings_of(found).items():
+                below[way].append(target.best - target.at(setting))
+        show(label, target.best, below)
+
+
+def show(label: str, best: float, below: dict[str, list[float]]) -> None:
+    print(f"\n{label}: best {best:.4f}; points below it, median, mean, worst; share within 1 %")
+    for way, each in below.items():
+        points = 100 * np.array(each)
+        near = np.mean(points <= best)
+        print(f"  {way:12} {np.median(points):6.2f} {points.mean():6.2f} {points.max():6.2f}   {near:4.0%}", flush=True)
+
+
+# ---------------------------------------------------------------- ladder
+
+LADDERS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "task": "bsearch.objectives.digits:Digits",
+        "samples": 1197,
+        "epochs": {1: 1, 3: 3, 10: 10},
+        "widths": {1: 16, 2: 32, 4: 64},
+        "batch": (4, 256),
+        "rate": (3e-4, 1e-1),
+        "parameters": {},
+    },
+    "cifar": {
+        "task": "bsearch.objectives.vision:Vision",
+        "samples": None,  # its own of each size
+        "epochs": {1: 4, 3: 4, 10: 4},
+        "train": {1: 1000, 3: 3000, 10: 10000},
+        "widths": {1: 8, 2: 16, 4: 32},
+        "batch": (8, 512),
+        "rate": (2e-4, 5e-2),
+        "parameters": {"dataset": "folder", "image_size": 16, "evaluation_samples": 2000, "augment": "flip"},
+    },
+}
+SMALL, LARGE = ((1, 1), (3, 1), (1, 2), (3, 2)), (10, 4)  # data and width
+REPEATS = 3
+
+
+def trained(
+    ladder: dict[str, Any], size: tuple[int, int], setting: Setting, seed: int, optimizer: str, root: str
+) -> TrialRecord:
+    data, width = size
+    samples = ladder["samples"] or ladder["train"][data]
+    parameters = {**ladder["parameters"], "width": ladder["widths"][width], "optimizer": optimizer}
+    if ladder["samples"] is None:
+        parameters |= {"train_samples": samples, "root": root}
+    setup = TrialSetup(
+        study="ladder",
+        number=0,
+        attempt=0,
+        plan=BatchPlan(min(round(setting[0]), samples)),
+        optimizer=OptimizerSettings(setting[1]),
+        samples_budget=samples * ladder["epochs"][data],
+        training=Training(evaluations=1, seed=seed),
+        epochs=ladder["epochs"][data],
+        parameters=parameters,
+    )
+    facts, accuracy = {}, 0.0
+    for report in start_attempt(ladder["task"], setup):
+        if isinstance(report, Measurement):
+            accuracy, facts = report.accuracy, {**facts, **report.extra}
+    name = str(facts.get("optimizer", optimizer))
+    return record(seed, setting, setup.samples_budget, float(facts["model_parameters"]), name, accuracy)
+
+
+def climb(name: str, trials: int, optimizer: str, root: str) -> None:
+    ladder, rng = LADDERS[name], np.random.default_rng(0)
+
+    def draw(around: Setting | None = None) -> Setting:
+        if around is None:
+            return tuple(float(math.exp(rng.uniform(*np.log(ladder[key])))) for key in ("batch", "rate"))  # type: ignore[return-value]
+        return around[0] * math.exp(rng.normal(0, 0.5)), around[1] * math.exp(rng.normal(0, 0.4))
+
+    def run(size: tuple[int, int], setting: Setting, seed: int = 0) -> TrialRecord:
+        return trained(ladder, size, setting, seed, optimizer, root)
+
+    made = [run(size, draw()) for size in SMALL for _ in range(trials)]
+    large = [run(LARGE, draw()) for _ in range(trials)]
+    best = max(large, key=lambda one: one.accuracy or 0)
+    middle = float(best.facts.effective_batch or 1), float(best.facts.learning_rate or 1)
+    large += [run(LARGE, draw(middle)) for _ in range(trials // 2)]
+    begin = max(one.facts.model_parameters or 1 for one in made)
+    samples = max(one.facts.samples_budget or 0 for one in made)
+    there = large[0].facts
+    found = scale_up(name, made, (there.samples_budget or 0) / samples, (there.model_parameters or 1) / begin)
+    ways: dict[str, list[Setting]] = {way: [setting] for way, setting in settings_of(found).items()}
+    tops = sorted(large, key=lambda one: one.accuracy or 0, reverse=True)[:3]
+    ways["searched"] = [(float(one.facts.effective_batch or 1), float(one.facts.learning_rate or 1)) for one in tops]
+    again = {
+        way: [[run(LARGE, one, seed) for seed in range(1, REPEATS + 1)] for one in settings] for way, settings in ways.items()
+    }
+    means = {way: max(statistics.fmean(one.accuracy or 0 for one in runs) for runs in each) for way, each in again.items()}
+    print(f"\n{name}, {optimizer}: {len(made)} small trainings at {len(SMALL)} sizes, {len(large)} at the large end")
+    for key, both in found.exponents.items():
+        print(f"  {key:15}", " -> ".join(f"{one.value:5.2f} ({one.low:.2f} to {one.high:.2f})" for one in both))
+    print("  way           batch     rate  accuracy (mean of 3 seeds)")
+    for way, settings in ways.items():
+        print(f"  {way:12} {settings[0][0]:6.0f} {settings[0][1]:8.5f}  {means[way]:.4f}", flush=True)
+    print(f"  intervals: batch {found.batch}, rate {found.best.learning_rate}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["tables", "ladder"])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=24, help="in all, or at each size of a ladder")
+    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--images", default="", metavar="FOLDER")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if options.what == "tables":
+        from_tables(options.seeds, options.trials)
+        return
+    names: list[str] = ["digits", *(["cifar"] if options.images else [])]
+    for name in names:
+        climb(name, options.trials, options.optimizer, options.images)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The prediction for a larger training finds laws that trials were made from, and falls back on what is published."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bsearch.cli import main
+from bsearch.search.suggest.scale_up import LAWS, NEXT_TRIALS, next_study, scale_up
+from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.study import StudySpec
+from bsearch.spaces.study_file import read_study, study_from_dict
+from bsearch.spaces.trial import TrialFacts, TrialRecord
+from click.testing import CliRunner, Result
+from conftest import TASKS
+from helpers import SPACE
+
+
+def bsearch(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+BATCH, RATE = math.log(128), math.log(3e-3)  # best at 100,000 samples and a million parameters
+SMALL, LONG, WIDE, BOTH = (1e5, 1e6), (3e5, 1e6), (1e5, 4e6), (3e5, 4e6)
+
+
+def best_at(exponents: Sequence[float], size: tuple[float, float]) -> tuple[float, float]:
+    data, model = math.log(size[0] / 1e5), math.log(size[1] / 1e6)
+    return BATCH + exponents[0] * data + exponents[1] * model, RATE + exponents[2] * data + exponents[3] * model
+
+
+def trials(exponents: Sequence[float], sizes: Sequence[tuple[float, float]], count: int, seed: int = 0) -> list[TrialRecord]:
+    """Trials of AdamW with a hill along rate = batch^0.5, which moves with the size by these exponents."""
+    rng, made = np.random.default_rng(seed), []
+    for number in range(count):
+        size = sizes[number % len(sizes)]
+        best, best_rate = best_at(exponents, size)
+        batch = float(rng.uniform(math.log(16), math.log(2048)))
+        ridge = best_rate + 0.5 * (batch - best)
+        rate = ridge + float(rng.normal())
+        level = 0.9 + 0.02 * math.log(size[0] / 1e5) + 0.01 * math.log(size[1] / 1e6)
+        fall = (0.01 if batch > best else 0.003) * (batch - best) ** 2 + 0.015 * (rate - ridge) ** 2
+        facts = TrialFacts(
+            effective_batch=round(math.exp(batch)),
+            learning_rate=math.exp(rate),
+            weight_decay=0.1,
+            epochs=size[0] / 1e5,
+            samples_budget=int(size[0]),
+            optimizer="AdamW",
+            model_parameters=int(size[1]),
+        )
+        settings = {"effective_batch": facts.effective_batch, "learning_rate": facts.learning_rate, "epochs": facts.epochs}
+        accuracy = level - fall + float(rng.normal(0, 0.002))
+        made.append(TrialRecord(number, "complete", settings, facts, 1.0, accuracy))  # type: ignore[arg-type]
+    return made
+
+
+def test_exponents_of_ones_own_replace_the_published() -> None:
+    """Far from both laws: the batch follows the model and hardly the data."""
+    inside, closer = [], []
+    for seed in range(6):
+        exponents = (0.25, 0.15, 0.2, -0.75)
+        found = scale_up("laws", trials(exponents, (SMALL, LONG, WIDE, BOTH), 80, seed), 10, 4)
+        size = (found.target.samples, found.target.parameters)
+        assert size == pytest.approx((3e6, 1.6e7))
+        true_batch, true_rate = best_at(exponents, size)
+        best = found.best
+        assert found.edges == ()
+        inside += [
+            math.log(found.batch.low) <= true_batch <= math.log(found.batch.high),
+            math.log(best.learning_rate.low) <= true_rate <= math.log(best.learning_rate.high),
+        ]
+        ours = abs(math.log(found.batch.value) - true_batch) + abs(math.log(best.learning_rate.value) - true_rate)
+        laws = [abs(math.log(batch) - true_batch) + abs(math.log(rate) - true_rate) for batch, rate in map(found.by_law, LAWS)]
+        closer.append(ours - min(laws))
+    assert sum(inside) >= 10  # of 12, at 90 %
+    assert np.mean(closer) < 0
+
+
+def test_trials_of_one_size_leave_what_is_published() -> None:
+    found = scale_up("one", trials((0.5, 0, 0.25, -0.5), [SMALL], 24), 10, 1)
+    for before, after in found.exponents.values():
+        assert (after.value, after.low, after.high) == pytest.approx((before.value, before.low, before.high), abs=0.03)
+    low, high = (min(one), max(one)) if (one := [batch for batch, _ in map(found.by_law, LAWS)]) else (0.0, 0.0)
+    assert found.batch.low < low < high < found.batch.high
+
+
+def test_at_the_same_size_it_is_the_best_of_the_trials() -> None:
+    found = scale_up("same", trials((0.5, 0, 0.25, -0.5), [SMALL], 60))
+    assert (found.batch.value, found.best.learning_rate.value) == pytest.approx(found.carried, rel=0.15)
+    assert all(found.by_law(law) == found.carried for law in LAWS)
+    assert abs(math.log(found.batch.value) - BATCH) < 1
+    assert abs(math.log(found.best.learning_rate.value) - RATE) < 0.7
+
+
+def test_a_loss_is_an_accuracy_upside_down() -> None:
+    made = trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 40)
+    losses = [replace(one, accuracy=-(one.accuracy or 0.0)) for one in made]
+    higher, lower = scale_up("a", made, 10), scale_up("a", losses, 10, direction="minimize")
+    assert higher.settings == lower.settings
+
+
+def test_larger_batches_get_larger_rates_and_give_something_up() -> None:
+    found = scale_up("ridge", trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 80), 10)
+    by_multiple = {one.multiple: one for one in found.settings}
+    assert by_multiple[1].given_up.value == pytest.approx(0, abs=1e-4)
+    assert by_multiple[4].given_up.value > by_multiple[2].given_up.value > -0.002
+    assert by_multiple[4].learning_rate.value > 1.3 * by_multiple[1].learning_rate.value
+
+
+def test_weight_decay_keeps_its_timescale_or_shortens_it() -> None:
+    """batch / (rate · decay · samples), a share of the training, between the same and a power of samples per parameter."""
+    found = scale_up("decay", trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 60), 10)
+    best, least = found.best, []
+    assert best.weight_decay is not None
+    made = max(trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 60)[1::2], key=lambda one: one.accuracy or 0)
+    begin = (made.facts.effective_batch or 0) / ((made.facts.learning_rate or 0) * 0.1 * 3e5)
+    for power in (0, 0.52):
+        timescale = begin * 10**-power
+        least.append(found.batch.value / (best.learning_rate.value * timescale * 3e6))
+    assert least[0] * 0.6 < best.weight_decay.value < least[1] * 1.6
+    plain = [replace(one, facts=replace(one.facts, weight_decay=0.0)) for one in trials((0.5, 0, 0.25, -0.5), [SMALL], 24)]
+    assert scale_up("plain", plain, 10).best.weight_decay is None
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (trials((0.5, 0, 0.25, -0.5), [SMALL], 11), "study few: expected at least 12 complete trials, got 11"),
+        (
+            [replace(one, parameters={**one.parameters, "effective_batch": 64}) for one in trials((0.5, 0, 0, 0), [SMALL], 20)],
+            "study few: space.effective_batch: expected values that differ by half",
+        ),
+    ],
+)
+def test_what_cannot_be_scaled_is_told(made: list[TrialRecord], words: str) -> None:
+    with pytest.raises(StudyFileError, match=words):
+        scale_up("few", made, 10)
+
+
+def test_the_next_study_is_small_and_around_what_is_expected(study_file: Callable[..., Path]) -> None:
+    made = trials((0.5, 0, 0.25, -0.5), [SMALL], 40)
+    found = scale_up("one", made, 30).next
+    assert found is not None
+    assert found.trials == NEXT_TRIALS
+    assert found.cost <= 2
+    assert all(0 < factor < 1 for factor in found.narrows)
+    spec = read_study(study_file(baseline=[], stopping="none"))
+    content = next_study(spec, made, found)
+    again: StudySpec = study_from_dict(content)
+    assert again.study == "small-next"
+    assert again.fixed()["epochs"] == pytest.approx(found.size.samples / 1e5, rel=1e-3)
+    searched = again.searched()
+    assert "epochs" not in searched
+    assert {"effective_batch", "reference_rate"} <= set(searched)
+    assert again.space.reference_batch == round(found.effective_batch)
+    assert (again.budget.trials, again.budget.profile_s) == (NEXT_TRIALS, StudySpec.model_validate(content).budget.profile_s)
+    # A study of that size narrows what it said it would, or more.
+    more = scale_up("two", [*made, *trials((0.5, 0, 0.25, -0.5), [(found.size.samples, 1e6)], NEXT_TRIALS, seed=1)], 1)
+    assert len(more.sizes) == 2
+
+
+@pytest.mark.slow
+def test_from_the_command_line_to_a_study_that_runs(
+    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = []
+    for epochs in (1, 2):
+        space = SPACE | {"effective_batch": {"low": 8, "high": 80}, "epochs": epochs}
+        space["reference_rate"] = {"low": 0.001, "high": 0.2, "at_batch": 16}
+        path = study_file(study=f"of{epochs}", task=f"{TASKS}:Points", space=space, budget={"trials": 12}, stopping="none")
+        files.append(path.rename(tmp_path / f"of{epochs}.yaml"))
+        assert bsearch("run", files[-1], "--serial").exit_code == 0
+    told = bsearch("scale-up", *files, "--data", "30x", "--then-run", "next.yaml")
+    assert told.exit_code == 0, told.output
+    assert "of1, of2: 24 trials at 2 sizes" in told.output
+    assert "Predicted: 24,000 samples (30x)" in told.output
+    assert "There are no trials at different" not in told.output
+    assert "Wrote next.yaml: 16 trials" in told.output
+    document = json.loads(bsearch("scale-up", *files, "--data", "30x", "--json").output)
+    assert document["target"]["samples"] == 24000
+    assert {setting["multiple"] for setting in document["settings"]} >= {1.0}
+    ran = bsearch("run", "next.yaml", "--serial", "--trials", 2)
+    assert ran.exit_code == 0, ran.output
+    of_three = bsearch("scale-up", *files, "next.yaml", "--data", "30x")
+    assert "at 3 sizes" in of_three.output or "26 trials" in of_three.output
+    for wrong, words in [
+        (["--data", "0.5x"], "expected a factor of 1 or more, such as 10x, got '0.5x'"),
+        (["--then-run", "next.yaml"], "next.yaml exists already"),
+    ]:
+        refused = bsearch("scale-up", files[0], *wrong)
+        assert refused.exit_code == 2
+        assert words in refused.output
