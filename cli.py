@@ -1345,10 +1345,10 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
     from .spaces.files import write_file
 
     stored = StoredStudy.open(study, name, storage).with_rates()
-    drawn = StudyFigures.of(stored).all()
-    path = write_file(out or _results_beside(study) / stored.name / "report.html", report_page(stored, drawn))
+    drawn = StudyFigures.of(stored)
+    path = write_file(out or _results_beside(study) / stored.name / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")
-    for figure in write_figures(drawn, figures) if figures else ():
+    for figure in write_figures(drawn.all(), figures) if figures else ():
         click.echo(f"wrote {plain(from_here(figure.absolute()))}")
     if opened:
         click.launch(str(path.absolute()))

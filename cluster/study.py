@@ -241,7 +241,7 @@ class Study:
 
         target = self._results / self.name / "report.html" if path is None else Path(path)
         stored = self._stored.with_rates()
-        return write_file(target, report_page(stored, StudyFigures.of(stored).all()))
+        return write_file(target, report_page(StudyFigures.of(stored)))
 
     def resume(self, **overrides: Any) -> Study:
         """Resume the study until its budget is met, and return it as it is then; `overrides` as for `run`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,8 +28,10 @@ from ..export import PLAN_COLUMNS, csv_text, study_document, trial_document
 from ..frameworks import FRAMEWORKS
 from ..frameworks.settings import chosen_settings
 from ..terminal.tables import front_summary
+from .decide import decision_data
 from .draw import LOOKS, picture, plotly_document
 from .figure import Figure
+from .figures import StudyFigures
 
 # What tells choices apart in the front's figure: Okabe and Ito's colours, which colour-blind readers tell apart, and symbols.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
@@ -130,8 +132,9 @@ def _exact(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
-    """The page as HTML, including all scripts, styles and data."""
+def report_page(drawn: StudyFigures) -> str:
+    """The page of a study as HTML, including all scripts, styles and data."""
+    study, figures = drawn.study, drawn.all()
     front = study.front
     settings = {record.number: record for record in study.records}
     settings |= {record.number: record for record in averaged(study.records, study.spec.objectives)}
@@ -147,6 +150,7 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
         "tones": {tone: {"light": style.light, "dark": style.dark} for tone, style in LOOKS.items()},
         "trials": {trial: _picked(record, front) for trial, record in settings.items()},
         "exports": {trial.number: _exports(study, trial) for trial in front.trials},
+        "decide": decision_data(front, settings, drawn.curves),
         "colourings": colourings,
         "coloured": next((name for name, one in colourings.items() if one["choices"]), ""),
         "palette": PALETTE,
@@ -192,7 +196,7 @@ def report_page(study: StoredStudy, figures: Sequence[Figure]) -> str:
             for figure in figures
         ],
         number=number,
-        seconds=seconds,
+        taken=number if front.speed == "cost" else seconds,
         driven=seconds(study.driver_s),
         frameworks=list(FRAMEWORKS),
         data=_script_json(data),

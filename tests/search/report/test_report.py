@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
 from bsearch.cli import main
 from bsearch.search.analysis.pareto import front_of
 from bsearch.search.report.export import csv_text
+from bsearch.search.report.page.decide import decision_data
 from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
 from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.report.page.page import picks, report_page, time_saving_sentences
@@ -74,7 +77,7 @@ def page(study: StoredStudy) -> str:
         study.front, trials=tuple(replace(t, parameters={**t.parameters, STRANGE: STRANGE}) for t in study.front.trials)
     )
     strangers = replace(study, records=strange, front=front)
-    return report_page(strangers, StudyFigures.of(strangers).all())
+    return report_page(StudyFigures.of(strangers))
 
 
 @pytest.mark.slow
@@ -264,3 +267,67 @@ def test_data_is_saved_as_csv(opened: Callable[..., Any], study: StoredStudy) ->
         view.click("button[data-csv='front']")
     rows = list(csv.DictReader(Path(saved.value.path()).read_text().splitlines()))
     assert {row["layer"] for row in rows} >= {"front", "trials on the front"}
+
+
+def test_measures_of_speed_are_those_that_tell_points_apart(study: StoredStudy) -> None:
+    records = {trial.number: trial for trial in study.front.trials}
+    data = decision_data(study.front, records, {})
+    assert [one["key"] for one in data["measures"]] == ["train_s"]
+    assert set(data["points"]) == set(records)
+    priced = {
+        number: replace(one, facts=replace(one.facts, price=2.0, devices=1 + place % 2))
+        for place, (number, one) in enumerate(records.items())
+    }
+    by_cost = replace(study.front, speed="cost", trials=tuple(priced.values()))
+    data = decision_data(by_cost, priced, {})
+    assert [one["key"] for one in data["measures"]] == ["cost", "train_s", "device_s"]
+    for number, point in data["points"].items():
+        amounts = point["amounts"]
+        assert amounts["cost"] == pytest.approx(amounts["device_s"] * 2 / 3600)
+        assert amounts["device_s"] == pytest.approx(amounts["train_s"] * priced[number].facts.devices)
+
+
+@pytest.mark.browser
+def test_limits_leave_the_points_that_keep_them(opened: Callable[..., Any], study: StoredStudy) -> None:
+    view, front = opened(), study.front
+    rows = "[...document.querySelectorAll('button.row')].filter(e => !e.closest('tr').hidden).map(e => Number(e.dataset.trial))"
+    assert view.evaluate(rows) == [trial.number for trial in front.trials]
+    set_to = "(e, at) => { e.value = at; e.dispatchEvent(new Event('input')); }"
+    middle = len(front.trials) // 2
+    view.locator("#limit-metric").evaluate(set_to, middle)
+    least = sorted(trial.accuracy or 0.0 for trial in front.trials)[middle]
+    good = [trial.number for trial in front.trials if (trial.accuracy or 0.0) >= least]
+    assert view.evaluate(rows) == good
+    assert view.inner_text("#remains").startswith(f"{len(good)} of {len(front.trials)} points remain. Best: trial {good[-1]},")
+    view.locator("#limit-train_s").evaluate(set_to, 0)  # as fast as the fastest, which is not as good
+    assert view.evaluate(rows) == []
+    assert view.inner_text("#remains") == "Nothing on the front is within these limits."
+    assert view.is_disabled("#pick-remaining")
+    assert view.evaluate("document.getElementById('plot-front').layout.shapes.length") == 2
+    view.click("#no-limits")
+    assert view.evaluate(rows) == [trial.number for trial in front.trials]
+    # By the keyboard alone.
+    view.focus("#limit-metric")
+    view.keyboard.press("ArrowRight")
+    assert len(view.evaluate(rows)) == len(front.trials) - 1
+    view.focus("#pick-remaining")
+    view.keyboard.press("Enter")
+    assert view.inner_text("#picked-title") == f"Settings of trial {front.trials[-1].number}"
+
+
+@pytest.mark.browser
+def test_two_points_are_compared_with_the_chance_that_one_is_better(opened: Callable[..., Any], study: StoredStudy) -> None:
+    view, (first, *_, last) = opened(), study.front.trials
+    view.click(f"button.row[data-trial='{last.number}']")
+    view.click("#comparison summary")
+    view.select_option("#compare", str(first.number))
+    assert first.half_interval and last.half_interval
+    spread = math.hypot(first.half_interval, last.half_interval) / 1.645
+    chance = NormalDist().cdf(((last.accuracy or 0) - (first.accuracy or 0)) / spread)
+    told = view.inner_text("#verdict")
+    assert f"Trial {last.number} is ahead of trial {first.number} by" in told
+    assert ("over 99 %" if chance > 0.99 else f"{round(100 * chance)} %") in told
+    cells = view.evaluate("[...document.querySelectorAll('#differences tr')].map(r => [...r.cells].map(c => c.textContent))")
+    assert [name for name, *_ in cells][:2] == ["accuracy", "training time"]
+    assert all(one != two for _, one, two in cells)
+    view.wait_for_selector("#plot-comparison svg")

@@ -5,7 +5,7 @@
   const preferred = matchMedia("(prefers-color-scheme: dark)");
   const button = document.getElementById("theme");
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  let picked = data.first;
+  let picked = data.first, decide = null;
   const coloured = document.getElementById("colouring");
 
   function colour(tone) { return data.tones[tone][root.classList.contains("dark") ? "dark" : "light"]; }
@@ -78,7 +78,8 @@
     const narrow = innerWidth < 740;
     for (const figure of data.figures) {
       const place = document.getElementById("plot-" + figure.name);
-      Plotly.react(place, traces(figure), layout(figure, narrow), { displayModeBar: false, responsive: true });
+      const [shown, around] = figure.name === "front" && decide ? decide.adapt(traces(figure), layout(figure, narrow)) : [traces(figure), layout(figure, narrow)];
+      Plotly.react(place, shown, around, { displayModeBar: false, responsive: true });
       if (!place.listening) {
         place.listening = true;
         place.on("plotly_click", (event) => { const trial = event.points[0].customdata; if (trial !== undefined) pick(trial); });
@@ -118,6 +119,7 @@
     }));
     for (const one of document.querySelectorAll("[data-trial]")) one.setAttribute("aria-pressed", String(Number(one.dataset.trial) === number));
     showStatus("");
+    decide?.select(number);
   }
   // Only trials on the front can be exported, here as by `bsearch export`.
   function showExport() {
@@ -145,6 +147,7 @@
     button.textContent = dark ? "Light" : "Dark";
     button.setAttribute("aria-label", dark ? "Light colours" : "Dark colours");
     draw();
+    decide?.recolour();
   }
   button.addEventListener("click", () => setTheme(!root.classList.contains("dark")));
   preferred.addEventListener("change", (event) => setTheme(event.matches));
@@ -152,6 +155,8 @@
   let before = false;
   addEventListener("beforeprint", () => { before = root.classList.contains("dark"); setTheme(false); });
   addEventListener("afterprint", () => setTheme(before));
+  if (document.getElementById("decide-section")) decide = decisions(data, { css, colour, escaped, pick, redraw: draw });
   setTheme(preferred.matches);
+  decide?.apply();
   if (picked !== null) pick(picked);
 })();
