@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -867,10 +867,17 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
     metavar="FILE",
     help="Write the small study that would narrow the intervals most.",
 )
+@click.option("--name", "named", multiple=True, metavar="NAME", help="Which study, if the storage holds several; repeatable.")
 @storage_option
 @json_option
 def scale_up(
-    studies: tuple[str, ...], data: float, model: float, then_run: Path | None, storage: str | None, as_json: bool
+    studies: tuple[str, ...],
+    data: float,
+    model: float,
+    then_run: Path | None,
+    named: tuple[str, ...],
+    storage: str | None,
+    as_json: bool,
 ) -> None:
     """Predict the best batch, learning rate and weight decay of a training that is too large to search.
 
@@ -882,38 +889,52 @@ def scale_up(
     from .search.store.stored import StoredStudy
     from .search.suggest.scale_up import scale_up as predict
 
-    opened = [StoredStudy.open(study, None, storage) for study in studies]
-    metrics = {(stored.front.metric, stored.front.direction) for stored in opened}
-    if len(metrics) > 1:
-        raise StudyFileError(f"expected studies of one metric, got {' and '.join(sorted(name for name, _ in metrics))}")
+    if then_run is not None and then_run.exists():
+        raise click.UsageError(f"--then-run: {then_run} exists already; name another")
+    opened = [StoredStudy.open(study, one, storage) for study in studies for one in (named or (None,))]
+    _check_alike(opened)
     names, records = ", ".join(stored.name for stored in opened), [one for stored in opened for one in stored.records]
     found = predict(names, records, data, model, opened[0].front.direction)
-    written = None if then_run is None else _write_next(then_run, opened[0], found.next)
     if as_json:
         click.echo(json_text(scale_up_document(names, found)), nl=False)
     console = _terminal(as_json)
     if not as_json:
         for part in scale_up_parts(names, found):
             console.print(part)
-    if written is not None and found.next is not None:
-        batch, rate = (f"{1 - one:.0%}" for one in found.next.narrows)
-        console.print(
-            f"\nWrote {from_here(written)}: {found.next.trials} trials of {found.next.size.samples:,.0f} samples, in all "
-            f"{found.next.cost:.2g} trainings of the predicted size. It would narrow the interval of the batch by {batch} and "
-            f"that of the rate by {rate}. Run it, then name it here too."
-        )
+    if then_run is None:
+        return
+    if found.next is None:
+        console.print("\nWrote nothing: no study that costs up to two trainings of that size would narrow an interval by 5%.")
+        return
+    widest = found.next.size.parameters
+    stored = next(one for one in opened if any((trial.facts.model_parameters or 1) == widest for trial in one.records))
+    batch, rate = (f"{1 - one:.0%}" for one in found.next.narrows)
+    console.print(
+        f"\nWrote {from_here(_write_next(then_run, stored, found.next))}: {found.next.trials} trials of "
+        f"{found.next.size.samples:,.0f} samples, in all {found.next.cost:.2g} trainings of the predicted size. It would "
+        f"narrow the interval of the batch by {batch} and that of the rate by {rate}. Run it, then name it here too."
+    )
 
 
-def _write_next(file: Path, stored: StoredStudy, found: NextStudy | None) -> Path:
+def _check_alike(opened: Sequence[StoredStudy]) -> None:
+    """Raise unless the studies are different ones of the same task and metric."""
+    faults = []
+    if len({(stored.url, stored.name) for stored in opened}) < len(opened):
+        faults.append("each study once")
+    if len(metrics := {(stored.front.metric, stored.front.direction) for stored in opened}) > 1:
+        faults.append(f"one metric, got {' and '.join(sorted(name for name, _ in metrics))}")
+    if len(tasks := {stored.identity["task"]["name"] for stored in opened}) > 1:
+        faults.append(f"one task, got {' and '.join(sorted(tasks))}")
+    if faults:
+        raise StudyFileError(f"expected studies that differ in their size alone: {'; '.join(faults)}")
+
+
+def _write_next(file: Path, stored: StoredStudy, found: NextStudy) -> Path:
     import yaml
 
     from .search.suggest.scale_up import next_study
     from .spaces.files import write_file
 
-    if found is None:
-        raise click.UsageError("--then-run: every study that would say more costs more than two trainings of that size")
-    if file.exists():
-        raise click.UsageError(f"--then-run: {file} exists already; name another")
     return write_file(file, yaml.safe_dump(next_study(stored.spec, stored.records, found), sort_keys=False))
 
 

@@ -9,9 +9,10 @@ have the same best setting: one Gaussian process of accuracy over (u, v, ln D, l
 exponents are draws from a prior around the published laws, each weighted by how well that process then explains the trials.
 Trials of one size say nothing about exponents, and the interval is the disagreement of what is published.
 
-Sources: Step Law, arXiv 2503.04715; Power Lines, arXiv 2505.13738, as nanochat uses it (rate with the square root of the batch,
-and N^-0.25); the critical batch follows data and not model size, arXiv 2410.21676; the timescale of weight decay is a constant
-share of the training, arXiv 2405.13698, or shrinks with samples per parameter, Power Lines.
+Sources: Step Law, arXiv 2503.04715; Power Lines, arXiv 2505.13738, whose batches nanochat takes, with rates that follow the
+square root of the batch and width^-0.5, here N^-0.25; the critical batch follows data and not model size, arXiv 2410.21676; the
+timescale of weight decay is a constant share of the training, arXiv 2405.13698, or shrinks with samples per parameter, Power
+Lines.
 """
 
 from __future__ import annotations
@@ -33,24 +34,31 @@ from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fit
 from ..analysis.rates import Estimate
 from .batch_rate_prior import BARE, AccuracyPrior, BatchRate
 
-# The fewest complete trials of a fit, and the most: of more, an even selection.
+# The fewest complete trials of a fit, and the most trials: of more, an even selection of all sizes.
 FEWEST, _MOST = 12, 160
+# A diverged trial is this much below the worst complete one of its size, in units of the scale of accuracies.
+_DIVERGED = 0.5
 # Draws of the exponents from their prior, those that are kept, and where each looks for its best: random points, points of a
 # line, and of a side of the grid for all.
 _DRAWS, _KEPT, _POINTS, _LINE, _GRID = 1200, 120, 220, 25, 24
+# So many draws have to carry the weight, else they are drawn anew around those that do, at most so often, this much wider.
+_ENOUGH, _ROUNDS, _WIDER = 150, 3, 1.4
 # Batches at which a rate is reported, as multiples of the best, where they lie among those tried.
 _MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 _JITTER = 1e-6
 # A bound of what was tried is the best's as far as is known where so large a share of the draws end at it.
 _AT_EDGE, _MARGIN = 0.25, 0.04
-_ADAPTIVE = ("Adam", "Lion", "RMSprop", "NAdam", "RAdam", "Adafactor", "Sophia", "Adagrad", "Adadelta", "Muon")
+_ADAPTIVE = ("adam", "lion", "rmsprop", "adafactor", "sophia", "adagrad", "adadelta", "lamb", "muon", "soap", "shampoo")
 # How much of the number of samples per parameter the timescale of weight decay follows: from none to this power.
-_DECAY_POWER = 0.52
+_DECAY_POWER = 0.527
 # A next study searches batches and rates this many times smaller and larger than what is expected to be best.
 _AROUND = 5
-_NOT_NEXT = {"baseline", "stopping", "target", "storage", "branches"}
-# A next study: its trials, its sizes relative to the largest, and what it may cost, in trainings of the target's size.
-NEXT_TRIALS, _NEXT_SIZES, _NEXT_COST = 16, (0.1, 0.2, 0.33, 0.5, 2.0, 3.0, 5.0), 2.0
+_NOT_NEXT = {"baseline", "stopping", "target", "storage", "confirm", "warm_start"}
+# A next study: its trials, its samples relative to the largest tried, what it may cost, in trainings of the target's size, by
+# what factor it has to differ from every size tried, and how much it has to narrow one of the intervals.
+NEXT_TRIALS, _NEXT_SIZES, _NEXT_COST, _NEXT_APART, _NEXT_NARROWS = 16, (0.1, 0.2, 0.33, 0.5, 2.0, 3.0, 5.0), 2.0, 1.5, 0.95
+# An exponent whose posterior mean is so many prior standard deviations away contradicts what is published.
+_FAR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +153,10 @@ class ScaledUp:
         settings: at that batch and around it.
         exponents: by name, beforehand and as the trials have them.
         carried: the best batch and rate at `begin`, which would be carried over unchanged.
-        adaptive: the optimizer is one that the published laws are about.
+        adaptive: the optimizer is one that the published laws are about; None where the trials do not name it.
         edges: names of what is best at the end of what was tried, so that more may be better.
-        effective_draws: of the exponents, that the trials leave; few mean that they contradict what is published.
+        contradicted: names of exponents that these trials put far from what was expected beforehand.
+        effective_draws: of the exponents, that carry the weight: few make intervals rough.
     """
 
     begin: Size
@@ -158,8 +167,9 @@ class ScaledUp:
     settings: tuple[SettingAt, ...]
     exponents: dict[str, tuple[Estimate, Estimate]]
     carried: tuple[float, float]
-    adaptive: bool
+    adaptive: bool | None
     edges: tuple[str, ...]
+    contradicted: tuple[str, ...]
     effective_draws: float
     next: NextStudy | None
 
@@ -184,30 +194,51 @@ def scale_up(
 
     Args:
         name: of the study, for messages.
-        records: of one study or of several that differ in nothing but sizes.
+        records: of one study or of several that differ in nothing but sizes. Diverged trials count as worse than any of their
+            size that did not.
         data, model: the samples and the parameters of the larger training, over those of the largest tried.
         direction: of the metric.
 
     Raises:
         StudyFileError: too few complete trials, or they do not differ in batch and rate.
     """
-    complete = [one for one in records if one.outcome == "complete" and one.accuracy is not None and one.facts.learning_rate]
+    ended = [one for one in records if one.outcome in ("complete", "diverged") and one.facts.learning_rate]
+    complete = [one for one in ended if one.outcome == "complete" and one.accuracy is not None]
     if len(complete) < FEWEST:
-        raise StudyFileError(f"study {name}: expected at least {FEWEST} complete trials, got {len(complete)}")
-    if len(complete) > _MOST:
-        complete = [complete[place] for place in np.linspace(0, len(complete) - 1, _MOST).round().astype(int)]
-    tried = np.array([[math.log(one.settings["effective_batch"]), math.log(one.facts.learning_rate or 1)] for one in complete])
-    for column, key in enumerate(("effective_batch", "reference_rate")):
-        if np.ptp(tried[:, column]) < math.log(1.5):
-            raise StudyFileError(
-                f"study {name}: space.{key}: expected values that differ by half at least, to tell which is best"
-            )
-    sizes = [_size(one) for one in complete]
-    logs = np.array([size.logs for size in sizes])
-    begin = Size(max(one.samples for one in sizes), max(one.parameters for one in sizes))
+        raise StudyFileError(
+            f"study {name}: expected at least {FEWEST} complete trials, got {len(complete)}. Raise budget.trials; trials that "
+            "were stopped early do not count here, which `stopping: none` avoids."
+        )
+    if len({one.facts.model_parameters is None for one in complete}) > 1:
+        raise StudyFileError(f"study {name}: expected trials that all know their model's parameters, got some that do not")
+    begin = Size(max(_size(one).samples for one in complete), max(_size(one).parameters for one in complete))
+    sizes = sorted({_size(one) for one in complete}, key=lambda one: (one.cost, one.samples))
+    ended = [one for one in ended if one.outcome == "diverged" or one.accuracy is not None]
+    if len(ended) > _MOST:
+        ended.sort(key=lambda one: _size(one).cost)
+        ended = [ended[place] for place in np.linspace(0, len(ended) - 1, _MOST).round().astype(int)]
+    tried = np.array([[math.log(one.settings["effective_batch"]), math.log(one.facts.learning_rate or 1)] for one in ended])
+    _check_spread(name, tried, [_size(one) for one in ended])
     with single_threaded_blas():
-        return _Fit(complete, tried, logs, begin, direction).scaled(
-            Size(begin.samples * data, begin.parameters * model), tuple(sorted(set(sizes), key=lambda one: one.cost))
+        fit = _Fit(ended, tried, begin, direction)
+        return fit.scaled(Size(begin.samples * data, begin.parameters * model), tuple(sizes))
+
+
+def _check_spread(name: str, tried: Array, sizes: Sequence[Size]) -> None:
+    """Raise unless trials of one size differ in their batches, and in the rates at a batch."""
+    within = tried.copy()
+    for size in set(sizes):
+        same = np.array([one == size for one in sizes])
+        within[same] -= within[same].mean(axis=0)
+    batches, rates = within.T
+    key = ""
+    if np.ptp(batches) < math.log(1.5):
+        key = "effective_batch"
+    elif (rates - batches * (batches @ rates) / (batches @ batches)).std() < 0.1:
+        key = "reference_rate"
+    if key:
+        raise StudyFileError(
+            f"study {name}: space.{key}: expected trials of one size that differ in it, to see which is best. Search a range."
         )
 
 
@@ -215,10 +246,10 @@ def _size(record: TrialRecord) -> Size:
     return Size(float(record.facts.samples_budget or 1), float(record.facts.model_parameters or 1))
 
 
-def _adaptive(records: Sequence[TrialRecord]) -> bool:
-    """Whether the trials' optimizer divides by the gradient's size, as those of the published laws do."""
-    names = {one.facts.optimizer or "" for one in records}
-    return any(name.startswith(_ADAPTIVE) for name in names)
+def _adaptive(records: Sequence[TrialRecord]) -> bool | None:
+    """Whether the trials' optimizers divide by the gradient's size, as those of the published laws do; None: none is named."""
+    names = {one.facts.optimizer.lower() for one in records if one.facts.optimizer}
+    return all(any(word in name for word in _ADAPTIVE) for name in names) if names else None
 
 
 _Draw = tuple[GaussianProcess, Array]  # a process, and the exponents of its coordinates
@@ -244,46 +275,43 @@ class _Fit:
 
     Args:
         tried: (n, 2), logarithms of batch and rate.
-        logs: (n, 2), logarithms of the sizes.
         begin: the size that coordinates are relative to.
     """
 
     def __init__(
-        self, records: Sequence[TrialRecord], tried: Array, logs: Array, begin: Size, direction: Literal["minimize", "maximize"]
+        self, records: Sequence[TrialRecord], tried: Array, begin: Size, direction: Literal["minimize", "maximize"]
     ) -> None:
-        self.begin, self.tried, self.away = begin, tried, logs - begin.logs
+        sizes = [_size(one) for one in records]
+        self.records, self.begin, self.tried = records, begin, tried
+        self.away = np.array([size.logs for size in sizes]) - begin.logs
         sign = 1.0 if direction == "maximize" else -1.0
-        accuracies = sign * np.array([one.accuracy for one in records], dtype=np.float64)
-        self.scale = AccuracyScale(accuracies)
+        trained = [one.accuracy is not None and one.outcome == "complete" for one in records]
+        accuracies = sign * np.array([one.accuracy if good else math.nan for one, good in zip(records, trained, strict=True)])
+        self.scale = AccuracyScale(accuracies[trained])
         self.values = self.scale.of(accuracies)
-        others = other_coordinates(records, without={"epochs"})
-        sized = [_follows(column, self.away) for column in others.T]
-        self.others = others[:, [not follows for follows in sized]]
-        self.best = self._best(records, accuracies)
+        for place in np.flatnonzero(~np.array(trained)):  # how bad it was is not known, but that it was worse
+            same = [value for value, size in zip(self.values, sizes, strict=True) if size == sizes[place] and value == value]
+            self.values[place] = min(same, default=float(np.nanmin(self.values))) - _DIVERGED
+        names = {name for one in records for name in one.parameters}
+        partly = {name for name in names if not all(name in one.parameters or name in one.settings for one in records)}
+        others = other_coordinates(records, without={"epochs"} | partly)
+        self.others = others[:, [not _follows(column, self.away) for column in others.T]]
+        self.best = 0
         self.adaptive = _adaptive(records)
         self.slope = (0.5, 0.2) if self.adaptive else BARE
-        self.decay = records[self.best].facts.weight_decay or 0.0
         width = 4 + self.others.shape[1]
         self.structure = AccuracyPrior(BatchRate(0, 1, np.ones(width), self.slope))
         self.middle = tried.mean(axis=0)
         self.rng = np.random.default_rng(0)
-
-    def _best(self, records: Sequence[TrialRecord], accuracies: Array) -> int:
-        """The best trial of the largest size that has one."""
-        cost = self.away.sum(axis=1)
-        largest = cost >= cost.max() - 1e-9
-        return int(np.argmax(np.where(largest, accuracies, -np.inf)))
-
-    def _prior(self) -> Array:
-        """Draws of the exponents, (draws, 4)."""
-        rng, count = self.rng, _DRAWS
-        by_model = rng.normal(0.0, 0.1, count)
+        # Of a, b, d, and of the rest of c beside the ridge's slope.
         if self.adaptive:
-            by_data, rate_by_model = rng.normal(0.477, 0.12, count), rng.normal(-0.48, 0.2, count)
-            rest = rng.normal(0.02, 0.1, count)
+            self.prior_mean, self.prior_std = np.array([0.477, 0.0, -0.48, 0.02]), np.array([0.12, 0.1, 0.2, 0.1])
         else:  # nothing is published of SGD
-            by_data, rate_by_model = rng.normal(0.35, 0.25, count), rng.normal(-0.25, 0.25, count)
-            rest = rng.normal(-0.1, 0.25, count)
+            self.prior_mean, self.prior_std = np.array([0.35, 0.0, -0.25, -0.1]), np.array([0.25, 0.1, 0.25, 0.25])
+
+    def _exponents(self, free: Array) -> Array:
+        """a, b, c and d from a, b, d and the rest of c: (draws, 4)."""
+        by_data, by_model, rate_by_model, rest = free.T
         return np.column_stack([by_data, by_model, self.slope[0] * (by_data + by_model) + rest, rate_by_model])
 
     def _points(self, exponents: Array) -> Array:
@@ -292,23 +320,20 @@ class _Fit:
         return np.asarray(np.column_stack([moved, self.away, self.others]) + 0.5)
 
     def scaled(self, target: Size, sizes: tuple[Size, ...]) -> ScaledUp:
-        prior = self._prior()
-        log_weights, process = np.zeros(len(prior)), None
-        for _ in range(2):
-            weights = np.exp(log_weights - log_weights.max())
-            likely = prior.T @ weights / weights.sum()
-            process = fitted(self._points(likely), self.values, structure=self.structure, prior=(0.0, 1.0))
-            log_weights = np.array([self._log_likelihood(self._given(process, one)) for one in prior])
-        assert process is not None
+        free, log_weights, process = self._posterior()
         weights = np.exp(log_weights - log_weights.max())
         weights /= weights.sum()
         # Evenly spaced quantiles instead of random draws.
         order = np.searchsorted(np.cumsum(weights), (np.arange(_KEPT) + 0.5) / _KEPT)
-        kept = prior[np.minimum(order, len(prior) - 1)]
+        exponents = self._exponents(free)
+        kept = exponents[np.minimum(order, len(exponents) - 1)]
+        self.best = self._best(process, weights @ exponents)
         draws = [(self._given(process, one), one) for one in kept]
         tops = np.array([self._top(*each) for each in draws])  # (kept, 2): u, v
         moved = np.einsum("kij,j->ki", kept.reshape(-1, 2, 2), target.logs - self.begin.logs)
         best = self._expected_best(draws, moved)
+        begun = self._expected_best(draws, np.zeros_like(moved)) + self.middle
+        carried = np.exp(begun)
         settings = []
         for multiple in _MULTIPLES:
             batch = best[0] + math.log(multiple)
@@ -320,13 +345,14 @@ class _Fit:
                         multiple,
                         max(1, round(math.exp(batches[0]))),
                         line.rate,
-                        self._weight_decay(target, batches, line.log_rates),
+                        self._weight_decay(target, begun, batches, line.log_rates),
                         line.given_up,
                     )
                 )
-        before = {key: Estimate.of(draws) for key, draws in zip(EXPONENTS, prior.T, strict=True)}
-        after = {key: _weighted(draws, weights) for key, draws in zip(EXPONENTS, prior.T, strict=True)}
-        carried = np.exp(self._expected_best(draws, np.zeros_like(moved)) + self.middle)
+        beforehand = self._exponents(self._prior())
+        before = {key: Estimate.of(each) for key, each in zip(EXPONENTS, beforehand.T, strict=True)}
+        after = {key: _weighted(each, weights) for key, each in zip(EXPONENTS, exponents.T, strict=True)}
+        apart = np.abs(weights @ exponents - beforehand.mean(axis=0)) / beforehand.std(axis=0)
         return ScaledUp(
             begin=self.begin,
             target=target,
@@ -338,9 +364,44 @@ class _Fit:
             carried=(float(carried[0]), float(carried[1])),
             adaptive=self.adaptive,
             edges=self._edges(tops, kept),
+            contradicted=tuple(key for key, far in zip(EXPONENTS, apart, strict=True) if far > _FAR),
             effective_draws=float(1 / (weights**2).sum()),
-            next=self._next(kept, tops, tops + moved + self.middle, target),
+            next=self._next(kept, tops, tops + moved + self.middle, target, sizes),
         )
+
+    def _prior(self) -> Array:
+        """Draws of the free exponents, (draws, 4)."""
+        return np.asarray(self.prior_mean + self.prior_std * self.rng.standard_normal((_DRAWS, 4)))
+
+    def _posterior(self) -> tuple[Array, Array, GaussianProcess]:
+        """Draws of the free exponents with their log weights, and the process with the likeliest length scales."""
+        free = self._prior()
+        log_weights, correction = np.zeros(len(free)), np.zeros(len(free))
+        for turn in range(2 + _ROUNDS):
+            weights = np.exp(log_weights - log_weights.max())
+            weights /= weights.sum()
+            if turn >= 2:
+                if 1 / (weights**2).sum() >= _ENOUGH:
+                    break
+                # Trials that determine the exponents leave few draws of the prior: more around those, at their true weight.
+                mean = weights @ free
+                spread = free - mean
+                covariance = _WIDER**2 * (spread.T * weights) @ spread + np.diag((0.05 * self.prior_std) ** 2)
+                free = self.rng.multivariate_normal(mean, covariance, len(free))
+                spread = free - mean
+                drawn = -0.5 * np.einsum("ij,jk,ik->i", spread, np.linalg.inv(covariance), spread)
+                correction = -0.5 * (((free - self.prior_mean) / self.prior_std) ** 2).sum(axis=1) - drawn
+            else:
+                likely = self._exponents((weights @ free)[None])[0]
+                process = fitted(self._points(likely), self.values, structure=self.structure, prior=(0.0, 1.0))
+            log_weights = correction + [self._log_likelihood(self._given(process, one)) for one in self._exponents(free)]
+        return free, log_weights, process
+
+    def _best(self, process: GaussianProcess, exponents: Array) -> int:
+        """The trial that would be best at the largest size."""
+        points = self._points(exponents)
+        points[:, 2:4] = 0.5
+        return int(self._given(process, exponents).mean_at(points).argmax())
 
     def _given(self, process: GaussianProcess, exponents: Array) -> GaussianProcess:
         return conditioned(
@@ -420,16 +481,19 @@ class _Fit:
         rate = _around(axis[expected.argmax()] + self.middle[1], log_rates + self.middle[1])
         return _Line(log_rates + self.middle[1], rate, Estimate.of(np.array(given_up))), float(np.mean(tried))
 
-    def _weight_decay(self, target: Size, batches: Array, rates: Array) -> Estimate | None:
-        if not self.decay:
+    def _weight_decay(self, target: Size, begun: Array, batches: Array, rates: Array) -> Estimate | None:
+        """The decay that keeps the best trial's timescale, batch / (rate · decay · samples) as a share of the training.
+
+        Args:
+            begun: log batch and log rate that are best at `begin`.
+        """
+        decay = self.records[self.best].facts.weight_decay
+        if not decay:
             return None
-        batch, rate = self.tried[self.best]
         per_parameter = (target.samples / target.parameters) / (self.begin.samples / self.begin.parameters)
-        power = self.rng.uniform(0.0, _DECAY_POWER, len(batches))
-        # timescale = batch / (rate · decay · samples), as a share of the training
-        log_timescale = -power * math.log(per_parameter)
-        moved = (batches - batch) - (rates - rate) - math.log(target.samples / self.begin.samples) - log_timescale
-        return _exp(moved + math.log(self.decay))
+        shorter = self.rng.uniform(0.0, _DECAY_POWER, len(batches)) * math.log(per_parameter)
+        moved = (batches - begun[0]) - (rates - begun[1]) - math.log(target.samples / self.begin.samples) + shorter
+        return _exp(moved + math.log(decay))
 
     def _edges(self, tops: Array, kept: Array) -> tuple[str, ...]:
         bounds = np.array([self._bounds(one) for one in kept])  # (kept, 2, 2)
@@ -442,7 +506,7 @@ class _Fit:
                 found.append(f"largest {name}")
         return tuple(found)
 
-    def _next(self, kept: Array, tops: Array, at: Array, target: Size) -> NextStudy | None:
+    def _next(self, kept: Array, tops: Array, at: Array, target: Size, sizes: Sequence[Size]) -> NextStudy | None:
         """The study of one more size that would narrow the intervals most, by linear regression between draws.
 
         A study's best is taken to be known as well as this one's is, with as many trials, on top of its exponents.
@@ -452,12 +516,16 @@ class _Fit:
         for times in _NEXT_SIZES:
             size = Size(self.begin.samples * times, self.begin.parameters)
             cost = NEXT_TRIALS * size.cost / target.cost
-            if cost > _NEXT_COST or size.samples > target.samples:
+            near = any(max(one.samples, size.samples) < _NEXT_APART * min(one.samples, size.samples) for one in sizes)
+            if cost > _NEXT_COST or size.samples > target.samples or near:
                 continue
             there = tops + np.einsum("kij,j->ki", kept.reshape(-1, 2, 2), size.logs - self.begin.logs)
             told = at.var(axis=0) * (there.var(axis=0) + spread)
-            shared = ((at - at.mean(axis=0)) * (there - there.mean(axis=0))).mean(axis=0)
-            narrows = np.sqrt(np.maximum(1 - shared**2 / told, 0.01)).tolist()
+            explained = ((at - at.mean(axis=0)) * (there - there.mean(axis=0))).mean(axis=0) ** 2 / told
+            explained -= (1 - explained) / (len(at) - 2)  # what so few draws explain by chance
+            narrows = np.sqrt(np.clip(1 - explained, 0.01, 1.0)).tolist()
+            if min(narrows) > _NEXT_NARROWS:
+                continue
             middle = np.exp(np.median(there + self.middle, axis=0))
             study = NextStudy(size, float(middle[0]), float(middle[1]), NEXT_TRIALS, (narrows[0], narrows[1]), cost)
             found.append((math.log(narrows[0]) + math.log(narrows[1]), study))
@@ -468,28 +536,44 @@ def next_study(spec: StudySpec, records: Sequence[TrialRecord], found: NextStudy
     """A study file's content for that study: the same but for its size, its space around the best, and its budget.
 
     Args:
-        spec: of the study whose trials these are.
+        spec: of a study with trials of that many parameters.
+        records: its trials.
+
+    Raises:
+        StudyFileError: its trials do not say how many samples an epoch has.
     """
-    largest = max((one for one in records if one.facts.epochs), key=lambda one: _size(one).samples)
-    assert largest.facts.epochs and largest.facts.samples_budget
-    epochs = found.size.samples / (largest.facts.samples_budget / largest.facts.epochs)
+    trained = [one for one in records if one.facts.epochs and one.facts.samples_budget and one.outcome == "complete"]
+    if not trained:
+        raise StudyFileError(f"study {spec.study}: its trials know no epochs, so --then-run cannot write one with other epochs")
+    # Of the widest and longest the best: parameters that are sizes under other names are fixed as there.
+    largest = max(trained, key=lambda one: (_size(one).parameters, _size(one).samples))
+    away = np.log([[_size(one).samples, _size(one).parameters] for one in trained])
+    fixed = {
+        name: largest.parameters[name]
+        for name, values in ((name, [one.parameters.get(name) for one in trained]) for name in largest.parameters)
+        if all(isinstance(value, int | float) for value in values) and _follows(np.array(values, dtype=float), away)
+    }
+    per_epoch = (largest.facts.samples_budget or 0) / (largest.facts.epochs or 1)
     batch = round(found.effective_batch)
     content = spec.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_NEXT)
     content.get("cluster", {}).pop("checkpoints", None)  # they are the study's own
+    content.get("training", {}).pop("branches", None)
     content = {key: value for key, value in content.items() if value != {}}
     content |= {
         "study": f"{spec.study}-next",
         "space": {
             **content["space"],
+            **fixed,
             "effective_batch": {"low": max(1, round(batch / _AROUND)), "high": round(batch * _AROUND)},
             "reference_rate": {
                 "low": float(f"{found.learning_rate / _AROUND:.2g}"),
                 "high": float(f"{found.learning_rate * _AROUND:.2g}"),
                 "at_batch": batch,
             },
-            "epochs": float(f"{epochs:.4g}"),
+            "epochs": float(f"{found.size.samples / per_epoch:.4g}"),
         },
         "budget": {"trials": found.trials},
+        "stopping": "none",
     }
     study_from_dict(content)
     return content
@@ -497,6 +581,8 @@ def next_study(spec: StudySpec, records: Sequence[TrialRecord], found: NextStudy
 
 def _follows(column: Array, sizes: Array) -> bool:
     """Whether a parameter is the size under another name, such as a width."""
+    if np.ptp(column) == 0:
+        return False
     return any(np.ptp(size) > 0 and abs(np.corrcoef(column, size)[0, 1]) > 0.9 for size in sizes.T)
 
 

@@ -20,6 +20,7 @@ _EXPONENTS = {
     "rate_by_data": "rate by samples",
     "rate_by_model": "rate by model size",
 }
+_GUESS = "a guess: of this optimizer none are published"
 # Fewer draws than this leave no interval that could be trusted.
 _FEW_DRAWS = 20
 
@@ -37,7 +38,10 @@ def scale_up_document(study: str, found: ScaledUp) -> dict[str, Any]:
         "exponents": {name: {"beforehand": asdict(one), "fitted": asdict(two)} for name, (one, two) in found.exponents.items()},
         "unchanged": {"effective_batch": found.carried[0], "learning_rate": found.carried[1]},
         "laws": {law.name: dict(zip(("effective_batch", "learning_rate"), found.by_law(law), strict=True)) for law in LAWS},
+        "adaptive": found.adaptive,
         "edges": list(found.edges),
+        "contradicted": list(found.contradicted),
+        "effective_draws": found.effective_draws,
         "next": found.next and asdict(found.next),
     }
 
@@ -47,12 +51,14 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
     begin, target = found.begin, found.target
     count = len(found.sizes)
     yield Text(f"{study}: {found.trials} trials at {count} size{'s' * (count > 1)}", style="bold")
+    apart = "" if begin in found.sizes else ", of different trials"
     more, wider = target.samples / begin.samples, target.parameters / begin.parameters
     of_begin, of_target = (
         f" and {size.parameters:,.0f} parameters" if begin.parameters > 1 else "" for size in (begin, target)
     )
     yield (
-        f"Largest tried: {begin.samples:,.0f} samples{of_begin}. Predicted for {target.samples:,.0f} samples{of_target} "
+        f"Largest tried{apart}: {begin.samples:,.0f} samples{of_begin}. Predicted for "
+        f"{target.samples:,.0f} samples{of_target} "
         f"({more:.3g}x, {wider:.3g}x)."
     )
     yield f"The best batch there: {found.batch.value:,.0f} ({found.batch.low:,.0f} to {found.batch.high:,.0f})."
@@ -66,8 +72,11 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
     yield f"Carried over unchanged: batch {batch:,.0f}, rate {rate:.3g}. {'. '.join(others)}."
     for edge in found.edges:
         yield f"The best is at the {edge} tried: the true one may lie beyond."
+    if found.contradicted:
+        names = ", ".join(_EXPONENTS[name] for name in found.contradicted)
+        yield f"These trials put an exponent far from what was expected beforehand: {names}."
     if found.effective_draws < _FEW_DRAWS:
-        yield "These trials contradict the published exponents: take the intervals as too narrow."
+        yield "The trials determine the exponents more sharply than they were drawn: take the intervals as rough."
     yield from _unseen(found)
     yield "Intervals are 90 %."
 
@@ -78,14 +87,14 @@ def _unseen(found: ScaledUp) -> Iterator[str]:
     of_model = len({size.parameters for size in found.sizes}) == 1 and found.target.parameters != found.begin.parameters
     words = [word for word, holds in (("numbers of samples", of_data), ("model sizes", of_model)) if holds]
     if words:
-        known = "the published ones" if found.adaptive else "a guess: of this optimizer none are published"
-        yield f"There are no trials at different {' and '.join(words)}: those exponents are {known}."
+        known = {True: "the published ones", False: _GUESS, None: "a guess, since these trials name no optimizer"}
+        yield f"There are no trials at different {' and '.join(words)}: those exponents are {known[found.adaptive]}."
 
 
 def _settings(found: ScaledUp) -> Table:
     decays = any(setting.weight_decay for setting in found.settings)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    names = ("effective_batch", "learning_rate", *(("weight_decay",) if decays else ()), "below the best by")
+    names = ("effective_batch", "learning_rate", *(("weight_decay",) if decays else ()), "worse than the best by")
     for name in names:
         column(table, name, "right")
     for setting in found.settings:

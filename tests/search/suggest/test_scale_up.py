@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bsearch.cli import main
-from bsearch.search.suggest.scale_up import LAWS, NEXT_TRIALS, next_study, scale_up
+from bsearch.search.suggest.scale_up import LAWS, NEXT_TRIALS, ScaledUp, next_study, scale_up
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import StudySpec
 from bsearch.spaces.study_file import read_study, study_from_dict
@@ -135,7 +135,11 @@ def test_weight_decay_keeps_its_timescale_or_shortens_it() -> None:
         (trials((0.5, 0, 0.25, -0.5), [SMALL], 11), "study few: expected at least 12 complete trials, got 11"),
         (
             [replace(one, parameters={**one.parameters, "effective_batch": 64}) for one in trials((0.5, 0, 0, 0), [SMALL], 20)],
-            "study few: space.effective_batch: expected values that differ by half",
+            "study few: space.effective_batch: expected trials of one size that differ in it",
+        ),
+        (
+            [replace(one, facts=replace(one.facts, learning_rate=0.001)) for one in trials((0.5, 0, 0, 0), [SMALL], 20)],
+            "study few: space.reference_rate: expected trials of one size",
         ),
     ],
 )
@@ -145,12 +149,15 @@ def test_what_cannot_be_scaled_is_told(made: list[TrialRecord], words: str) -> N
 
 
 def test_the_next_study_is_small_and_around_what_is_expected(study_file: Callable[..., Path]) -> None:
-    made = trials((0.5, 0, 0.25, -0.5), [SMALL], 40)
-    found = scale_up("one", made, 30).next
+    exponents = (0.5, 0.0, 0.25, -0.5)
+    made = trials(exponents, [SMALL], 40)
+    before = scale_up("one", made, 30)
+    found = before.next
     assert found is not None
     assert found.trials == NEXT_TRIALS
     assert found.cost <= 2
-    assert all(0 < factor < 1 for factor in found.narrows)
+    assert 0 < min(found.narrows) < 0.95
+    assert max(found.size.samples, 1e5) / min(found.size.samples, 1e5) > 1.5
     spec = read_study(study_file(baseline=[], stopping="none"))
     content = next_study(spec, made, found)
     again: StudySpec = study_from_dict(content)
@@ -161,9 +168,46 @@ def test_the_next_study_is_small_and_around_what_is_expected(study_file: Callabl
     assert {"effective_batch", "reference_rate"} <= set(searched)
     assert again.space.reference_batch == round(found.effective_batch)
     assert (again.budget.trials, again.budget.profile_s) == (NEXT_TRIALS, StudySpec.model_validate(content).budget.profile_s)
-    # A study of that size narrows what it said it would, or more.
-    more = scale_up("two", [*made, *trials((0.5, 0, 0.25, -0.5), [(found.size.samples, 1e6)], NEXT_TRIALS, seed=1)], 1)
-    assert len(more.sizes) == 2
+    # And it does what it says, as far as one such study can: the same prediction with its trials has a narrower interval.
+    size = found.size.samples
+    more = scale_up("two", [*made, *trials(exponents, [(size, 1e6)], 3 * NEXT_TRIALS, seed=1)], 30 * 1e5 / max(size, 1e5))
+    assert more.target.samples == pytest.approx(3e6)
+    assert width(more) < width(before)
+
+
+def width(found: ScaledUp) -> float:
+    """Of both intervals, on log scales."""
+    rate = found.best.learning_rate
+    return math.log(found.batch.high / found.batch.low) + math.log(rate.high / rate.low)
+
+
+def test_no_rate_is_recommended_that_diverged() -> None:
+    """A cliff a little above the ridge: half of the trials are beyond it."""
+    exponents = (0.5, 0.0, 0.25, -0.5)
+    for seed in range(4):
+        made = []
+        for one in trials(exponents, [SMALL, LONG], 80, seed):
+            size = float(one.facts.samples_budget or 0), 1e6
+            best, best_rate = best_at(exponents, size)
+            ridge = best_rate + 0.5 * (math.log(one.facts.effective_batch or 1) - best)
+            gone = math.log(one.facts.learning_rate or 1) > ridge + 0.3
+            made.append(replace(one, outcome="diverged", accuracy=None) if gone else one)
+        found = scale_up("cliff", made, 1)
+        for setting in found.settings:
+            best, best_rate = best_at(exponents, LONG)
+            cliff = best_rate + 0.5 * (math.log(setting.effective_batch) - best) + 0.3
+            assert math.log(setting.learning_rate.value) < cliff + 0.1, (seed, setting)
+
+
+def test_sharp_ladders_keep_enough_draws() -> None:
+    """Sizes a hundred times apart determine the exponents far better than the prior was drawn."""
+    exponents = (0.6, 0.1, 0.35, -0.3)
+    sizes = [(data, model) for data in (1e4, 1e5, 1e6) for model in (1e5, 1e6, 1e7)]
+    found = scale_up("ladder", trials(exponents, sizes, 160), 10, 10)
+    assert found.effective_draws > 50
+    for one, true in zip(found.exponents.values(), exponents, strict=True):
+        assert abs(one[1].value - true) < 0.1
+        assert one[1].high - one[1].low < 0.7 * (one[0].high - one[0].low)
 
 
 @pytest.mark.slow
@@ -181,7 +225,7 @@ def test_from_the_command_line_to_a_study_that_runs(
     told = bsearch("scale-up", *files, "--data", "30x", "--then-run", "next.yaml")
     assert told.exit_code == 0, told.output
     assert "of1, of2: 24 trials at 2 sizes" in told.output
-    assert "Predicted: 24,000 samples (30x)" in told.output
+    assert "Predicted for 24,000 samples and" in told.output
     assert "There are no trials at different" not in told.output
     assert "Wrote next.yaml: 16 trials" in told.output
     document = json.loads(bsearch("scale-up", *files, "--data", "30x", "--json").output)
@@ -194,6 +238,7 @@ def test_from_the_command_line_to_a_study_that_runs(
     for wrong, words in [
         (["--data", "0.5x"], "expected a factor of 1 or more, such as 10x, got '0.5x'"),
         (["--then-run", "next.yaml"], "next.yaml exists already"),
+        ([files[0]], "expected studies that differ in their size alone: each study once"),
     ]:
         refused = bsearch("scale-up", files[0], *wrong)
         assert refused.exit_code == 2
