@@ -31,7 +31,7 @@ from ray.tune.execution import class_cache
 
 from ..objectives.machine.environment import environment
 from ..spaces.errors import ClusterError
-from .fair_share import Others, of_a_study, other_studies
+from .fair_share import Others, arrive, depart, other_studies
 
 # Ray's messages go to a file.
 _QUIET: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
@@ -81,7 +81,7 @@ class RayConnection:
         address = self._address
         # Ray's own would end this process at once, with a dump of its stacks.
         on_sigterm = signal.getsignal(signal.SIGTERM)
-        joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self._threads)}, "job_config": of_a_study()}
+        joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self._threads)}}
         try:
             own = ray.get_runtime_context().gcs_address if self._found_here else ""
             if own and address in ("local", "auto", own):
@@ -119,6 +119,8 @@ class RayConnection:
             "Ray's head": ray.get_runtime_context().gcs_address,
             "this machine's Ray": f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}",
         }
+        if not self.started_here:
+            arrive()
         self._checked = time.monotonic()
         self._answered = dict.fromkeys(self._needed, self._checked)
 
@@ -152,6 +154,8 @@ class RayConnection:
 
     def close(self) -> None:
         """Disconnect, and end what was started here."""
+        if self._found_here:
+            depart()
         if self._stuck:
             # Ray would block the interpreter's exit for a minute, and then abort it.
             atexit.register(_hard_exit)

@@ -11,9 +11,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def idle_processes(controller: Any) -> int:
-    """How many processes of a Tune controller hold devices and have no trial."""
-    return int(getattr(getattr(controller, "_actor_cache", None), "_num_cached_objects", 0))
+def idle_processes(controller: Any) -> list[Any]:
+    """The resources of each process of a Tune controller that has no trial."""
+    cached = getattr(getattr(controller, "_actor_cache", None), "_cached_objects", {})
+    return [resources for resources, processes in cached.items() for _ in processes]
+
+
+def unstage(controller: Any, trial: Any) -> None:
+    """Let Tune no longer count on a process for a pending trial that is stopped: it would for the rest of the run."""
+    staged: set[Any] = getattr(controller, "_staged_trials", set())
+    if trial in staged and hasattr(controller._actor_cache, "decrease_max"):
+        staged.remove(trial)
+        controller._actor_cache.decrease_max(trial.placement_group_factory)
 
 
 def keep_processes(controller: Any, too_many: Callable[[], bool]) -> None:

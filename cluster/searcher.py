@@ -11,7 +11,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +27,7 @@ from ray.tune.search import Searcher
 
 from ..search.run.study_run import StudyRun
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
-from .processes import idle_processes, keep_processes
+from .processes import idle_processes, keep_processes, unstage
 
 if TYPE_CHECKING:
     from .tune import TuneRunner
@@ -46,9 +46,12 @@ class StudySearcher(Searcher):
         super().__init__(metric=None, mode=None)
         self._study, self._most = study, most
         self._slots = _cached_for(lambda: runner.slots, 0, REFRESH_S)
-        self._share = _cached_for(lambda: runner.fair_share(self._held), None, REFRESH_S)
+        self._share = _cached_for(lambda: runner.fair_share(self._held + self.idle), None, REFRESH_S)
         self._runner = runner
-        self.idle = 0  # processes that hold devices and have no attempt
+        self._fewest = min(study.spec.devices.counts)
+        self.idle = 0  # devices of processes that have no attempt
+        self._running = set[str]()  # attempts that have their devices
+        self._declined = False  # the last time that it was asked, the study had no attempt to start
         self._numbers: dict[str, int] = {}
         # Devices of a pending or running attempt's trial, how many of them each machine has, and whether it waits for all.
         self._splits: dict[str, tuple[int, tuple[int, ...], bool]] = {}
@@ -65,11 +68,14 @@ class StudySearcher(Searcher):
         # a pending trial and starts others (docs/scaling.md).
         slots, share = self._slots(), self._share()
         # What is asked for ahead takes the next device that is free, and it may be another study's turn.
-        wanted = 1 + slots + slots // _SLOTS_FOR_ONE_AHEAD if share is None else share
+        if share is not None and self._held + self._fewest > share:
+            return None
+        wanted = 1 + slots + slots // _SLOTS_FOR_ONE_AHEAD
         # Ray may have room for more than the study allows, and would start what waits.
         if len(self._numbers) >= (wanted if self._most is None else min(wanted, self._most)):
             return None
         setup = self._guarded(self._study.next_attempt)
+        self._declined = setup in (None, "wait")
         if setup is None:
             return Searcher.FINISHED
         if setup == "wait":
@@ -98,7 +104,8 @@ class StudySearcher(Searcher):
         """
         if trial_id not in self._splits or self.leaving:
             return self.leaving
-        if self.holds_too_many():
+        share = self._share()
+        if share is not None and self._held > share:
             return True
         devices, split, waits = self._splits[trial_id]
         now = self._runner.placed(devices)
@@ -106,13 +113,27 @@ class StudySearcher(Searcher):
 
     @property
     def _held(self) -> int:
-        """Attempts and processes that hold devices, or wait for them."""
-        return len(self._numbers) + self.idle
+        """Devices of attempts, running or pending."""
+        return sum(sum(split) for _, split, _ in self._splits.values())
+
+    def count_idle(self, processes: Iterable[Any]) -> None:
+        """Note the resources of the processes that have no attempt."""
+        self.idle = sum(self._runner.devices_of(one.bundles) for one in processes)
 
     def holds_too_many(self) -> bool:
-        """Whether devices are to be left to other studies."""
-        share = self._share()
-        return share is not None and self._held > share
+        """Whether idle devices are to be left to other studies: more than its share, or those that it has no attempt for.
+
+        Pending attempts are not counted: they take idle ones.
+        """
+        share, running = self._share(), sum(sum(self._splits[one][1]) for one in self._running if one in self._splits)
+        return share is not None and (running + self.idle > share or (self._declined and self.idle > 0))
+
+    def takes_back(self, trials: Iterable[Any]) -> Iterator[Any]:
+        """Those of Tune's pending trials that are not to start, the latest first."""
+        order = {trial_id: place for place, trial_id in enumerate(self._splits)}
+        for trial in sorted(trials, key=lambda one: -order.get(one.trial_id, -1)):
+            if trial.status == "PENDING" and self.waits_in_vain(trial.trial_id):
+                yield trial
 
     @property
     def leaving(self) -> bool:
@@ -120,6 +141,7 @@ class StudySearcher(Searcher):
 
     def begun(self, trial_id: str) -> None:
         if trial_id in self._numbers:
+            self._running.add(trial_id)
             self._guarded(lambda: self._study.begun(self._numbers[trial_id]))
 
     def should_stop(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -147,6 +169,7 @@ class StudySearcher(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         number = self._numbers.pop(trial_id, None)
         self._splits.pop(trial_id, None)
+        self._running.discard(trial_id)
         self.processes.pop(trial_id, None)
         if number is None:
             return
@@ -222,12 +245,12 @@ class InOrder(FIFOScheduler):
 
     def choose_trial_to_run(self, controller: Any) -> Any:
         inner = getattr(controller, "_tune_controller", controller)
-        self._searcher.idle = idle_processes(inner)
+        self._searcher.count_idle(idle_processes(inner))
         if self._searcher.leaving or time.monotonic() - self._looked_at > REFRESH_S:
             self._looked_at = time.monotonic()
-            for trial in list(inner.get_live_trials()):
-                if trial.status == "PENDING" and self._searcher.waits_in_vain(trial.trial_id):
-                    inner.stop_trial(trial)  # as Tune itself does; `request_stop_trial` is never acted on
+            for trial in self._searcher.takes_back(list(inner.get_live_trials())):
+                unstage(inner, trial)
+                inner.stop_trial(trial)  # as Tune itself does; `request_stop_trial` is never acted on
         return super().choose_trial_to_run(controller)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:

@@ -31,7 +31,7 @@ from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .connection import RayConnection, nodes
-from .fair_share import waiting
+from .fair_share import profiling
 from .machines import shares, trials_that_fit
 from .searcher import InOrder, SilentReporter, StartAndEnd, StudySearcher, StudyStopper
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
@@ -181,23 +181,28 @@ class TuneRunner:
     @property
     def slots(self) -> int:
         """Trials that fit now; machines may join and leave."""
-        fit = self._fitting(self._rooms())
+        rooms, fewest = self._rooms().values(), min(self._devices.counts)
+        fit = trials_that_fit(shares(fewest, rooms) or (fewest,), rooms)
         return min(fit, self._cluster.trials_at_once or fit)
 
-    def _fitting(self, rooms: Mapping[str, int]) -> int:
-        fewest = min(self._devices.counts)
-        return trials_that_fit(shares(fewest, rooms.values()) or (fewest,), rooms.values())
-
     def fair_share(self, held: int) -> int | None:
-        """Trials that this study may have devices for while other studies use the same Ray; None while none does.
+        """Devices that this study may hold while others use the same Ray, or trials where several share one; None: none does.
 
         Args:
-            held: trials that it has devices for now.
+            held: those that it holds now.
+
+        Raises:
+            ConnectionError: Ray does not say.
         """
         others = self._ray.others()
         if others is None:
             return None
-        return others.share(self._fitting(self._rooms()), held, self._fitting(self._rooms(others.free)))
+        fit, free = (sum(self._rooms(resources).values()) for resources in (None, others.free))
+        return others.share(fit, held, free, wait=others.wait(self._bundle(1)))
+
+    def devices_of(self, bundles: Sequence[Mapping[str, float]]) -> int:
+        """How many devices a trial with these bundles of resources has."""
+        return round(sum(bundle.get("CPU", 0.0) for bundle in bundles) / self.cores)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -235,11 +240,18 @@ class TuneRunner:
         split = shares(devices, [rooms.get(machine, 0) for machine in here])
         if split is None:
             raise ClusterError(f"the last machine with {kind or 'a device'} left before its device was profiled")
-        if len(split) == 1:
-            place = next(machine for machine in here if rooms.get(machine, 0) >= devices)
+        if len(split) == 1 and len({*kinds.values()}) > 1:
+            # Machines of a kind cannot always be named to Ray; one with free devices, where others use some.
+            others = None
+            with contextlib.suppress(ConnectionError):
+                others = self._ray.others()
+            free = self._rooms(others.free) if others is not None else rooms
+            place = max((machine for machine in here if rooms.get(machine, 0) >= devices), key=lambda one: free.get(one, 0))
             yield NodeAffinitySchedulingStrategy(place, soft=False), split
             return
-        group = placement_group([self._bundle(share) for share in split], strategy="PACK")
+        # A profile has whole GPUs.
+        whole = [self._bundle(share) | ({"GPU": float(share)} if self.device == "gpu" else {}) for share in split]
+        group = placement_group(whole, strategy="PACK")
         try:
             yield PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True), split
         finally:
@@ -260,7 +272,7 @@ class TuneRunner:
             _RayLostError: it did.
         """
         most = max(request.devices)
-        with waiting(), self._somewhere(most, kind) as (place, split):
+        with profiling(), self._somewhere(most, kind) as (place, split):
             profile = ray.remote(
                 num_cpus=self._bundle(split[0])["CPU"],
                 # Alone: neighbours on the same GPU would be in its times.

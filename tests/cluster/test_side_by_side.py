@@ -82,8 +82,10 @@ def test_a_study_that_comes_later_gets_its_share_and_leaves_it(
 
 
 @pytest.mark.long
-def test_what_a_study_does_not_use_is_anothers(study_file: Callable[..., Path], tmp_path: Path, ray_address: str) -> None:
-    """One may have one trial at a time, the other takes what is left, although Ray has room for more of the first."""
+def test_a_study_keeps_to_its_own_limit_beside_another(
+    study_file: Callable[..., Path], tmp_path: Path, ray_address: str
+) -> None:
+    """One trial at a time each, although Ray has room for more; rows, files and locks are each study's own."""
     names = ("first", "second")
     drivers = [started(study_file, tmp_path, ray_address, name, 5, trials_at_once=1) for name in names]
     trained = [ended(tmp_path, driver, name, 5) for driver, name in zip(drivers, names, strict=True)]
@@ -93,16 +95,31 @@ def test_what_a_study_does_not_use_is_anothers(study_file: Callable[..., Path], 
     assert trained[1][0][0] < trained[0][-1][1]
 
 
-@given(
-    fit=st.integers(1, 64),
-    held=st.lists(st.integers(0, 64), min_size=2, max_size=5),
-    wait=st.booleans(),
-)
+@given(fit=st.integers(0, 64), held=st.lists(st.integers(0, 64), min_size=2, max_size=5), wait=st.booleans())
 def test_shares_are_all_devices_and_none_twice(fit: int, held: list[int], wait: bool) -> None:
-    count = len(held)
-    of = [Others(count, place, wait=True, free={}).share(fit, held[place], 0) for place in range(count)]
-    assert sum(of) == max(fit, count)
-    assert max(of) - min(of) <= 1
+    studies = [Others(len(held), place) for place in range(len(held))]
+    fair = [one.share(fit, 0, 0, wait=True) for one in studies]
+    assert sum(fair) == fit
+    assert max(fair) - min(fair) <= 1
     free = max(fit - sum(held), 0)
-    grown = [Others(count, place, wait, {}).share(fit, held[place], free) for place in range(count)]
-    assert all(now == fair if wait else now == max(fair, had + free) for now, fair, had in zip(grown, of, held, strict=True))
+    for one, had, least in zip(studies, held, fair, strict=True):
+        share = one.share(fit, had, free, wait=wait)
+        assert least <= share <= fit
+        # Nobody gives way to none that waits, nor takes what is not free.
+        assert wait or share >= min(had, fit)
+        assert share <= max(least, had + free)
+
+
+def test_who_waits_for_what_it_could_not_have_takes_nothing_from_others() -> None:
+    gpus = {"CPU": 32.0, "GPU": 4.0}
+    mine = {"CPU": 8.0, "GPU": 1.0, "accelerator_type:H100": 0.001}
+    for pending, waits in [
+        ({"CPU": 8.0, "GPU": 1.0}, True),
+        ({"CPU": 8.0, "GPU": 2.0}, True),
+        ({"CPU": 8.0, "GPU": 4.0}, False),  # more than its share
+        ({"CPU": 4.0}, False),  # no GPU
+        ({"GPU": 1.0, "accelerator_type:A100": 0.001}, False),
+        ({"GPU": 1.0, "accelerator_type:H100": 0.001}, True),
+    ]:
+        assert Others(2, 0, [pending], total=gpus).wait(mine) is waits, pending
+    assert Others(2, 0, profiles=True, total=gpus).wait(mine)
