@@ -188,7 +188,7 @@ def trained(
     facts, accuracy = {}, 0.0
     for report in start_attempt(ladder["task"], setup):
         if isinstance(report, Measurement):
-            accuracy, facts = report.accuracy, {**facts, **report.extra}
+            accuracy, facts = report.accuracy, {**facts, **report.facts}
     name = str(facts.get("optimizer", optimizer))
     return record(seed, setting, setup.samples_budget, float(facts["model_parameters"]), name, accuracy)
 
