@@ -11,7 +11,7 @@ function decisions(data, { css, colour, escaped, pick, redraw }) {
   let axis = measures[0]?.key, selected = null;
 
   // One slider for each measure and one for the metric; each steps through the values there are, so that every step matters.
-  const wanted = measures.map((one) => ({ ...one, label: `At most this ${one.name}`, of: (trial) => points[trial].amounts[one.key], text: (trial) => points[trial].texts[one.key], loose: "last", keeps: (value, limit) => value <= limit }));
+  const wanted = measures.map((one) => ({ ...one, label: `${one.name} at most`, of: (trial) => points[trial].amounts[one.key], text: (trial) => points[trial].texts[one.key], loose: "last", keeps: (value, limit) => value <= limit }));
   wanted.push({ key: "metric", label: `${metric} at ${higher ? "least" : "most"}`, of: (trial) => points[trial].value, text: (trial) => short(points[trial].value), loose: higher ? "first" : "last", keeps: (value, limit) => higher ? value >= limit : value <= limit });
   for (const one of wanted) {
     const trials = onFront.filter((trial) => points[trial]).sort((a, b) => one.of(a) - one.of(b));
@@ -81,7 +81,7 @@ function decisions(data, { css, colour, escaped, pick, redraw }) {
     const [a, b] = [points[one], points[two]], ahead = better(a.value, b.value) ? one : two, behind = ahead === one ? two : one;
     const gap = Math.abs(a.value - b.value), text = `Trial ${ahead} is ahead of trial ${behind} by ${short(gap)} in ${metric}`;
     if (gap === 0) return `Both have the same ${metric}.`;
-    if (a.std === null || b.std === null) return `${text}. Neither the chance that it is better nor the noise is known without repeats (confirm in the study).`;
+    if (a.std === null || b.std === null) return `${text}. The chance that it is better is not known, since they were not both repeated (confirm: in the study file).`;
     const chance = normal(gap / Math.max(Math.hypot(a.std, b.std), 1e-300));
     return `${text}; the chance that it is better is ${chance > 0.99 ? "over 99" : Math.round(100 * chance)} % (${a.runs} and ${b.runs} runs).`;
   }
