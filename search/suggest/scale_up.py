@@ -289,9 +289,13 @@ class _Fit:
         accuracies = sign * np.array([one.accuracy if good else math.nan for one, good in zip(records, trained, strict=True)])
         self.scale = AccuracyScale(accuracies[trained])
         self.values = self.scale.of(accuracies)
-        for place in np.flatnonzero(~np.array(trained)):  # how bad it was is not known, but that it was worse
-            same = [value for value, size in zip(self.values, sizes, strict=True) if size == sizes[place] and value == value]
-            self.values[place] = min(same, default=float(np.nanmin(self.values))) - _DIVERGED
+        worst: dict[Size, float] = {}  # of each size
+        for size, value in zip(sizes, self.values, strict=True):
+            worst[size] = float(np.fmin(worst.get(size, math.nan), value))
+        lowest = np.nanmin(self.values)
+        # How bad a diverged trial was is not known, only that it was worse.
+        below = np.array([worst[size] if worst[size] == worst[size] else lowest for size in sizes]) - _DIVERGED
+        self.values = np.where(trained, self.values, below)
         names = {name for one in records for name in one.parameters}
         partly = {name for name in names if not all(name in one.parameters or name in one.settings for one in records)}
         others = other_coordinates(records, without={"epochs"} | partly)
