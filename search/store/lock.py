@@ -168,10 +168,14 @@ class _Holder(NamedTuple):
 
 
 def _mark(process: int) -> str:
-    """Distinguishes processes with the same PID: the PID namespace, and ticks from boot to the process's start."""
+    """Distinguishes processes with the same PID: the PID namespace, and ticks from boot to the process's start.
+
+    Empty for one that has ended, also where nobody has waited for it yet.
+    """
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
-        return f"{namespace}.{Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
+        of_process = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return "" if of_process[0] in ("Z", "X") else f"{namespace}.{of_process[19]}"
     except (OSError, IndexError):
         return ""
 

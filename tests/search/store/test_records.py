@@ -98,6 +98,23 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
     # The number of a dead driver may be another process's by now, and a living one's clock may have jumped.
     held_by(re.sub(r"(\.\d+)-", r"\g<1>0-", records.lock.holder), 1.0)
     other.lock.acquire("law")
+    # Killed, but its parent has not waited for it yet.
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from bsearch.search.store.lock import _Holder; print(_Holder.here(), flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    theirs = child.stdout.readline().strip()
+    held_by(theirs, 1.0)
+    with pytest.raises(StorageError, match=f"process {child.pid} on"):
+        other.lock.acquire("law")
+    child.kill()
+    while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    other.lock.acquire("law")
+    child.communicate()
     held_by(records.lock.holder, 2 * LOCK_EXPIRES_S)
     with pytest.raises(StorageError, match=f"process {os.getpid()} on"):
         other.lock.acquire("law")
