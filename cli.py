@@ -858,9 +858,11 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
 @main.command("scale-up", epilog=_epilog("bsearch scale-up small.yaml medium.yaml --data 10x --model 4x"))
 @click.argument("studies", metavar="STUDY...", nargs=-1, required=True, shell_complete=study_files)
 @click.option(
-    "--data", type=_TIMES, default="1x", metavar="TIMES", help="Samples of the larger training, over the largest tried."
+    "--data", type=_TIMES, default="1x", metavar="TIMES", help="Training samples, as a multiple of the largest tried."
 )
-@click.option("--model", type=_TIMES, default="1x", metavar="TIMES", help="Its parameters over the largest tried.")
+@click.option(
+    "--model", type=_TIMES, default="1x", metavar="TIMES", help="Model parameters, as a multiple of the largest tried."
+)
 @click.option(
     "--then-run",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -881,8 +883,8 @@ def scale_up(
 ) -> None:
     """Predict the best batch, learning rate and weight decay of a training that is too large to search.
 
-    From the trials of one study, or of several that differ in size alone, such as in epochs, samples or width, and from what is
-    published about exponents. Where the trials say little, the published laws and their disagreement are what remains.
+    Uses the trials of one study, or of several that differ only in size (epochs, samples, width), and published scaling laws:
+    where the trials say little, the interval is the laws' disagreement.
     """
     from .search.report.export import json_text
     from .search.report.terminal.scale_up import scale_up_document, scale_up_parts

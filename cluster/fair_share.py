@@ -23,7 +23,7 @@ from ray._private import worker as ray_worker
 # Keys of that store: drivers that are there, and those that wait for a device to profile on.
 _NAMESPACE, _STUDY, _PROFILES = b"bsearch", "study:", "profiles:"
 # Ray's resource for a kind of accelerator.
-_KIND = "accelerator_type:"
+KIND = "accelerator_type:"
 # How long Ray's head may take to answer: Tune waits meanwhile.
 _ASKED_S = 2.0
 
@@ -60,10 +60,10 @@ class Others:
         """
         counted = "GPU" if "GPU" in needed else "CPU"
         fair = (self.total or {}).get(counted, 0.0) / self.studies
-        kind = {name for name in needed if name.startswith(_KIND)}
+        kind = {name for name in needed if name.startswith(KIND)}
 
         def could_have(wanted: Mapping[str, float]) -> bool:
-            other_kind = kind and any(name.startswith(_KIND) and name not in kind for name in wanted)
+            other_kind = kind and any(name.startswith(KIND) and name not in kind for name in wanted)
             return 0 < wanted.get(counted, 0.0) <= fair + 1e-6 and not other_kind
 
         return self.profiles or any(map(could_have, self.pending))
@@ -173,4 +173,4 @@ def _summed(each: Any) -> dict[str, float]:
     return total
 
 
-__all__ = ["Others", "arrive", "depart", "other_studies", "profiling"]
+__all__ = ["KIND", "Others", "arrive", "depart", "other_studies", "profiling"]

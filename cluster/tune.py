@@ -31,13 +31,13 @@ from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .connection import RayConnection, nodes
-from .fair_share import profiling
+from .fair_share import KIND, profiling
 from .machines import shares, trials_that_fit
 from .searcher import InOrder, SilentReporter, StartAndEnd, StudySearcher, StudyStopper
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
 
-# Ray's resource that names a machine's kind of accelerator, and the smallest amount that can be requested.
-_KIND, _KIND_AMOUNT = "accelerator_type:", 0.001
+# The smallest amount that can be requested of the resource that names a kind.
+_KIND_AMOUNT = 0.001
 # A machine's answer about its GPUs, including the start of a process there.
 _ANSWERED_S = 60.0
 # The main thread wakes this often to handle signals.
@@ -230,7 +230,7 @@ class TuneRunner:
     def device_id(self, kind: str = "") -> str:
         split = self._split(max(self._devices.counts)) or ()
         spread = f" over {split}" if len(split) > 1 else ""
-        return f"{self.device} {platform.machine()} {_KIND + kind if kind else platform.processor()}{spread}"
+        return f"{self.device} {platform.machine()} {KIND + kind if kind else platform.processor()}{spread}"
 
     @contextlib.contextmanager
     def _somewhere(self, devices: int, kind: str = "") -> Iterator[tuple[Any, tuple[int, ...]]]:
@@ -438,7 +438,7 @@ def _bundle(devices: int, cores: int, gpus: float, kind: str | None) -> dict[str
     if gpus:
         needed["GPU"] = devices * gpus
     if kind is not None:
-        needed[_KIND + kind] = _KIND_AMOUNT
+        needed[KIND + kind] = _KIND_AMOUNT
     return needed
 
 
@@ -460,7 +460,7 @@ def _gpu_memories(machines: Sequence[str]) -> dict[str, str]:
 def _words(resources: Mapping[str, float]) -> str:
     """The CPUs, GPUs and kind of device among a machine's resources, as text."""
     counted = [f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU") if resources.get(name) or name == "CPU"]
-    return ", ".join([*counted, *(name.removeprefix(_KIND) for name in sorted(resources) if name.startswith(_KIND))])
+    return ", ".join([*counted, *(name.removeprefix(KIND) for name in sorted(resources) if name.startswith(KIND))])
 
 
 __all__ = ["TuneRunner"]

@@ -35,7 +35,7 @@ def scale_up_document(study: str, found: ScaledUp) -> dict[str, Any]:
         "target": asdict(found.target),
         "effective_batch": asdict(found.batch),
         "settings": [asdict(setting) for setting in found.settings],
-        "exponents": {name: {"beforehand": asdict(one), "fitted": asdict(two)} for name, (one, two) in found.exponents.items()},
+        "exponents": {name: {"prior": asdict(one), "fitted": asdict(two)} for name, (one, two) in found.exponents.items()},
         "unchanged": {"effective_batch": found.carried[0], "learning_rate": found.carried[1]},
         "laws": {law.name: dict(zip(("effective_batch", "learning_rate"), found.by_law(law), strict=True)) for law in LAWS},
         "adaptive": found.adaptive,
@@ -51,7 +51,7 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
     begin, target = found.begin, found.target
     count = len(found.sizes)
     yield Text(f"{study}: {found.trials} trials at {count} size{'s' * (count > 1)}", style="bold")
-    apart = "" if begin in found.sizes else ", of different trials"
+    apart = "" if begin in found.sizes else ", in different trials"
     more, wider = target.samples / begin.samples, target.parameters / begin.parameters
     of_begin, of_target = (
         f" and {size.parameters:,.0f} parameters" if begin.parameters > 1 else "" for size in (begin, target)
@@ -61,7 +61,7 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
         f"{target.samples:,.0f} samples{of_target} "
         f"({more:.3g}x, {wider:.3g}x)."
     )
-    yield f"The best batch there: {found.batch.value:,.0f} ({found.batch.low:,.0f} to {found.batch.high:,.0f})."
+    yield f"Best batch at that size: {found.batch.value:,.0f} ({found.batch.low:,.0f} to {found.batch.high:,.0f})."
     yield ""
     yield _settings(found)
     yield ""
@@ -74,9 +74,9 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
         yield f"The best is at the {edge} tried: the true one may lie beyond."
     if found.contradicted:
         names = ", ".join(_EXPONENTS[name] for name in found.contradicted)
-        yield f"These trials put an exponent far from what was expected beforehand: {names}."
+        yield f"These trials are far from the prior of: {names}."
     if found.effective_draws < _FEW_DRAWS:
-        yield "The trials determine the exponents more sharply than they were drawn: take the intervals as rough."
+        yield "These trials pin the exponents down more tightly than could be sampled: treat the intervals as rough."
     yield from _unseen(found)
     yield "Intervals are 90 %."
 
@@ -107,10 +107,11 @@ def _settings(found: ScaledUp) -> Table:
 def _exponents(found: ScaledUp) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("exponent")
-    for name in ("beforehand", "with these trials"):
+    for name in ("prior", "fitted"):
         column(table, name, "right")
     for name, (before, after) in found.exponents.items():
-        each = ([f"{number + 0.0:.2f}" for number in (one.value, one.low, one.high)] for one in (before, after))
+        # The sum with 0 makes -0.00 to 0.00.
+        each = ([f"{round(end, 2) + 0.0:.2f}" for end in (one.value, one.low, one.high)] for one in (before, after))
         table.add_row(_EXPONENTS[name], *(f"{value} ({low} to {high})" for value, low, high in each))
     return table
 

@@ -87,7 +87,7 @@ function decisions(data, { css, colour, escaped, pick, redraw }) {
   }
   function compare() {
     const one = selected, two = Number(choices.value);
-    if (!points[one] || !points[two]) { document.getElementById("verdict").textContent = "Select a point that was trained to its end."; return; }
+    if (!points[one] || !points[two]) { document.getElementById("verdict").textContent = "Select a completed trial."; return; }
     document.getElementById("verdict").textContent = verdict(one, two);
     document.getElementById("this-one").textContent = `trial ${one}`;
     document.getElementById("other-one").textContent = `trial ${two}`;
