@@ -30,7 +30,7 @@ install: $(STAMP)
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev,dashboard,notebook,postgres,huggingface,language,lightning,tracking,metrics,docs]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev,dashboard,notebook,postgres,huggingface,language,lightning,tracking,metrics,energy,docs]"
 	touch $@
 
 run: install

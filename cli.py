@@ -43,7 +43,7 @@ from .spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, 
 from .spaces.plan import plan_batch
 from .spaces.readable import from_here
 from .spaces.storage import masked, storage_of
-from .spaces.study import StudySpec, Tracker, share
+from .spaces.study import Objectives, Speed, StudySpec, Tracker, share
 from .spaces.study_file import located, plain_value, read_study, resolve_study, study_from_dict
 
 if TYPE_CHECKING:
@@ -494,6 +494,13 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     "--seconds", type=click.FloatRange(min=0), help="Seconds of real steps; default: 5 for memory, budget.profile_s for speed."
 )
 @click.option("--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'.")
+@click.option("--energy", is_flag=True, help="Measure the device's power too, as where energy_j is an objective.")
+@click.option(
+    "--power-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="WATTS",
+    help="Measure all this with the GPUs' power limited, which needs permission; their limit before is set again.",
+)
 @storage_option
 @json_option
 def profile(
@@ -502,6 +509,8 @@ def profile(
     out: Path | None,
     seconds: float | None,
     device_like: str | None,
+    energy: bool,
+    power_limit: float | None,
     storage: str | None,
     as_json: bool,
 ) -> None:
@@ -511,6 +520,8 @@ def profile(
     under memory.limit, and the step time fitted to whole steps timed here, with the fastest accumulation for each
     effective batch. With --device-like, memory alone, traced as CUDA would run it; nothing is measured.
     """
+    if device_like is not None and (energy or power_limit):
+        raise click.UsageError("--device-like measures nothing, so neither energy nor power under a limit")
     card = None if device_like is None else card_named(device_like)
     spec = read_study(study, storage=storage)
     from .search.preview.check import profile_study
@@ -520,7 +531,7 @@ def profile(
 
     console = _terminal(as_json)
     with _located(study), _documents_only(as_json):
-        document = profile_document(spec, profile_study(spec, seconds, card))
+        document = profile_document(spec, profile_study(spec, seconds, card, energy=energy, power_limit_w=power_limit))
     for path, content in ((png, lambda: profile_picture(document)), (out, lambda: json_text(document))):
         if path is not None:
             write_file(path, content())
@@ -558,11 +569,22 @@ def profile(
     help="What one such device costs in an hour, in any currency: one for each --profile, in the same order; default: the "
     "study's devices.prices.",
 )
+@click.option(
+    "--also",
+    type=click.Choice(get_args(Speed)),
+    help="Another measure of what training takes, as a third objective; default: the study's objectives.also.",
+)
 @name_option
 @storage_option
 @json_option
 def retime(
-    study: str, profile_files: tuple[Path, ...], prices: tuple[float, ...], name: str | None, storage: str | None, as_json: bool
+    study: str,
+    profile_files: tuple[Path, ...],
+    prices: tuple[float, ...],
+    also: Speed | None,
+    name: str | None,
+    storage: str | None,
+    as_json: bool,
 ) -> None:
     """Recompute a study's front with other devices' step times, without training.
 
@@ -581,14 +603,15 @@ def retime(
     devices = [read_profile(file) for file in profile_files]
     stored = StoredStudy.open(study, name, storage)
     attempts = stored.tables().attempts(stored.name)
+    objectives = stored.spec.objectives.with_also(also)
     each = [
-        retimed(stored.spec, stored.identity["task"], stored.records, attempts, device, price)
+        retimed(stored.spec, stored.identity["task"], stored.records, attempts, device, price, objectives=objectives)
         for device, price in zip(devices, prices or (None,) * len(devices), strict=True)
     ]
     console = _terminal(as_json)
     if prices or len(devices) > 1:
         names = _distinct([device.name for device in devices], profile_files)
-        _compare_devices(stored, dict(zip(names, each, strict=True)), console, as_json)
+        _compare_devices(stored, dict(zip(names, each, strict=True)), objectives, console, as_json)
         return
     (device,), (after,) = devices, each
     if as_json:
@@ -612,13 +635,14 @@ def _distinct(names: list[str], files: tuple[Path, ...]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({file.stem})" for name, file in zip(names, files, strict=True)]
 
 
-def _compare_devices(stored: StoredStudy, each: Mapping[str, Retimed], console: Console, as_json: bool) -> None:
+def _compare_devices(
+    stored: StoredStudy, each: Mapping[str, Retimed], objectives: Objectives, console: Console, as_json: bool
+) -> None:
     """The front over several devices."""
     from .search.analysis.retime import front_over_devices, placements_over
     from .search.report.export import json_text, trial_document
     from .search.report.terminal.retime import placements_parts
 
-    objectives = stored.spec.objectives
     placements = placements_over(each, objectives)
     front = front_over_devices(placements, objectives)
     if as_json:
@@ -626,10 +650,7 @@ def _compare_devices(stored: StoredStudy, each: Mapping[str, Retimed], console: 
             {"device": name, "price": after.price, "left_out": after.left_out, "notes": after.notes}
             for name, after in each.items()
         ]
-        on_front = [
-            {"device": placement.device, "cost": placement.cost, **trial_document(placement.trial, stored.front)}
-            for placement in front
-        ]
+        on_front = [{"device": placement.device, **trial_document(placement.trial, stored.front)} for placement in front]
         click.echo(json_text({"study": stored.name, "devices": devices, "front": on_front}), nl=False)
         return
     for part in placements_parts(stored.name, placements, front, objectives):

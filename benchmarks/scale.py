@@ -61,7 +61,7 @@ from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.step_time import StepTime
-from bsearch.spaces.planning import known_seconds
+from bsearch.spaces.planning import known_taken
 from bsearch.spaces.study import StudySpec
 from bsearch.spaces.study_file import read_study
 from bsearch.spaces.trial import Measurement, TrialFacts, TrialResult, TrialSetup
@@ -251,7 +251,7 @@ def ask_part(options: argparse.Namespace, folder: Path) -> None:
 
 def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int) -> str:
     """The rest of a row: the cost of a driver's calls in a study of its own."""
-    law = known_seconds(spec, {(): PROFILE})
+    law = known_taken(spec, {(): PROFILE})
     assert law is not None and spec.storage is not None
 
     name = f"{sampler}-{finished}-{running}"

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..spaces.trial import Parameter, TrialSetup
+from .machine.energy import counter_of
 from .machine.processor import waited_s
 from .profiling.live_bytes import LiveBytes
 
@@ -35,7 +36,8 @@ def trains_alone(setup: TrialSetup) -> bool:
 
 
 class StepClock:
-    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps, and waits for a core.
+    """Seconds of training without evaluation; on a CPU also the live tensor bytes of the first steps, and waits for a core; on
+    a GPU the energy, where it is asked for.
 
     Some steps are not representative: the first of each size (kernel selection, compilation, loader start) and those in
     which bytes are counted. Each is charged the mean time of the other steps. Under a memory limit, which on a CPU is that of
@@ -52,6 +54,10 @@ class StepClock:
         self._running_s = self._excluded_s = self._started = self._reported_s = 0.0
         self._waited_s: float | None = 0.0 if self.device.type == "cpu" and trains_alone(run.setup) else None
         self._waited_before: float | None = None
+        # On a CPU, the counter is that of the whole machine, with all that other trials do there.
+        counts = self.device.type == "cuda" and run.setup.counts_energy
+        self._counter = counter_of("gpu") if counts else None
+        self._energy_j, self._energy_before = 0.0, 0.0
         self._evaluated = False
         self.restart()
 
@@ -98,12 +104,14 @@ class StepClock:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._waited_before = None if self._waited_s is None else waited_s()
+        self._energy_before = self._counter.joules() if self._counter else 0.0
         self._started = time.perf_counter()
 
     def _accumulate(self) -> None:
         """Add the time since the last restart."""
         self._synchronize()
         self._running_s += time.perf_counter() - self._started
+        self._energy_j += self._counter.joules() - self._energy_before if self._counter else 0.0
         waited = None if self._waited_s is None else waited_s()
         if self._waited_s is not None and waited is not None and self._waited_before is not None:
             self._waited_s += waited - self._waited_before
@@ -126,6 +134,9 @@ class StepClock:
         """
         peaks = {"peak_bytes": self.peak_bytes, "peak_reserved_bytes": self.peak_reserved_bytes}
         facts: dict[str, Parameter] = {name: peak for name, peak in peaks.items() if peak}
+        if self._energy_j and self._running_s > 0:
+            # Of the first device; the others of a trial do as much.
+            facts["measured_energy_j"] = self._reported_s * self._energy_j / self._running_s * self.run.setup.plan.devices
         if self._waited_s is not None and self._running_s > 0:
             facts["waited_s"] = self._reported_s * self._waited_s / self._running_s
         return facts
@@ -151,6 +162,7 @@ class StepClock:
             "excluded_s": self._excluded_s,
             "reported_s": self._reported_s,
             "waited_s": self._waited_s,
+            "energy_j": self._energy_j,
             "peak_bytes": self.peak_bytes,
         }
 
@@ -159,6 +171,7 @@ class StepClock:
         self._samples, self._excluded_samples = state["samples"], state["excluded_samples"]
         self._running_s, self._excluded_s, self.peak_bytes = state["running_s"], state["excluded_s"], state["peak_bytes"]
         self._reported_s, self._waited_s = state["reported_s"], state.get("waited_s")
+        self._energy_j = state.get("energy_j", 0.0)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

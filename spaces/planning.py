@@ -262,6 +262,12 @@ def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     return None if law is None else law.train_s(setup.plan, setup.samples_budget, stages=setup.stages, **setup.limits)
 
 
+def known_watts(profile: DeviceProfile, setup: TrialSetup) -> float | None:
+    """Predicted power of all of a trial's devices while they train; None if it was not measured."""
+    law = profile.under(setup.plan).step_time(setup.plan.devices)
+    return None if law is None else law.watts(setup.plan)
+
+
 def _check_growth(profile: DeviceProfile, runs: Iterable[Steps]) -> None:
     """Raise where a batch that grows needs more micro-batches and BatchNorm, whose momentum is set for one number, forbids it.
 
@@ -284,18 +290,21 @@ def _stages(training: Training) -> tuple[tuple[float, int], ...]:
     return batch_stages(training.batch_schedule, training.schedule, training.warmup)
 
 
-def known_seconds(
+def known_taken(
     spec: StudySpec, profiles: Mapping[CostKey, DeviceProfile], price: float | None = None
-) -> Callable[[Mapping[str, Any]], float] | None:
-    """The predicted speed objective as a function of the searched parameters; None if steps were not timed.
+) -> Callable[[Mapping[str, Any]], tuple[float, ...]] | None:
+    """What training takes by the study's measures of speed, as a function of the searched parameters; None if it is not known.
 
-    It returns NaN where no plan exists or the rule is undefined, so that samplers skip the point. Values are cached, because
-    samplers ask for thousands.
+    That is where steps were not timed, or their energy was not measured where it is an objective. Values are NaN where no plan
+    exists or the rule is undefined, so that samplers skip the point. They are cached, because samplers ask for thousands.
 
     Args:
         price: of such a device for an hour, which a cost is made of.
     """
     if not all(profile.step_times for profile in profiles.values()):
+        return None
+    speeds = spec.objectives.speeds
+    if "energy_j" in speeds and any(law.power is None for one in profiles.values() for law in one.all_step_times):
         return None
     fixed, costly, grows = spec.fixed(), _costly(spec), spec.grows_batches
     depends_on = ["effective_batch", "accumulation", "devices", "epochs"]
@@ -304,7 +313,7 @@ def known_seconds(
         depends_on += ["rule", *BETAS]
     if grows:
         depends_on += ["batch_schedule", "schedule", "warmup"]
-    cached: dict[Any, float] = {}
+    cached: dict[Any, tuple[float, ...]] = {}
 
     @cache
     def plan(
@@ -314,8 +323,8 @@ def known_seconds(
         profile = profiles[key].under(batch_plan)
         return batch_plan, profile, profile.step_time(devices), plan_limits(spec, profile, devices)
 
-    def train_s(key: CostKey, values: Mapping[str, Any]) -> float:
-        """The same value as from the trial's setup, without building one."""
+    def train_s(key: CostKey, values: Mapping[str, Any]) -> tuple[float, float | None]:
+        """The same values as from the trial's setup, without building one: seconds, and watts meanwhile."""
         effective_batch, devices, epochs = int(values["effective_batch"]), int(values["devices"]), values["epochs"]
         try:
             batch_plan, profile, law, limits = plan(key, effective_batch, devices, values.get("accumulation"))
@@ -323,25 +332,25 @@ def known_seconds(
                 optimizer_settings(spec, effective_batch, epochs, values)
             samples_budget = _samples_budget(profile, epochs, effective_batch)
             if law is None:
-                return math.nan
+                return math.nan, None
             stages = _stages(training_of(spec, values)) if grows else ()
             if stages:
                 _check_growth(profile, step_plans(batch_plan, samples_budget, stages=stages, **limits))
-            return law.train_s(batch_plan, samples_budget, stages=stages, **limits)
+            return law.train_s(batch_plan, samples_budget, stages=stages, **limits), law.watts(batch_plan)
         except InfeasiblePlanError:
-            return math.nan
+            return math.nan, None
 
-    def seconds(parameters: Mapping[str, Any]) -> float:
+    def taken(parameters: Mapping[str, Any]) -> tuple[float, ...]:
         values = {**fixed, **parameters}
         key = tuple((name, values[name]) for name in costly)
         relevant = (key, *map(values.get, depends_on))
         if relevant not in cached:
-            each = taken_per_second(spec.objectives.speed, int(values["devices"]), price)
-            assert each is not None
-            cached[relevant] = train_s(key, values) * each
+            known_s, watts = train_s(key, values)
+            each = (taken_per_second(speed, int(values["devices"]), price, watts) for speed in speeds)
+            cached[relevant] = tuple(math.nan if one is None else known_s * one for one in each)
         return cached[relevant]
 
-    return seconds
+    return taken
 
 
 # Keys of `training` that affect neither the memory nor the time of a step.
@@ -501,6 +510,7 @@ def profile_request(
         devices=spec.devices.counts,
         share=spec.devices.share,
         timing_s=float(spec.budget.profile_s),
+        energy="energy_j" in spec.objectives.speeds,
         others=tuple(others) if spec.budget.profile_s else (),
     )
 
@@ -535,6 +545,15 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
     if spec.training.branches and profile.validation_set is None:
         message = "expected false for a training loop, which cannot be left and taken up again; got true. Remove it."
         faults.append(Fault("training.branches", message))
+    energy = [name for name in ("speed", "also") if getattr(spec.objectives, name) == "energy_j"]
+    if energy and not profile.step_times:
+        message = (
+            "expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0. Write train_s."
+        )
+        faults.append(Fault(f"objectives.{energy[0]}", message))
+    elif energy and any(law.power is None for law in profile.all_step_times):
+        message = f"expected a device whose energy can be read, with energy_j; {profile.no_energy or 'it was not measured'}"
+        faults.append(Fault(f"objectives.{energy[0]}", message))
     if spec.training.sync_batch_norm and profile.kind == "cpu":
         message = "expected GPUs, since torch's SyncBatchNorm does not support CPUs; got cpu. Write false."
         faults.append(Fault("training.sync_batch_norm", message))

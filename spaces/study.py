@@ -450,7 +450,7 @@ def _price_names(prices: dict[str, float]) -> dict[str, float]:
 
 
 # Measures of speed.
-Speed = Literal["train_s", "device_s", "cost"]
+Speed = Literal["train_s", "device_s", "cost", "energy_j"]
 
 
 class Devices(Section):
@@ -608,11 +608,37 @@ class Objectives(Section):
     speed: Speed = Field(
         "train_s",
         description="Measure of speed: `train_s`, seconds of training; `device_s`, those seconds times the trial's devices, so "
-        "that additional devices are not free; or `cost`, device-seconds at the price under `devices.prices`.",
+        "that additional devices are not free; `cost`, device-seconds at the price under `devices.prices`; or `energy_j`, the "
+        "joules that the trial's devices use in training.",
+    )
+    also: Speed | None = Field(
+        None,
+        description="Another of these measures as a third objective: the front then has every trial that no other beats in "
+        "both measures and the metric.",
     )
     metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
         Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction}`."
     )
+
+    @property
+    def speeds(self) -> tuple[Speed, ...]:
+        """The measures of what training takes, one or two."""
+        return (self.speed,) if self.also is None else (self.speed, self.also)
+
+    def with_also(self, also: Speed | None) -> Objectives:
+        """These objectives with another second measure; None: as they are."""
+        return self if also is None or also == self.speed else self.model_copy(update={"also": also})
+
+    @property
+    def directions(self) -> list[Literal["minimize", "maximize"]]:
+        """Optuna's direction of each objective, in the order of `names`."""
+        also: list[Literal["minimize", "maximize"]] = ["minimize"] if self.also else []
+        return ["minimize", self.metric.direction, *also]
+
+    @property
+    def names(self) -> list[str]:
+        """The objectives as Optuna stores them: speed, the metric, and the second measure of speed."""
+        return [self.speed, self.metric.name, *([self.also] if self.also else [])]
 
 
 class Cluster(Section):
@@ -775,13 +801,18 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for where in ("objectives.speed", "budget.cost"):
-            asked = self.objectives.speed == "cost" if where == "objectives.speed" else self.budget.cost is not None
-            if asked and not self.devices.prices:
+        needs_price = {
+            "objectives.speed": self.objectives.speed == "cost",
+            "objectives.also": self.objectives.also == "cost",
+            "budget.cost": self.budget.cost is not None,
+        }
+        for where, needed in needs_price.items():
+            if needed and not self.devices.prices:
                 raise fault(f"{where}: expected devices.prices with it, got none. Write prices: {{A100: 1.8}} under devices.")
         if self.devices.prices and self.objectives.metric.name in ("cost", "price", "spent"):
             name = self.objectives.metric.name
             raise fault(f"objectives.metric: {name!r} is what devices.prices give in the results. Rename the metric.")
+        self._check_speeds()
         if self.budget.until_worth is not None and self.sampler != "front":
             raise fault(
                 f"budget.until_worth: expected sampler: front, whose models say what more trials would add; got {self.sampler}"
@@ -852,6 +883,24 @@ class StudySpec(Section):
             trials = self.budget.trials
             raise fault(f"confirm.repeats: expected fewer than budget.trials, {trials}; got {self.confirm.repeats}")
         return self
+
+    def _check_speeds(self) -> None:
+        """Raise where the measures of what training takes do not go together, or with something else of the study."""
+        speeds, also, stopping = self.objectives.speeds, self.objectives.also, self.stopping.kind
+        if also == self.objectives.speed:
+            raise fault(f"objectives.also: expected another measure than objectives.speed; both are {also}. Remove also.")
+        if also and stopping not in ("front", "none"):
+            raise fault(
+                f"stopping: expected front or none with objectives.also, the rules for three objectives; got {stopping}. Write "
+                "stopping: front."
+            )
+        if also and self.training.branches:
+            raise fault("training.branches: expected two objectives with it, got three. Remove objectives.also, or branches.")
+        if "energy_j" in speeds and self.devices.share < 1:
+            raise fault(
+                "objectives: expected whole devices with energy_j, since a GPU does not say how much each trial uses; "
+                f"got devices.per_trial: {self.devices.share:g}. Write per_trial: 1."
+            )
 
     def _check_branches(self) -> None:
         """Raise where the beginning of a training depends on its length, or trainings do not differ in it."""

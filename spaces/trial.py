@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from .errors import TaskError
 from .learning_rate import RULE_EXPONENTS, OptimizerSettings
 from .plan import ActivationCheckpointing, BatchPlan, Sharding, Steps, step_plans
-from .readable import number, seconds
+from .readable import joules, number, seconds
 from .schedule import batch_stages
 from .study import Speed, Training
 
@@ -82,6 +82,7 @@ class TrialSetup:
     checkpoint: str | None = None  # URL of the file that a later attempt resumes from; None: no checkpoints
     checkpoint_every_s: float = 60.0
     pauses_at: float | None = None  # share of training from which on it may be paused: a checkpoint is written there
+    counts_energy: bool = False  # read the devices' own counters of energy
     model_folder: str | None = None
     branches: tuple[tuple[float, int], ...] = ()
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
@@ -292,6 +293,8 @@ class TrialFacts:
             betas, eps, epochs, samples_budget, seed: settings of the training, after plan and rule.
         train_s, device_s: seconds of the full training, and those seconds times its devices.
         price: for an hour of what it has of each of its devices, of the kind whose seconds these are.
+        watts: power of all its devices while it trains, on average, of that kind too.
+        measured_energy_j: joules of the full training by the devices' own counters.
         spent: what the devices that its attempts held cost meanwhile.
         train_s_source: `known` from the step-time law, `measured` by the clock, or `retimed` for another device.
         measured_train_s: full training by the trial's own clock.
@@ -309,7 +312,8 @@ class TrialFacts:
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
         paused: it was left off there, and waits to be resumed.
-        expected_seconds, expected_accuracy, expected_std: prediction for the full budget from its learning curve.
+        expected_seconds, expected_also, expected_accuracy, expected_std: what the full budget takes by the study's measures,
+            and the prediction from its learning curve.
         runs, failed_runs: numbers of runs of its setting, over all seeds.
         mean_low, mean_high: 90 % interval of the setting's mean, if settings were repeated.
         front_probability: probability that this mean lies on the front.
@@ -340,6 +344,8 @@ class TrialFacts:
     train_s: float | None = None
     device_s: float | None = None
     price: float | None = None
+    watts: float | None = None
+    measured_energy_j: float | None = None
     spent: float | None = None
     train_s_source: Literal["known", "measured", "retimed"] | None = None
     measured_train_s: float | None = None
@@ -365,6 +371,7 @@ class TrialFacts:
     rung_accuracy: float | None = None
     paused: bool | None = None
     expected_seconds: float | None = None
+    expected_also: float | None = None
     expected_accuracy: float | None = None
     expected_std: float | None = None
     runs: int | None = None
@@ -428,7 +435,7 @@ class TrialResult:
 
     Args:
         state: Optuna's trial state.
-        values: seconds and metric; None if the trial has none.
+        values: in the order of `Objectives.names`; None if the trial has none.
         constraint: > 0 if the plan was infeasible; None if the trial gives no information about that.
         outcome: bsearch's outcome.
         facts: stored with the trial.
@@ -437,7 +444,7 @@ class TrialResult:
     state: Literal["COMPLETE", "PRUNED", "FAIL"]
     outcome: OutcomeKind
     facts: TrialFacts
-    values: tuple[float, float] | None = None
+    values: tuple[float, ...] | None = None
     constraint: float | None = None
 
     @property
@@ -453,9 +460,9 @@ class TrialResult:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         facts = dict(values["facts"])
         outcome = facts.pop("outcome")
-        pair = values["values"]
+        reached = values["values"]
         return cls(
-            values["state"], outcome, TrialFacts.of(facts), None if pair is None else (pair[0], pair[1]), values["constraint"]
+            values["state"], outcome, TrialFacts.of(facts), None if reached is None else tuple(reached), values["constraint"]
         )
 
 
@@ -531,19 +538,29 @@ class TrialRecord:
 
     def taken(self, speed: Speed) -> float | None:
         """What its training takes by a measure of speed; None if that is unknown."""
-        each = taken_per_second(speed, self.facts.devices or 1, self.facts.price)
+        each = taken_per_second(speed, self.facts.devices or 1, self.facts.price, self.facts.watts)
         return None if self.train_s is None or each is None else self.train_s * each
 
 
-def taken_per_second(speed: Speed, devices: int, price: float | None) -> float | None:
-    """What a second of training on so many devices is by a measure of speed; None where a price is needed and unknown.
+def taken_per_second(speed: Speed, devices: int, price: float | None, watts: float | None) -> float | None:
+    """What a second of training on so many devices is by a measure of speed; None where it depends on something unknown.
 
-    >>> [taken_per_second(speed, 2, 1.8) for speed in ("train_s", "device_s", "cost")]
-    [1.0, 2.0, 0.001]
+    Args:
+        price: of a device for an hour.
+        watts: power of all of these devices together.
+
+    >>> [taken_per_second(speed, 2, 1.8, 500.0) for speed in ("train_s", "device_s", "cost", "energy_j")]
+    [1.0, 2.0, 0.001, 500.0]
     """
-    if speed == "cost":
-        return None if price is None else devices * price / 3600
-    return float(devices) if speed == "device_s" else 1.0
+    match speed:
+        case "train_s":
+            return 1.0
+        case "device_s":
+            return float(devices)
+        case "cost":
+            return None if price is None else devices * price / 3600
+        case "energy_j":
+            return watts
 
 
 def counted(records: Iterable[TrialRecord]) -> float:
@@ -553,13 +570,47 @@ def counted(records: Iterable[TrialRecord]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ParetoFront:
-    """The trials that no other trial beats in both what training takes (seconds, or a cost) and the metric, fastest first."""
+    """The trials that no other trial beats in both what training takes (such as seconds) and the metric, fastest first.
+
+    Args:
+        also: with a second measure of what training takes, those that no other beats in all three. Where several members are
+            as good, the fastest counts.
+        knee: trial number, by the first measure and the metric.
+    """
 
     trials: tuple[TrialRecord, ...]
     metric: str = "accuracy"
     direction: Literal["minimize", "maximize"] = "maximize"
     speed: Speed = "train_s"
-    knee: int | None = None  # trial number
+    also: Speed | None = None
+    knee: int | None = None
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The member with the best metric; None where there is none."""
+        sign = 1.0 if self.direction == "maximize" else -1.0
+        return max(self.trials, key=lambda trial: sign * (trial.accuracy or 0.0), default=None)
+
+    @property
+    def curve(self) -> tuple[TrialRecord, ...]:
+        """The members that no other beats in the first measure and the metric, fastest first: each is better than the last."""
+        if self.also is None:
+            return self.trials
+        sign = 1.0 if self.direction == "maximize" else -1.0
+        found: list[TrialRecord] = []
+        for trial in sorted(self.trials, key=lambda one: (self.taken(one) or 0.0, -sign * (one.accuracy or 0.0))):
+            if not found or sign * (trial.accuracy or 0.0) > sign * (found[-1].accuracy or 0.0):
+                found.append(trial)
+        return tuple(found)
+
+    @property
+    def speeds(self) -> tuple[Speed, ...]:
+        """The measures of what training takes, one or two."""
+        return (self.speed,) if self.also is None else (self.speed, self.also)
+
+    def within(self, most: float) -> ParetoFront:
+        """The members that take at most so much by the front's first measure."""
+        return replace(self, trials=tuple(one for one in self.trials if (self.taken(one) or 0.0) <= most))
 
     def reaches(self, trial: TrialRecord, target: float) -> bool:
         """Whether a trial's metric is at least as good as a value."""
@@ -567,29 +618,50 @@ class ParetoFront:
         return trial.accuracy is not None and sign * trial.accuracy >= sign * target
 
     def taken(self, trial: TrialRecord) -> float | None:
-        """What a trial takes by the front's measure of speed: seconds, or a cost."""
+        """What a trial takes by the front's measure of speed, such as seconds."""
         return trial.taken(self.speed)
 
     @property
     def noun(self) -> str:
         """What it measures, in a word."""
-        return "cost" if self.speed == "cost" else "time"
+        return {"cost": "cost", "energy_j": "energy"}.get(self.speed, "time")
 
     @property
     def fastest(self) -> str:
         """What its first member is."""
-        return "cheapest" if self.speed == "cost" else "fastest"
+        return {"cost": "cheapest", "energy_j": "most economical"}.get(self.speed, "fastest")
 
     @property
     def faster(self) -> str:
         """What its earlier members are."""
-        return "cheaper" if self.speed == "cost" else "faster"
+        return {"cost": "cheaper", "energy_j": "more economical"}.get(self.speed, "faster")
+
+    @property
+    def less(self) -> str:
+        """What a difference in its measure is."""
+        return {"cost": "cheaper", "energy_j": "less energy"}.get(self.speed, "less time")
 
     def amount(self, trial: TrialRecord) -> str:
         """What a trial takes, with its unit."""
-        taken = self.taken(trial)
-        return seconds(taken) if self.speed != "cost" else "-" if taken is None else number(taken)
+        return amount(self.speed, self.taken(trial))
 
     def takes(self, trial: TrialRecord) -> str:
         """What a trial takes, as it follows a result in a sentence: "in 12.3 s", or "for a cost of 0.05"."""
-        return f"{'for a cost of' if self.speed == 'cost' else 'in'} {self.amount(trial)}"
+        return f"{_TAKES.get(self.speed, 'in')} {self.amount(trial)}"
+
+
+_TAKES: dict[Speed, str] = {"cost": "for a cost of", "energy_j": "with"}
+
+
+def amount(speed: Speed, taken: float | None) -> str:
+    """An amount of a measure of speed, with its unit.
+
+    >>> amount("train_s", 75.2), amount("cost", 0.0512), amount("energy_j", 12_300.0), amount("energy_j", None)
+    ('1 min 15 s', '0.0512', '12.3 kJ', '-')
+    """
+    match speed:
+        case "cost":
+            return "-" if taken is None else number(taken)
+        case "energy_j":
+            return joules(taken)
+    return seconds(taken)

@@ -36,6 +36,7 @@ from ..training import TrainingRun
 from .exchange import exchange_over
 from .first_step import ReadParameters, check_sums, on_cpu, smallest_workable, user_code_errors
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
+from .power import with_power
 from .step_time import measured_step_time, refined_step_time, timed_rounds
 
 # Real runs that may look for the largest micro-batch.
@@ -279,6 +280,11 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
         law = _timed_within_memory(reference, setup, plans, request.timing_s)
         if devices > 1:
             law = replace(law, exchange=exchange_over(devices, setup.device, setup.cpus, profile.gradient_bytes))
+        if request.energy:
+            try:
+                law = with_power(reference, setup, law)
+            except ProfilingError as error:
+                profile = replace(profile, no_energy=str(error))
         laws.append(law)
     profile = replace(profile, step_times=tuple(laws), timing_s=request.timing_s)
     others = tuple(with_step_times(reference, one, request) for one in profile.alternatives)

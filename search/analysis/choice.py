@@ -80,12 +80,13 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
         if front.knee is None:
             raise StudyFileError(f"study {name}: its front has no knee yet; choose by trial, best or within")
         return next(trial for trial in front.trials if trial.number == front.knee)
+    best = front.best
+    assert best is not None
     if choice.best:
-        return front.trials[-1]
+        return best
     if choice.target is not None:
         fastest = next((trial for trial in front.trials if front.reaches(trial, choice.target)), None)
         if fastest is None:
-            best = front.trials[-1]
             raise StudyFileError(
                 f"study {name}: no trial reaches {front.metric} {choice.target:.12g}; the best, trial {best.number}, has "
                 f"{below(best, choice.target)}"
@@ -102,11 +103,10 @@ def fastest_within(front: ParetoFront, share: float) -> TrialRecord:
     >>> fastest_within(ParetoFront(tuple(trials)), 0.01).number
     1
     """
-    best = front.trials[-1].accuracy
-    assert best is not None
-    return next(
-        trial for trial in front.trials if trial.accuracy is not None and abs(trial.accuracy - best) <= share * abs(best)
-    )
+    best = front.best
+    assert best is not None and best.accuracy is not None
+    least = share * abs(best.accuracy)
+    return next(trial for trial in front.trials if trial.accuracy is not None and abs(trial.accuracy - best.accuracy) <= least)
 
 
 def settings_reaching(front: ParetoFront, settings: Iterable[TrialRecord], target: float) -> ParetoFront:

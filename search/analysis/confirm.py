@@ -50,9 +50,13 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
     import numpy as np
     from scipy.special import stdtr, stdtrit
 
-    seconds = np.array([record.taken(objectives.speed) for record in means], dtype=float)
+    taken = np.array([[record.taken(speed) for speed in objectives.speeds] for record in means], dtype=float)
     freedom, (accuracy, errors) = noise.freedom, noise.means(scores)
-    probabilities = front_probabilities(seconds, accuracy, errors, freedom)
+    probabilities = front_probabilities(taken, accuracy, errors, freedom)
+
+    def takes_less(one: int, other: int) -> bool:
+        return bool((taken[one] <= taken[other]).all() and (taken[one] < taken[other]).any())
+
     half_widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * errors
     averages = []
     for place, (record, group) in enumerate(zip(means, runs.values(), strict=True)):
@@ -63,7 +67,7 @@ def averaged(records: Iterable[TrialRecord], objectives: Objectives) -> list[Tri
         ties = [
             means[other].number
             for other in range(len(means))
-            if seconds[other] < seconds[place] and accuracy[other] < accuracy[place] and not better[other]
+            if takes_less(other, place) and accuracy[other] < accuracy[place] and not better[other]
         ]
         mean = sign * float(accuracy[place])
         facts = replace(
@@ -93,16 +97,26 @@ def _mean(runs: Sequence[TrialRecord], failed: int) -> TrialRecord:
     )
 
 
-def front_probabilities(seconds: Any, accuracy: Any, errors: Any, freedom: Any) -> Any:
-    """Probability that no setting at least as fast is as accurate, for each setting (n,), by Monte Carlo.
+def front_probabilities(taken: Any, accuracy: Any, errors: Any, freedom: Any) -> Any:
+    """Probability that no setting that takes at most as much is as accurate, for each setting (n,), by Monte Carlo.
 
     Args:
-        seconds, accuracy, errors, freedom: (n,); errors are the standard errors of the accuracies, freedom their degrees of it.
+        taken: (n, 1 or 2), by each measure.
+        accuracy, errors, freedom: (n,); errors are the standard errors of the accuracies, freedom their degrees of it.
     """
     import numpy as np
 
     rng = np.random.default_rng(0)
     drawn = accuracy + errors * rng.standard_t(freedom, (_DRAWS, len(accuracy)))
+    if taken.shape[1] > 1:
+        no_more = (taken[:, None, :] <= taken[None, :, :]).all(axis=2) & ~np.eye(len(taken), dtype=bool)
+        return np.array(
+            [
+                (drawn[:, place] > drawn[:, no_more[:, place]].max(axis=1, initial=-np.inf)).mean()
+                for place in range(len(accuracy))
+            ]
+        )
+    seconds = taken[:, 0]
     order = np.argsort(seconds, kind="stable")
     best = np.maximum.accumulate(drawn[:, order], axis=1)
     alone = np.ones_like(best, dtype=bool)

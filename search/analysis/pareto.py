@@ -1,6 +1,6 @@
 """The Pareto front of a study's trials, its knee, and how it compares with a setting.
 
-A trial dominates another if it is at least as good in both objectives and better in one. Trials with
+A trial dominates another if it is at least as good in all objectives and better in one. Trials with
 equal values do not dominate each other, so both stay. Infeasible, diverged and stopped trials are never on the front.
 """
 
@@ -17,16 +17,24 @@ from .confirm import averaged
 Direction = Literal["minimize", "maximize"]
 
 
-def front_members(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other beats, fastest first; time and loss, both lower is better.
+def front_members(points: Sequence[Sequence[float]]) -> list[int]:
+    """Indices of the points that no other beats, fastest first; what training takes and loss, all lower is better.
 
     Args:
-        points: (trials, 2).
+        points: (trials, 2 or more).
 
     >>> front_members([(3.0, 0.1), (1.0, 0.5), (2.0, 0.5), (1.0, 0.5)])
     [1, 3, 0]
+    >>> front_members([(1.0, 5.0, 0.5), (2.0, 2.0, 0.5), (3.0, 2.0, 0.5), (3.0, 1.0, 0.6)])
+    [0, 1, 3]
     """
-    order = sorted(range(len(points)), key=lambda index: (points[index], index))
+    order = sorted(range(len(points)), key=lambda index: (*points[index], index))
+    if any(len(point) > 2 for point in points):
+        found: list[int] = []
+        for index in order:  # nothing beats a point that comes before it
+            if not any(beats(points[other], points[index]) for other in found):
+                found.append(index)
+        return found
     members: list[int] = []
     best = math.inf
     for index in order:
@@ -35,6 +43,11 @@ def front_members(points: Sequence[tuple[float, float]]) -> list[int]:
             members.append(index)
             best = points[index][1]
     return members
+
+
+def beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether a point is at least as low as another everywhere, and lower somewhere."""
+    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
 
 
 def knee(points: Sequence[tuple[float, float]]) -> int | None:
@@ -63,7 +76,7 @@ def knee(points: Sequence[tuple[float, float]]) -> int | None:
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
     """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean."""
     metric = objectives.metric
-    return front_of(averaged(records, objectives), metric.name, metric.direction, objectives.speed)
+    return front_of(averaged(records, objectives), metric.name, metric.direction, objectives.speed, objectives.also)
 
 
 def front_of(
@@ -71,23 +84,28 @@ def front_of(
     metric: str = "accuracy",
     direction: Direction = "maximize",
     speed: Speed = "train_s",
+    also: Speed | None = None,
 ) -> ParetoFront:
     """The front of a study's trials; its knee is named by trial number."""
     sign = -1.0 if direction == "maximize" else 1.0
     finished = [record for record in records if record.outcome == "complete"]
     points = []
     for record in finished:
-        seconds = record.taken(speed)
-        assert seconds is not None and record.accuracy is not None
-        points.append((seconds, sign * record.accuracy))
+        taken = record.taken(speed), *(() if also is None else (record.taken(also),))
+        assert record.accuracy is not None
+        points.append((*(one for one in taken if one is not None), sign * record.accuracy))
+        assert len(points[-1]) == len(taken) + 1
     members = front_members(points)
-    bend = knee([points[index] for index in members])
+    flat = [(points[index][0], points[index][-1]) for index in members]
+    curve = front_members(flat)  # with two measures, the members that are on the front of the first alone
+    bend = knee([flat[place] for place in curve])
     return ParetoFront(
         trials=tuple(finished[index] for index in members),
         metric=metric,
         direction=direction,
         speed=speed,
-        knee=None if bend is None else finished[members[bend]].number,
+        also=also,
+        knee=None if bend is None else finished[members[curve[bend]]].number,
     )
 
 
@@ -105,7 +123,4 @@ def no_worse(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:
 def no_slower(front: ParetoFront, setting: TrialRecord) -> TrialRecord | None:
     """The most accurate member that is at least as fast as a setting."""
     limit_s = front.taken(setting)
-    if limit_s is None:
-        return None
-    within = [trial for trial in front.trials if (trial_s := front.taken(trial)) is not None and trial_s <= limit_s]
-    return within[-1] if within else None
+    return None if limit_s is None else front.within(limit_s).best

@@ -15,7 +15,15 @@ from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFile
 from ...spaces.files import text_of
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, plan_batch
-from ...spaces.planning import best_plan, known_train_s, plan_limits, planned, training_cost, with_fastest_accumulation
+from ...spaces.planning import (
+    best_plan,
+    known_train_s,
+    known_watts,
+    plan_limits,
+    planned,
+    training_cost,
+    with_fastest_accumulation,
+)
 from ...spaces.study import Objectives, Speed, StudySpec
 from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup
 from .confirm import averaged
@@ -121,6 +129,8 @@ def retimed(
     attempts: Iterable[Mapping[str, Any]],
     device: KnownDevice,
     price: float | None = None,
+    *,
+    objectives: Objectives | None = None,
 ) -> Retimed:
     """Retime a study's complete trials with another device's laws; batch, rate and accuracy stay the same.
 
@@ -128,14 +138,21 @@ def retimed(
         task: the study's, as in its identity.
         attempts: the study's, as `Records.attempts` gives them; a trial's last one holds its setup.
         price: of one such device for an hour; not given, the study's own, if it has one.
+        objectives: of the new front; not given, the study's.
 
     Raises:
-        StudyFileError: the profile is of another task, or the study's front is of costs and this device has no price.
+        StudyFileError: the profile is of another task, or the front is of costs or energy and it has no price or no power.
     """
+    objectives = objectives or spec.objectives
     if price is None:
         price = spec.devices.price_of(device.name, next((profile.kind for _, profile in device.profiles), "gpu"))
-    if price is None and spec.objectives.speed == "cost":
-        raise StudyFileError(f"retime: expected a price for {device.name}, since the study's front is of costs. Write --price.")
+    if price is None and "cost" in objectives.speeds:
+        raise StudyFileError(f"retime: expected a price for {device.name}, since the front is of costs. Write --price.")
+    if "energy_j" in objectives.speeds and any(law.power is None for _, one in device.profiles for law in one.all_step_times):
+        raise StudyFileError(
+            f"retime: expected a profile of {device.name} with its power, since the front is of energy. Write bsearch profile "
+            "STUDY --energy --out FILE on it."
+        )
     if device.task.get("name") != task.get("name"):
         raise StudyFileError(
             f"profile: expected a profile of the task {task.get('name')}, got one of {device.task.get('name')}"
@@ -182,13 +199,14 @@ def retimed(
             train_s=train_s,
             device_s=train_s * plan.devices,
             price=price,
+            watts=known_watts(profile, there),
             train_s_source="retimed",
             micro_batch=plan.largest_micro_batch,
             accumulation=plan.accumulation,
             activation_checkpointing=None if plan.activation_checkpointing == "none" else plan.activation_checkpointing,
         )
         timed.append(replace(record, train_s=train_s, facts=facts))
-    return Retimed(study_front(timed, spec.objectives), tuple(timed), was, tuple(left_out), tuple(notes), price)
+    return Retimed(study_front(timed, objectives), tuple(timed), was, tuple(left_out), tuple(notes), price)
 
 
 def _differing(device: KnownDevice, spec: StudySpec) -> Iterator[tuple[str, Any]]:
@@ -202,35 +220,31 @@ class Placement:
     """A setting on a device that it was retimed for.
 
     Args:
-        trial: in that device's seconds, with its price.
-        speed: what it is compared by: its cost, or where a device has no price, the study's measure of speed.
+        trial: in that device's seconds, with its price and its power.
+        speeds: what it is compared by: its cost, or where a device has no price, the study's measures of speed.
     """
 
     device: str
     trial: TrialRecord
-    speed: Speed
+    speeds: tuple[Speed, ...]
 
     @property
-    def cost(self) -> float | None:
-        """Of the whole training, in the currency of the price; None where it is not compared by that."""
-        return self.trial.taken("cost") if self.speed == "cost" else None
-
-    @property
-    def taken(self) -> float:
-        """What the whole training takes, by that measure."""
-        return self.trial.taken(self.speed) or 0.0
+    def taken(self) -> tuple[float, ...]:
+        """What the whole training takes, by each of these measures."""
+        return tuple(self.trial.taken(speed) or 0.0 for speed in self.speeds)
 
 
 def placements_over(each: Mapping[str, Retimed], objectives: Objectives) -> list[Placement]:
     """Every setting of a study on every device, with prices where all of them are known; a repeated one has its mean."""
-    speed = "cost" if all(after.price is not None for after in each.values()) else objectives.speed
-    return [Placement(device, trial, speed) for device, after in each.items() for trial in averaged(after.records, objectives)]
+    first: Speed = "cost" if all(after.price is not None for after in each.values()) else objectives.speed
+    speeds = (first, *(speed for speed in objectives.speeds[1:] if speed != first))
+    return [Placement(device, trial, speeds) for device, after in each.items() for trial in averaged(after.records, objectives)]
 
 
 def front_over_devices(placements: Sequence[Placement], objectives: Objectives) -> list[Placement]:
     """The placements that no other beats in both the metric and what training takes, cheapest first."""
     sign = objectives.metric.sign
-    points = [(one.taken, -sign * (one.trial.accuracy or 0.0)) for one in placements]
+    points = [(*one.taken, -sign * (one.trial.accuracy or 0.0)) for one in placements]
     return [placements[index] for index in front_members(points)]
 
 

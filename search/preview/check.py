@@ -9,10 +9,11 @@ from datetime import datetime
 from typing import Any
 
 from ...objectives.loading import load_task
+from ...objectives.machine.energy import limited_power
 from ...objectives.profiling.probe import MemoryRow, memory_rows, profile_like
 from ...objectives.task import Task
 from ...objectives.task_code import task_code_hash
-from ...spaces.errors import NoStudyError, StudyFileError
+from ...spaces.errors import NoStudyError, ProfilingError, StudyFileError
 from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
@@ -115,15 +116,24 @@ def _span(attempt: Mapping[str, Any]) -> Span:
     return Span(started, ended, known_s, facts.get("measured_train_s") or 0.0, share=1.0, counts=True)
 
 
-def profile_study(spec: StudySpec, seconds: float | None = None, card: Card | None = None) -> ProfiledStudy:
+def profile_study(
+    spec: StudySpec,
+    seconds: float | None = None,
+    card: Card | None = None,
+    *,
+    energy: bool = False,
+    power_limit_w: float | None = None,
+) -> ProfiledStudy:
     """Predict memory and step time on this machine, and measure what the time allows; or predict memory on another card.
 
     Args:
         card: not here; then nothing is measured, and step times are not known.
         seconds: for real steps; None: as `budget.profile_s` says for speed, and 5 for memory.
+        energy: measure the device's power too, as where energy is an objective.
+        power_limit_w: of the GPUs while it is measured.
 
     Raises:
-        StudyFileError, TaskError, ProfilingError: the task cannot be profiled.
+        StudyFileError, TaskError, ProfilingError: the task cannot be profiled, or its power cannot be measured or limited.
     """
     if card is not None:
         key = cost_keys(spec)[0]
@@ -131,7 +141,13 @@ def profile_study(spec: StudySpec, seconds: float | None = None, card: Card | No
         return ProfiledStudy(study_identity(spec, task_code_hash(spec.task))["task"], {key: known}, memory)
     timing_s = float(spec.budget.profile_s) if seconds is None else seconds
     runner = SerialRunner(spec.devices)
-    profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True)
+    with limited_power(runner.device, power_limit_w):
+        profiled = _profiles(spec.with_cores(runner.cores), runner, timing_s, traces=True, energy=energy)
+    if energy and (why := next((one.no_energy for _, one in profiled.values() if one.no_energy), "")):
+        raise ProfilingError(f"--energy: expected a device whose energy can be read; {why}")
+    if power_limit_w is not None:
+        at = f"{next(iter(profiled.values()))[1].device} at {power_limit_w:g} W"
+        profiled = {key: (request, replace(one, device=at)) for key, (request, one) in profiled.items()}
     request, profile = next(iter(profiled.values()))
     rows = memory_rows(spec.task, request, profile, _MEMORY_S if seconds is None else seconds)
     task = study_identity(spec, task_code_hash(spec.task))["task"]
@@ -139,10 +155,9 @@ def profile_study(spec: StudySpec, seconds: float | None = None, card: Card | No
 
 
 def _profiles(
-    spec: StudySpec, runner: SerialRunner, timing_s: float, *, traces: bool = False
+    spec: StudySpec, runner: SerialRunner, timing_s: float, *, traces: bool = False, energy: bool = False
 ) -> dict[CostKey, tuple[ProfileRequest, DeviceProfile]]:
     """The request and the profile of every combination of parameters that change cost."""
-    requests = {
-        key: replace(profile_request(spec, runner.device, key, traces=traces), timing_s=timing_s) for key in cost_keys(spec)
-    }
+    requests = {key: profile_request(spec, runner.device, key, traces=traces) for key in cost_keys(spec)}
+    requests = {key: replace(request, timing_s=timing_s, energy=energy or request.energy) for key, request in requests.items()}
     return {key: (request, runner.profile(spec.task, request)) for key, request in requests.items()}

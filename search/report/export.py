@@ -13,13 +13,14 @@ from typing import Any
 from ...spaces.errors import plain
 from ...spaces.files import write_file
 from ...spaces.readable import number
+from ...spaces.study import Speed
 from ...spaces.trial import ParetoFront, TrialRecord
 
 PLAN_COLUMNS = (
     *("effective_batch", "micro_batch", "accumulation", "activation_checkpointing", "devices", "learning_rate", "rule"),
 )
 FIRST_COLUMNS = (
-    *("trial", "outcome", "on_front", "knee", "train_s", "device_s", "cost", "accuracy"),
+    *("trial", "outcome", "on_front", "knee", "train_s", "device_s", "cost", "energy_j", "accuracy"),
     *PLAN_COLUMNS,
     *("reference_rate", "epochs"),
 )
@@ -37,11 +38,15 @@ def trial_document(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:
         "knee": record.number == front.knee,
         "train_s": record.train_s,
         **({} if record.facts.price is None else {"cost": record.taken("cost")}),
+        **({} if record.facts.watts is None else {"energy_j": record.taken("energy_j")}),
         front.metric: record.accuracy,
         **record.settings,
         "started_at": record.started_at,
         "ended_at": record.ended_at,
     }
+
+
+_UNITS: dict[Speed, str] = {"cost": "currency", "energy_j": "J"}
 
 
 def study_document(name: str, storage: str, front: ParetoFront, records: Iterable[TrialRecord]) -> dict[str, Any]:
@@ -52,7 +57,12 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "study": name,
         "storage": storage,
         "objectives": {
-            "speed": {"name": front.speed, "unit": "currency" if front.speed == "cost" else "s", "direction": "minimize"},
+            "speed": {"name": front.speed, "unit": _UNITS.get(front.speed, "s"), "direction": "minimize"},
+            **(
+                {}
+                if front.also is None
+                else {"also": {"name": front.also, "unit": _UNITS.get(front.also, "s"), "direction": "minimize"}}
+            ),
             "metric": {"name": front.metric, "direction": front.direction},
         },
         "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},

@@ -120,7 +120,14 @@ def _front_table(front: ParetoFront, page: str) -> str:
     repeated = any(trial.interval is not None for trial in front.trials)
     confidences = ["+/-", "runs", "on front"] if repeated else []
     names = ["effective_batch", "learning_rate", *(["rule"] if several_rules else []), "epochs"]
-    head = ["trial", escaped(front.speed), escaped(front.metric), *confidences, *(one.replace("_", " ") for one in names), ""]
+    head = [
+        "trial",
+        *map(escaped, front.speeds),
+        escaped(front.metric),
+        *confidences,
+        *(one.replace("_", " ") for one in names),
+        "",
+    ]
     rows = [head, [":---" if one in ("rule", "") else "---:" for one in head]]
     members = front.trials[:_FRONT_ROWS]
     for trial in members:
@@ -137,14 +144,16 @@ def _front_table(front: ParetoFront, page: str) -> str:
             confidence = [f"{trial.half_interval or 0.0:.2g}", str(facts.runs), f"{facts.front_probability or 0.0:.0%}"]
         values = [escaped(number(trial.settings.get(one))) for one in names]
         link = f"[{trial.number}]({page}/trials?numbers={trial.number})"
-        rows.append([link, number(front.taken(trial)), number(trial.accuracy), *confidence, *values, ", ".join(marks)])
+        taken = [number(trial.taken(speed)) for speed in front.speeds]
+        rows.append([link, *taken, number(trial.accuracy), *confidence, *values, ", ".join(marks)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     left = len(front.trials) - len(members)
     return table + (f"\n\n... and {left} more." if left else "")
 
 
 def _best_words(front: ParetoFront) -> str:
-    best, nearly = front.trials[-1], fastest_within(front, 0.01)
+    best, nearly = front.best, fastest_within(front, 0.01)
+    assert best is not None
     sentence = f"Best {front.metric}: {number(best.accuracy)} {front.takes(best)} (trial {best.number})."
     if nearly.number == best.number:
         return f"{sentence} No {front.faster} trial comes within 1 % of it."
@@ -208,7 +217,7 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
         case "error":
             return f"**Failed**: {message}"
     result = f"{escaped(front.metric)} {number(record.accuracy)} {front.takes(record)}"
-    if front.speed != "cost":
+    if front.noun == "time":
         result += " of training"
     if front.speed == "device_s":
         result += ", summed over devices"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...objectives.machine.processor import OtherPrograms
@@ -36,6 +37,7 @@ class Attempt:
     others: OtherPrograms | None = None  # what else ran on its machine, where that is ours
     measurements: list[Measurement] = field(default_factory=list)
     devices: int = 0  # of its trial; it may have to do with fewer
+    watts: float | None = None  # of those, by the law that times the study
 
     def __post_init__(self) -> None:
         self.devices = self.devices or self.setup.plan.devices
@@ -97,13 +99,22 @@ def _contended(measured_s: float, waited_s: float, expected_s: float, others_sha
     return waited_s > CONTENDED * measured_s or unexplained_s > CONTENDED * expected_s + _SETTLING_S
 
 
+def taken_by(speeds: Iterable[Speed], train_s: float, attempt: Attempt, price: float | None) -> list[float]:
+    """What a training of so many seconds takes by each measure."""
+    each = [taken_per_second(speed, attempt.devices, price, attempt.watts) for speed in speeds]
+    known = [train_s * one for one in each if one is not None]
+    assert len(known) == len(each)
+    return known
+
+
 def result_of(
-    attempt: Attempt, outcome: Outcome, expected_s: float | None, speed: Speed, price: float | None, shared: bool
+    attempt: Attempt, outcome: Outcome, expected_s: float | None, speeds: Sequence[Speed], price: float | None, shared: bool
 ) -> TrialResult:
     """What is reported to Optuna of an attempt that ended a trial, with every fact that is stored.
 
     Args:
         expected_s: training time expected on the device it ran on.
+        speeds: the study's measures of what training takes.
         shared: its device was shared on purpose, so that taking longer says nothing.
     """
     setup, known_s, last = attempt.setup, attempt.known_s, attempt.last
@@ -116,7 +127,7 @@ def result_of(
             accumulation=setup.plan.accumulation,
             activation_checkpointing=_used(setup),
         )
-    seconds = value = math.nan
+    taken, value = [math.nan], math.nan
     if last is not None:
         # A user's own loop may have seen a few samples more or less, and a diverged trial far fewer.
         measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
@@ -133,22 +144,25 @@ def result_of(
             train_s=train_s,
             device_s=train_s * attempt.devices,
             measured_train_s=measured_s if extrapolates else None,
+            measured_energy_j=(
+                reported.measured_energy_j * setup.samples_budget / last.samples_seen
+                if extrapolates and reported.measured_energy_j is not None
+                else None
+            ),
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,
             train_s_error=error,
             contended=(None if not expected_s or shared else _contended(measured_s, waited_s or 0.0, expected_s, others_share)),
             extra={name: score for name, score in last.scores.items() if name != setup.metric and math.isfinite(score)},
         )
-        each = taken_per_second(speed, attempt.devices, price)
-        assert each is not None
-        seconds = train_s * each
+        taken = taken_by(speeds, train_s, attempt, price)
         value = last.score(setup.metric)
     if outcome.kind in ("complete", "diverged") and math.isfinite(value):
-        return TrialResult("COMPLETE", outcome.kind, facts, (seconds, value), constraint=0.0)
+        return TrialResult("COMPLETE", outcome.kind, facts, (taken[0], value, *taken[1:]), constraint=0.0)
     if outcome.kind in ("complete", "diverged", "stopped", "infeasible"):
         # Optuna accepts no NaN: from PRUNED, the sampler still learns that this point is bad.
         return TrialResult("PRUNED", outcome.kind, facts, constraint=float(outcome.kind == "infeasible"))
     return TrialResult("FAIL", outcome.kind, facts)
 
 
-__all__ = ["Attempt", "fraction_of", "result_of", "setup_facts"]
+__all__ = ["Attempt", "fraction_of", "result_of", "setup_facts", "taken_by"]

@@ -22,7 +22,7 @@ from ...spaces.planning import (
     CostKey,
     common_batches,
     feasible_batches_sentence,
-    known_seconds,
+    known_taken,
     profile_faults,
     step_time_summary,
 )
@@ -219,7 +219,7 @@ def _drive(
     if price != next(iter(now.values())):
         text = f"costs are at a price of {price:g} an hour, as when this study began; create a new study (--new) for today's"
         notify(Event("message", text=text))
-    law = known_seconds(spec, laws, price)
+    law = known_taken(spec, laws, price)
     prior = prior_trials(spec, study.identity, law)
     if prior:
         text = f"warm start: {len(prior)} trials of {', '.join(spec.warm_start)} are in this space"

@@ -26,6 +26,7 @@ from ...spaces.planning import (
     checkpoint_url,
     cost_key,
     known_train_s,
+    known_watts,
     largest_timed_micro_batch,
     plan_limits,
     trial_setup,
@@ -44,7 +45,6 @@ from ...spaces.trial import (
     TrialResult,
     TrialSetup,
     counted,
-    taken_per_second,
 )
 from ..analysis.confirm import next_repeat, next_seed
 from ..analysis.pareto import study_front
@@ -54,7 +54,7 @@ from ..suggest.front_model import preload
 from ..suggest.pausing import RUNG
 from ..suggest.stopping import early_stopping, stopped_sentence
 from ..suggest.suggester import Suggester
-from .attempt import Attempt, fraction_of, result_of, setup_facts
+from .attempt import Attempt, fraction_of, result_of, setup_facts, taken_by
 from .eta import ClockFactors, Span
 from .runner import Event
 from .spending import Spending, device_names, prices_of
@@ -184,9 +184,9 @@ class StudyRun:
                 self._shares[suggestion.number] = suggestion.notes["rung_fraction"]
             if suggestion.resumes_from:
                 setup = self._resumed(setup)
-            return self._start(
-                Attempt(suggestion, setup, self.timed_on, self._known_s(setup), self.spec.budget_share(setup.epochs))
-            )
+            counts = self.spec.budget_share(setup.epochs)
+            watts = known_watts(self._profile(setup, self.timed_on), setup)
+            return self._start(Attempt(suggestion, setup, self.timed_on, self._known_s(setup), counts, watts=watts))
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
 
@@ -287,8 +287,8 @@ class StudyRun:
         for branch in measurement.branches:
             self._add_branch(attempt, branch)
         accuracy = self._sign * measurement.score(setup.metric)
-        fraction, seconds = fraction_of(setup, measurement), self._seconds(attempt, measurement)
-        should_stop = self._early_stopping.report(number, fraction, seconds, accuracy)
+        fraction, taken = fraction_of(setup, measurement), self._taken(attempt, measurement)
+        should_stop = self._early_stopping.report(number, fraction, taken, accuracy)
         return (should_stop and number not in self._repeats) or bool(self.stop_reason)
 
     def end(self, number: int, outcome: Outcome, *, silently: bool = False) -> None:
@@ -321,14 +321,16 @@ class StudyRun:
                 retry = self._whole(attempt, retry)
                 if attempt.kind == self.timed_on:
                     attempt.known_s = self._known_s(retry)
-            self._retries.append(Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts))
+            self._retries.append(
+                Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts, watts=attempt.watts)
+            )
             if not (left or silently):
                 self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
             return
         if outcome.kind == "out_of_memory":
             outcome = Outcome("error", f"a micro-batch of one sample does not fit: {outcome.message}", outcome.traceback)
         shared = self.spec.devices.share < 1
-        result = result_of(attempt, outcome, self._expected_s(attempt), self.spec.objectives.speed, self._price, shared)
+        result = result_of(attempt, outcome, self._expected_s(attempt), self.spec.objectives.speeds, self._price, shared)
         result = replace(result, facts=result.facts | prediction | TrialFacts(spent=self.spending.of(number)))
         self._records.end_attempt(setup, outcome, result.to_dict())
         self._finish(number, result)
@@ -339,7 +341,7 @@ class StudyRun:
         if measurements:
             trained = outcome.kind == "complete"
             accuracy = self._sign * measurements[-1].score(setup.metric) if trained else None
-            self._early_stopping.end(number, self._seconds(attempt, measurements[-1]), accuracy)
+            self._early_stopping.end(number, self._taken(attempt, measurements[-1]), accuracy)
         self._count_errors(outcome)
         if self.spec.budget.until_worth is not None and len(self.done) >= self._worth_known_at + _WORTH_EVERY:
             self._worth_known_at = len(self.done)
@@ -375,7 +377,7 @@ class StudyRun:
         assert last is not None
         facts = replace(
             self._early_stopping.rung_facts(setup.number, self._sign),
-            expected_seconds=self._seconds(attempt, last),
+            expected_seconds=self._taken(attempt, last)[0],
             train_s=last.elapsed_s / fraction_of(setup, last) if attempt.known_s is None else attempt.known_s,
             spent=self.spending.of(setup.number),
         )
@@ -496,7 +498,7 @@ class StudyRun:
         outcome = Outcome("diverged", f"{metric} was not finite") if metric else Outcome("complete")
         attempt.of_branches += branch.counts
         expected_s = self._expected_s(branch)
-        result = result_of(branch, outcome, expected_s, self.spec.objectives.speed, self._price, shared=True)
+        result = result_of(branch, outcome, expected_s, self.spec.objectives.speeds, self._price, shared=True)
         result = replace(result, facts=self._facts(branch) | result.facts | TrialFacts(device_kind=attempt.kind or None))
         self._records.start_attempt(own)
         self._records.add_measurement(own, measurement)
@@ -545,6 +547,7 @@ class StudyRun:
             checkpoint=checkpoint_url(self.spec, self.name, self.task_hash, suggestion),
             checkpoint_every_s=float(self.spec.cluster.checkpoint_every_s),
             pauses_at=RUNG if self._early_stopping.pauses else None,
+            counts_energy="energy_j" in self.spec.objectives.speeds,
         )
 
     def _profile(self, setup: TrialSetup, kind: str) -> DeviceProfile:
@@ -562,14 +565,12 @@ class StudyRun:
             return attempt.known_s
         return known_train_s(self._profile(attempt.setup, attempt.kind), attempt.setup)
 
-    def _seconds(self, attempt: Attempt, measurement: Measurement) -> float:
+    def _taken(self, attempt: Attempt, measurement: Measurement) -> list[float]:
         """What a trial's full training takes as the front counts it, known or extrapolated from its share so far."""
         train_s = attempt.known_s
         if train_s is None:
             train_s = measurement.elapsed_s / fraction_of(attempt.setup, measurement)
-        each = taken_per_second(self.spec.objectives.speed, attempt.devices, self._price)
-        assert each is not None
-        return train_s * each
+        return taken_by(self.spec.objectives.speeds, train_s, attempt, self._price)
 
     def _span(self, attempt: Attempt, ended_s: float | None = None, *, counts: float) -> Span:
         expected_s = self._expected_s(attempt)
@@ -579,10 +580,12 @@ class StudyRun:
         """Read the curves of trials that ended before from the database."""
         curves = self._records.curves(self.name)
         for record in (*self.done, *self._paused.values()):
-            seconds, budget = record.taken(self.spec.objectives.speed), record.facts.samples_budget
-            if record.outcome in ("complete", "stopped", "paused") and seconds is not None and budget:
+            measured, budget = map(record.taken, self.spec.objectives.speeds), record.facts.samples_budget
+            taken = [one for one in measured if one is not None]
+            known = len(taken) == len(self.spec.objectives.speeds)
+            if record.outcome in ("complete", "stopped", "paused") and known and budget:
                 curve = [(min(seen / budget, 1.0), self._sign * accuracy) for seen, accuracy in curves.get(record.number, ())]
-                self._early_stopping.learn(record.number, seconds, curve, done=record.outcome == "complete")
+                self._early_stopping.learn(record.number, taken, curve, done=record.outcome == "complete")
                 if record.outcome == "complete" and record.facts.rung_fraction is not None:
                     self._early_stopping.resume(record.number)
 
@@ -624,7 +627,7 @@ class StudyRun:
 
     def _facts(self, attempt: Attempt) -> TrialFacts:
         """Facts of its setup, stored beside the searched parameters."""
-        facts = replace(setup_facts(attempt.setup, attempt.known_s), price=self._price)
+        facts = replace(setup_facts(attempt.setup, attempt.known_s), price=self._price, watts=attempt.watts)
         return replace(facts, budget_share=attempt.counts) if self.spec.training.branches else facts
 
     def _learn_memory(self, attempt: Attempt) -> None:

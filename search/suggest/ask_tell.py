@@ -65,7 +65,7 @@ class Search:
         *,
         rule: str | None = None,
         reference_batch: int = 256,
-        known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
+        known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
         direction: Literal["minimize", "maximize"] = "maximize",
         metric: str = "accuracy",
         sampler: str = "front",
@@ -119,7 +119,7 @@ class Search:
             if record.outcome == "complete":
                 assert record.train_s is not None
                 curve = [(fraction, self._sign * accuracy) for fraction, accuracy in record.facts.curve or ()]
-                self._early_stopping.learn(record.number, record.train_s, curve, done=True)
+                self._early_stopping.learn(record.number, [record.train_s], curve, done=True)
                 if record.facts.rung_fraction is not None:
                     self._early_stopping.resume(record.number)
 
@@ -165,7 +165,7 @@ class Search:
         _check_seconds(number, train_s)
         if not math.isfinite(accuracy):
             return False
-        return self._early_stopping.report(number, fraction, train_s, self._sign * accuracy)
+        return self._early_stopping.report(number, fraction, [train_s], self._sign * accuracy)
 
     def tell(
         self, number: int, train_s: float | None = None, accuracy: float | None = None, outcome: TellOutcome = "complete"
@@ -196,7 +196,7 @@ class Search:
         if outcome == "stopped":
             stopped = TrialFacts(train_s=train_s, stopped_accuracy=accuracy)
             facts = stopped | self._early_stopping.stopped_facts(number, self._sign)
-        self._early_stopping.end(number, train_s or 0.0, self._sign * accuracy if finite and accuracy is not None else None)
+        self._early_stopping.end(number, [train_s or 0.0], self._sign * accuracy if finite and accuracy is not None else None)
         if finite:
             curve = self._early_stopping.curve_of(number)
             facts = replace(facts, curve=tuple((fraction, self._sign * one) for fraction, one in curve))

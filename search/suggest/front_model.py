@@ -1,9 +1,10 @@
 """The sampler's models of time and accuracy, and the acquisition function computed from them.
 
-Two Gaussian processes model log seconds (or a law knows them) and accuracy. For two objectives the expected hypervolume
-improvement has a closed form: the front cuts the time axis into strips with a level each, and in every strip that a candidate
-is fast enough for, its improvement is the amount by which it is expected to exceed that level (Yang, Emmerich, Deutz & Bäck
-2019, https://doi.org/10.1016/j.swevo.2018.10.007, specialised to two objectives).
+Gaussian processes model accuracy and log seconds (or a law knows those); with three objectives, the log of the second measure
+of what training takes as well. Expected hypervolume improvement then has a closed form: the front cuts the time axis into
+strips with a level each, and in every strip that a candidate is fast enough for, its improvement is the amount by which it is
+expected to exceed that level. With two measures, their strips cross in cells (Yang, Emmerich, Deutz & Bäck 2019,
+https://doi.org/10.1016/j.swevo.2018.10.007).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..analysis.gaussian_process import Array, GaussianProcess, Plain, Structure
 from .batch_rate_prior import AccuracyPrior, BatchRate, SecondsPrior
 from .pausing import GapKernel
 from .space_transform import SpaceTransform
-from .trial_history import MOST_POINTS, Observations, PausedTrials
+from .trial_history import MOST_POINTS, Observations, PausedTrials, front_places
 
 # Candidates evaluated: spread over the space, then around the best, in several rounds of shrinking radius.
 _SPREAD, _AROUND, _ROUNDS = 1024, 256, 3
@@ -39,14 +40,16 @@ _WORST = 20.0
 LEAST_PROBABILITY = 0.5
 # The parameter in which branches differ from the training that they branch off.
 EPOCHS = "epochs"
+# Names of the processes of what training takes.
+_MEASURES = ("seconds", "also")
 # Nodes and weights of Gauss-Hermite quadrature, for expectations of what is normal on the `AccuracyScale`.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 # Log length scales and log noise variance of the last fit of each process, and how many trials had ended.
 Fits = dict[str, tuple[Array, float, int]]
-# Log seconds (n,) of points (n, width) by a law, NaN where it knows none; None where there is no law.
-KnownLogSeconds = Callable[[Array], "Array | None"]
+# Logs of what training takes at points (n, width), as (n, measures), by laws; NaN where they know none; None without laws.
+KnownLogTaken = Callable[[Array], "Array | None"]
 
 
 def preload() -> None:
@@ -55,7 +58,9 @@ def preload() -> None:
 
 
 class FrontModel:
-    """Models of seconds and accuracy, and the expected hypervolume improvement of points of the cube.
+    """Models of what training takes and of accuracy, and the expected hypervolume improvement of points of the cube.
+
+    What training takes is measured by one or two quantities, seconds first.
 
     Args:
         observations: the trials to condition on.
@@ -66,18 +71,19 @@ class FrontModel:
 
     def __init__(self, observations: Observations, last: Fits, ended: int = 0, place: BatchRate | None = None) -> None:
         paused = observations.paused
-        self.log_seconds = np.log(np.append(observations.seconds, paused.seconds))
+        self.log_taken = np.log(np.vstack([observations.taken, paused.seconds[:, None]]) if len(paused) else observations.taken)
         self.scale = AccuracyScale(np.append(observations.accuracy, paused.accuracy))
         self.points = np.vstack([observations.points, paused.points])
         self.on_front = np.append(observations.own, np.zeros(len(paused), dtype=bool))
-        self.slowest = -math.inf  # log seconds of the slowest candidate, where the last strip ends
+        # Logs of the most that a candidate takes by each measure, where the last strips end.
+        self.most = np.full(self.log_taken.shape[1], -math.inf)
         self._last, self._ended = last, ended
         self._structures: dict[str, Structure] = {}
         if place is not None:
-            self._structures = {"seconds": SecondsPrior(place), "accuracy": AccuracyPrior(place)}
+            self._structures = {name: SecondsPrior(place) for name in _MEASURES} | {"accuracy": AccuracyPrior(place)}
         self._set_accuracy(observations, place)
         self.accuracy_model = self._fit("accuracy", self.accuracy, self.own_noise)
-        self._seconds_model: GaussianProcess | None = None  # where a law knows all seconds, it is never fitted
+        self._taken_models: list[GaussianProcess] = []  # where laws know what all trials take, they are never fitted
         self.success = success_model(observations, self._current_fit("success"))
         if self.success is not None:
             self._store_fit("success", self.success)
@@ -127,15 +133,15 @@ class FrontModel:
         return process
 
     @property
-    def seconds_model(self) -> GaussianProcess:
-        """The process of log seconds, conditioned like that of accuracy."""
-        if self._seconds_model is None:
+    def taken_models(self) -> list[GaussianProcess]:
+        """The processes of the logs of what training takes, conditioned like that of accuracy."""
+        if not self._taken_models:
             observed = len(self.accuracy)
-            process = self._fit("seconds", self.log_seconds[:observed])
-            self._seconds_model = process.believing(self.points[observed:])
-        return self._seconds_model
+            for name, values in zip(_MEASURES, self.log_taken[:observed].T, strict=False):
+                self._taken_models.append(self._fit(name, values).believing(self.points[observed:]))
+        return self._taken_models
 
-    def condition_on_pending(self, pending: Array, known: KnownLogSeconds) -> None:
+    def condition_on_pending(self, pending: Array, known: KnownLogTaken) -> None:
         """Impute running trials at their predicted outcomes, without noise, so that no near copy of them is proposed.
 
         Source: the kriging believer of Ginsbourger, Le Riche & Carraro 2010, https://doi.org/10.1007/978-3-642-10701-6_6
@@ -145,49 +151,57 @@ class FrontModel:
         """
         by_law = known(self.points)
         if by_law is not None:
-            self.log_seconds = np.where(np.isnan(by_law), self.log_seconds, by_law)
+            self.log_taken = np.where(np.isnan(by_law), self.log_taken, by_law)
         if len(pending):
             self.believe(pending, known(pending))
 
-    def believe(self, points: Array, log_seconds: Array | None) -> None:
-        """Take points (m, width) as trials of their predicted outcomes; `log_seconds` (m,) by a law, where there is one."""
-        expected_s = self._log_seconds_at(points, log_seconds)
+    def believe(self, points: Array, log_taken: Array | None) -> None:
+        """Take points (m, width) as trials of their predicted outcomes; `log_taken` (m, measures) by laws, where there are."""
+        expected = self._log_taken_at(points, log_taken)
         self.points = np.vstack([self.points, points])
         self.on_front = np.append(self.on_front, np.ones(len(points), dtype=bool))
-        self.log_seconds = np.append(self.log_seconds, expected_s)
+        self.log_taken = np.vstack([self.log_taken, expected])
         self.accuracy_model = self.accuracy_model.believing(points)
-        if self._seconds_model is not None:
-            self._seconds_model = self._seconds_model.believing(points)
+        self._taken_models = [one.believing(points) for one in self._taken_models]
 
-    def expected_hypervolume_improvement(self, points: Array, log_seconds: Array | None, until: Array | None = None) -> Array:
-        """Expected hypervolume improvement at points, over log seconds t and accuracy a.
+    def expected_hypervolume_improvement(self, points: Array, log_taken: Array | None, until: Array | None = None) -> Array:
+        """Expected hypervolume improvement at points, over log seconds t, the log of the second measure u, and accuracy a.
 
-            EHVI(x) = sum_i (E[(c_i - t(x))+] - E[(c_{i-1} - t(x))+]) · E[(a(x) - l_i)+]
+            EHVI(x) = sum_ij T_i(x) · U_j(x) · E[(a(x) - l_ij)+],  T_i(x) = E[(c_i - t(x))+] - E[(c_{i-1} - t(x))+]
 
-        where the front's strips end at times c_i with levels l_i, and t(x), a(x) are the models' independent posteriors.
+        where the front's strips end at times c_i, those of the second measure, with U_j alike, at others, each cell has a level
+        l_ij, and t(x), u(x), a(x) are the models' independent posteriors. With one measure there are the T_i alone.
         Accuracy is normal on the `AccuracyScale`; its expectation is taken by Gauss-Hermite quadrature on the plain scale.
 
         Args:
             points: (m, width).
-            log_seconds: (m,) by a law, NaN for points that cannot be planned; None: by the model.
+            log_taken: (m, measures) by laws, NaN for points that cannot be planned; None: by the models.
             until: (m,), log seconds from which on another point counts in their place; None: there is none.
 
         Returns:
             (m,); -1 for points that cannot be planned. Weighted by the probability that training finishes.
         """
         mean, std = self.accuracy_model.predict(points)
-        if log_seconds is None:
-            time, time_std = self.seconds_model.predict(points)
-        else:
-            time, time_std = log_seconds, np.full(len(points), 1e-9)
-        cuts, levels = self._front_strips()
-        # Expected time below each cut; a strip's width is the difference of two.
-        ends = cuts[None, :] if until is None else np.minimum(cuts[None, :], until[:, None])
-        early = _expected_improvement(ends - time[:, None], time_std[:, None])
-        widths = np.diff(early, axis=1, prepend=0.0)
+        cuts, levels = self._front_cells()
+        widths = []
+        for measure, ends in enumerate(cuts):
+            if log_taken is None:
+                taken, taken_std = self.taken_models[measure].predict(points)
+            else:
+                taken, taken_std = log_taken[:, measure], np.full(len(points), 1e-9)
+            last = ends[None, :] if until is None else np.minimum(ends[None, :], until[:, None])
+            # What is expected to be left below each cut; a strip's width is the difference of two.
+            below = _expected_improvement(last - taken[:, None], taken_std[:, None])
+            widths.append(np.diff(below, axis=1, prepend=0.0))
         drawn = self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :])  # (m, nodes), as accuracy
-        rises = np.maximum(drawn[:, :, None] - levels[None, None, :], 0.0).transpose(0, 2, 1) @ _WEIGHTS
-        improvement = np.nan_to_num((widths * rises).sum(axis=1), nan=-1.0)
+        each, place = np.unique(levels, return_inverse=True)
+        rises = np.maximum(drawn[:, :, None] - each[None, None, :], 0.0).transpose(0, 2, 1) @ _WEIGHTS
+        if len(widths) == 1:
+            improvement = (widths[0] * rises[:, place]).sum(axis=1)
+        else:
+            rows = place.reshape(levels.shape)  # one strip of the first measure at a time: all cells at once take much memory
+            improvement = sum(widths[0][:, strip] * (widths[1] * rises[:, row]).sum(axis=1) for strip, row in enumerate(rows))
+        improvement = np.nan_to_num(improvement, nan=-1.0)
         if self.success is not None:
             success = np.clip(self.success.mean_at(points), 0.01, 1.0)
             # Where training probably fails, even the largest improvement ranks after every point that should finish.
@@ -196,30 +210,41 @@ class FrontModel:
             )
         return np.asarray(improvement)
 
-    def _front_strips(self) -> tuple[Array, Array]:
-        """Ends c_i of the strips on the log time axis, and the level l_i of each, from the models' noise-free front."""
+    def _front_cells(self) -> tuple[list[Array], Array]:
+        """Where strips end on each measure's log axis, and the level of each cell, from the models' noise-free front.
+
+        A cell's level is the best accuracy of what takes no more than its beginning by every measure.
+        """
         mean = self.scale.back(self.accuracy_model.mean_at(self.points))
-        order = [index for index in np.lexsort((-mean, self.log_seconds)) if self.on_front[index]]
         # A diverging loss as reference point would make everything that is merely faster look valuable.
         worst = max(float(np.min(mean)), self.scale.best - _WORST * self.scale.unit)
-        cuts, levels, best = [], [worst], worst
-        for index in order:
-            if mean[index] > best:
-                best = float(mean[index])
-                cuts.append(float(self.log_seconds[index]))
-                levels.append(best)
-        cuts.append(max(self.slowest, float(self.log_seconds.max())) + 0.05)
-        return np.array(cuts), np.array(levels)
+        counts = self.on_front & (mean > worst)
+        members = np.flatnonzero(counts)[front_places(self.log_taken[counts], mean[counts])]
+        cuts, places = [], []
+        for measure, end in enumerate(np.maximum(self.most, self.log_taken.max(axis=0)) + 0.05):
+            begins, place = np.unique(self.log_taken[members, measure], return_inverse=True)
+            cuts.append(np.append(begins, end))
+            places.append(place + 1)
+        levels = np.full([len(ends) for ends in cuts], worst)
+        np.maximum.at(levels, tuple(places), mean[members])
+        for axis in range(levels.ndim):
+            levels = np.maximum.accumulate(levels, axis=axis)
+        return cuts, levels
 
     def hypervolume(self) -> float:
-        """Of the front, over log seconds up to the slowest candidate (once `best` was asked) and accuracy above the worst."""
-        cuts, levels = self._front_strips()
-        return float(np.diff(cuts) @ (levels[1:] - levels[0]))
+        """Of the front, over the logs of what training takes, up to the most that a candidate takes (once `best` was asked),
+        and accuracy above the worst.
+        """
+        cuts, levels = self._front_cells()
+        above = levels - levels.flat[0]
+        for ends in reversed(cuts):
+            above = above[..., 1:] @ np.diff(ends)
+        return float(above)
 
     def best(
         self,
         transform: SpaceTransform,
-        known: KnownLogSeconds,
+        known: KnownLogTaken,
         rng: np.random.Generator,
         cost: Callable[[Array], Array] | None = None,
         *,
@@ -248,11 +273,11 @@ class FrontModel:
         from scipy.stats import qmc
 
         spread = np.asarray(qmc.Sobol(transform.width, scramble=True, rng=rng).random(_SPREAD))
-        times = known(spread)
-        if times is None or np.isnan(times).all():
-            times = self.seconds_model.mean_at(spread)
+        taken = known(spread)
+        if taken is None or np.isnan(taken).all():
+            taken = self._log_taken_at(spread, None)
         # The last strip ends at the slowest candidate: points better and slower than the front improve it up to there.
-        self.slowest = float(np.nanmax(times))
+        self.most = np.nanmax(taken, axis=0)
         front = self.points[np.argsort(-self.margin_to_front())[:8]]
         candidates = _Candidates(worth_of, transform.round_to_feasible(np.vstack([spread, _perturb(front, _AROUND, 0.1, rng)])))
         for part in range(_ROUNDS):
@@ -264,7 +289,7 @@ class FrontModel:
             candidates.evaluate_again()
             candidates.add(transform.round_to_feasible(_perturb(candidates.top(8), _AGAIN, _AGAIN_RADIUS, rng)))
 
-    def _of_branches(self, points: Array, transform: SpaceTransform, known: KnownLogSeconds) -> Array:
+    def _of_branches(self, points: Array, transform: SpaceTransform, known: KnownLogTaken) -> Array:
         """What the branches of points (m, width) are expected to add to their own improvement, (m,).
 
         A branch counts until the next longer one is done, which is expected to be better.
@@ -278,18 +303,17 @@ class FrontModel:
             until = np.log(self.seconds_at(points, times))
         return added
 
-    def seconds_at(self, points: Array, log_seconds: Array | None) -> Array:
+    def seconds_at(self, points: Array, log_taken: Array | None) -> Array:
         """Seconds of full trainings at points (m, width), as (m,): by the law, or where it knows none by the model."""
-        return np.exp(self._log_seconds_at(points, log_seconds))
+        return np.asarray(np.exp(self._log_taken_at(points, log_taken)[:, 0]))
 
-    def _log_seconds_at(self, points: Array, log_seconds: Array | None) -> Array:
-        if log_seconds is None:
-            return self.seconds_model.mean_at(points)
-        if np.isnan(log_seconds).any():
-            return np.where(np.isnan(log_seconds), self.seconds_model.mean_at(points), log_seconds)
-        return log_seconds
+    def _log_taken_at(self, points: Array, log_taken: Array | None) -> Array:
+        if log_taken is not None and not np.isnan(log_taken).any():
+            return log_taken
+        by_model = np.column_stack([model.mean_at(points) for model in self.taken_models])
+        return by_model if log_taken is None else np.where(np.isnan(log_taken), by_model, log_taken)
 
-    def paused_worth_more(self, paused: PausedTrials, known: KnownLogSeconds, worth: float) -> int | None:
+    def paused_worth_more(self, paused: PausedTrials, known: KnownLogTaken, worth: float) -> int | None:
         """The waiting trial of the largest improvement per second of the rest of its training; None if none is above `worth`.
 
         Args:
@@ -304,10 +328,11 @@ class FrontModel:
         return int(paused.numbers[best]) if each[best] > worth else None
 
     def margin_to_front(self) -> Array:
-        """Accuracy of each trial minus its strip's level, (n,): 0 on the front, negative below."""
+        """Accuracy of each trial minus its cell's level, (n,): 0 on the front, negative below."""
         mean = self.scale.back(self.accuracy_model.mean_at(self.points))
-        cuts, levels = self._front_strips()
-        return np.asarray(mean - levels[np.searchsorted(cuts, self.log_seconds, side="right")])
+        cuts, levels = self._front_cells()
+        cells = tuple(np.searchsorted(ends, taken, side="right") for ends, taken in zip(cuts, self.log_taken.T, strict=True))
+        return np.asarray(mean - levels[cells])
 
 
 class _Candidates:

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial
 
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
-from .front_model import EPOCHS, LEAST_PROBABILITY, Fits, FrontModel, KnownLogSeconds, gap_kernel, success_model
+from .front_model import EPOCHS, LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
 from .space_transform import SpaceTransform
 from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
 
@@ -41,13 +41,14 @@ class FrontSampler(BaseSampler):
     `expected_accuracy` and `expected_std` (the prediction when it was stopped) counts as an observation with that noise.
     A running trial with the user attributes `paused`, `rung_fraction`, `rung_accuracy` and `expected_seconds` is one that was
     left off there; `paused_or_new` says when it is worth going on with.
-    Studies with other than two objectives, or whose first is not a time (minimized, above 0), use Optuna's multivariate TPE.
+    A third objective, minimized and above 0, is another measure of what training takes, such as energy. Studies with other
+    objectives use Optuna's multivariate TPE.
 
     Args:
         space: what is searched; not given, the parameters that finished trials have in common.
         conditions: by parameter of the space, the values of others with which it applies; it has no value in other trials.
         known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned, which is
-            never proposed.
+            never proposed. With three objectives, seconds and the other measure.
         prior_trials: trials of earlier studies: the models learn from them, the front does not contain them.
         scaled: a rule scales `reference_rate` with `effective_batch`, so that the best one is expected not to move with it.
             Only for spaces with `effective_batch` and `reference_rate` or `learning_rate`, both on log scales: parameters of
@@ -65,7 +66,7 @@ class FrontSampler(BaseSampler):
         *,
         space: Mapping[str, BaseDistribution] | None = None,
         conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
-        known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
+        known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         scaled: bool = True,
         by_time: bool = False,
@@ -195,13 +196,13 @@ class FrontSampler(BaseSampler):
     ) -> Observations | None:
         """What is known when trial `number` is asked for; None where the objectives are others than ours."""
         signs = np.where([direction == StudyDirection.MAXIMIZE for direction in study.directions], 1.0, -1.0)
-        if len(signs) != 2 or signs[0] > 0:
+        if len(signs) not in (2, 3) or signs[0] > 0 or (signs[2:] > 0).any():
             return None
         history = self._histories.get(study)
         if history is None or history.transform.space != transform.space:
             history = self._histories[study] = TrialHistory(transform, signs)
         observations = history.observations(study.get_trials(deepcopy=False), number, self._prior_trials, others)
-        return None if (observations.seconds <= 0).any() else observations
+        return None if (observations.taken <= 0).any() else observations
 
     def _too_few(self, observations: Observations, transform: SpaceTransform) -> bool:
         """Whether the next points are among the first, which no model chooses."""
@@ -210,7 +211,7 @@ class FrontSampler(BaseSampler):
         first += ANCHORS if place is not None and self._pauses else 0
         return len(observations.points) + len(observations.paused) < first
 
-    def _model(self, observations: Observations, transform: SpaceTransform, known: KnownLogSeconds) -> FrontModel:
+    def _model(self, observations: Observations, transform: SpaceTransform, known: KnownLogTaken) -> FrontModel:
         ended = len(observations.points) + len(observations.failed) + len(observations.paused)
         used = observations.subset_near_front(MOST_POINTS)
         model = FrontModel(used, self._last, ended, BatchRate.of(transform, self._scaled))
@@ -218,7 +219,7 @@ class FrontSampler(BaseSampler):
         return model
 
     def _best(
-        self, model: FrontModel, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator
+        self, model: FrontModel, transform: SpaceTransform, known: KnownLogTaken, rng: np.random.Generator
     ) -> Iterator[tuple[Array, float]]:
         return model.best(transform, known, rng, self._cost(model, transform, known), branches=self._branches)
 
@@ -226,7 +227,7 @@ class FrontSampler(BaseSampler):
         self,
         observations: Observations,
         transform: SpaceTransform,
-        known: KnownLogSeconds,
+        known: KnownLogTaken,
         rng: np.random.Generator,
         begun: int,
     ) -> Array:
@@ -236,7 +237,7 @@ class FrontSampler(BaseSampler):
             return _random_point(transform, known, rng, success_model(observations))
         return _first_point(place, transform, known, rng, begun, anchors=self._pauses)
 
-    def _cost(self, model: FrontModel, transform: SpaceTransform, known: KnownLogSeconds) -> Callable[[Array], Array] | None:
+    def _cost(self, model: FrontModel, transform: SpaceTransform, known: KnownLogTaken) -> Callable[[Array], Array] | None:
         """What the improvements of points (n, width) are divided by, (n,); None where every trial costs the same."""
         if self._by_time:
             return lambda points: model.seconds_at(points, known(points)) ** _PER_TIME
@@ -249,30 +250,30 @@ class FrontSampler(BaseSampler):
         tpe = self._other_objectives
         return tpe.sample_relative(study, trial, tpe.infer_relative_search_space(study, trial))
 
-    def _known(self, transform: SpaceTransform) -> KnownLogSeconds:
-        """Log seconds of points of the cube by the law; None where there is none."""
+    def _known(self, transform: SpaceTransform) -> KnownLogTaken:
+        """Logs of what training takes at points of the cube, by the law; None where there is none."""
         law = self._known_seconds
         if law is None:
             return lambda points: None
 
-        def log_seconds(points: Array) -> Array | None:
-            seconds = np.array([law(values) for values in transform.decode_many(points)], dtype=float)
-            return np.asarray(np.log(np.where(np.isfinite(seconds) & (seconds > 0), seconds, math.nan)))
+        def log_taken(points: Array) -> Array | None:
+            taken = np.array([law(values) for values in transform.decode_many(points)], dtype=float).reshape(len(points), -1)
+            return np.asarray(np.log(np.where(np.isfinite(taken) & (taken > 0), taken, math.nan)))
 
-        return log_seconds
+        return log_taken
 
 
 def _random_point(
-    transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator, success: GaussianProcess | None
+    transform: SpaceTransform, known: KnownLogTaken, rng: np.random.Generator, success: GaussianProcess | None
 ) -> Array:
     """A random point (width,) that can be planned, and where training is not known to fail.
 
     Sobol points in their place found no more (docs/log.md, "the search").
     """
     points = rng.random((256, transform.width))
-    times = known(points)
-    if times is not None and not np.isnan(times).all():
-        points = points[~np.isnan(times)]
+    taken = known(points)
+    if taken is not None and not np.isnan(taken).all():
+        points = points[~np.isnan(taken[:, 0])]
     if success is None:
         return np.asarray(points[0])
     probability = np.minimum(success.mean_at(points), LEAST_PROBABILITY)
@@ -280,15 +281,14 @@ def _random_point(
 
 
 def _first_point(
-    place: BatchRate, transform: SpaceTransform, known: KnownLogSeconds, rng: np.random.Generator, number: int, *, anchors: bool
+    place: BatchRate, transform: SpaceTransform, known: KnownLogTaken, rng: np.random.Generator, number: int, *, anchors: bool
 ) -> Array:
     """One of the first points (width,), where batch and rate are searched."""
     points = transform.round_to_feasible(rng.random((DRAWN, transform.width)))
-    times = known(points)
-    if times is not None and not np.isnan(times).all():
-        points, times = points[~np.isnan(times)], times[~np.isnan(times)]
-    else:
-        times = None
+    taken, times = known(points), None
+    if taken is not None and not np.isnan(taken).all():
+        planned = ~np.isnan(taken[:, 0])
+        points, times = points[planned], taken[planned, 0]
     chosen = first_point(place, points, times, number, transform.parameters, rng, anchors=anchors)
     return np.asarray(transform.round_to_feasible(chosen[None, :])[0])
 

@@ -40,11 +40,11 @@ class Curve:
     """A trial's learning curve: accuracies, higher is better, at fractions of its budget.
 
     Args:
-        seconds: of its full training, in the unit of the front.
+        taken: by its full training, by each of the front's measures: one or two.
         done: it was trained to its end, and the last accuracy is final.
     """
 
-    seconds: float
+    taken: tuple[float, ...]
     fractions: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     done: bool = False
@@ -56,6 +56,15 @@ class Curve:
     @property
     def last(self) -> float:
         return self.accuracies[-1]
+
+    @property
+    def seconds(self) -> float:
+        """What it takes by the front's first measure."""
+        return self.taken[0]
+
+    def takes_at_most(self, other: Curve) -> bool:
+        """Whether it takes no more than another, by every measure."""
+        return all(own <= theirs for own, theirs in zip(self.taken, other.taken, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +104,15 @@ class EarlyStopping(ABC):
     def __init__(self) -> None:
         self.curves: dict[int, Curve] = {}
 
-    def report(self, number: int, fraction: float, seconds: float, accuracy: float) -> bool:
+    def report(self, number: int, fraction: float, taken: Sequence[float], accuracy: float) -> bool:
         """Record a measurement; True where the trial should stop.
 
         Args:
             fraction: of the trial's budget trained so far, in (0, 1].
-            seconds: of its full training.
+            taken: by its full training, by each of the front's measures.
         """
-        curve = self.curves.setdefault(number, Curve(seconds))
-        curve.seconds = seconds
+        curve = self.curves.setdefault(number, Curve(tuple(taken)))
+        curve.taken = tuple(taken)
         if curve.fractions and fraction <= curve.fractions[-1]:
             # An interrupted trial starts over, or from a checkpoint.
             kept = [index for index, one in enumerate(curve.fractions) if one < fraction]
@@ -112,22 +121,22 @@ class EarlyStopping(ABC):
         curve.accuracies.append(accuracy)
         return math.isfinite(accuracy) and fraction < 1 and self.should_stop(number, fraction)
 
-    def end(self, number: int, seconds: float, accuracy: float | None) -> None:
+    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> None:
         """Record a trial's final accuracy; None where it has none, and its curve is dropped."""
-        curve = self.curves.pop(number, None) or Curve(seconds)
+        curve = self.curves.pop(number, None) or Curve(tuple(taken))
         if accuracy is None or not math.isfinite(accuracy):
             return
         if not curve.fractions or curve.fractions[-1] < 1:
             curve.fractions.append(1.0)
             curve.accuracies.append(accuracy)
-        curve.seconds, curve.done = seconds, True
+        curve.taken, curve.done = tuple(taken), True
         self.curves[number] = curve
 
-    def learn(self, number: int, seconds: float, curve: Sequence[tuple[float, float]], done: bool) -> None:
+    def learn(self, number: int, taken: Sequence[float], curve: Sequence[tuple[float, float]], done: bool) -> None:
         """Add a trial of an earlier run; `done` means that it trained to its end."""
         if curve:
             fractions, accuracies = zip(*curve, strict=True)
-            self.curves[number] = Curve(seconds, list(fractions), list(accuracies), done)
+            self.curves[number] = Curve(tuple(taken), list(fractions), list(accuracies), done)
 
     def curve_of(self, number: int) -> list[tuple[float, float]]:
         """A trial's (fraction, accuracy) pairs so far."""
@@ -149,6 +158,7 @@ class EarlyStopping(ABC):
         return replace(
             facts,
             expected_seconds=curve.seconds,
+            expected_also=curve.taken[1] if len(curve.taken) > 1 else None,
             expected_accuracy=sign * prediction.accuracy,
             expected_std=prediction.accuracy_std,
         )
@@ -201,10 +211,10 @@ class FrontStopping(EarlyStopping):
         if fraction < _EARLIEST:
             return False
         curve, finished = self.curves[number], self.finished()
-        as_fast = [one.last for one in finished if one.seconds <= curve.seconds]
-        if not as_fast:
+        as_cheap = [one.last for one in finished if one.takes_at_most(curve)]
+        if not as_cheap:
             return False
-        probability = probability_as_low(curve, max(as_fast), finished)
+        probability = probability_as_low(curve, max(as_cheap), finished)
         return probability is not None and probability < self.risk
 
 
@@ -220,12 +230,12 @@ class RankHalving(EarlyStopping):
         self.eta, self.rungs = eta, tuple(rungs)
         self._reached: dict[float, dict[int, tuple[float, float]]] = {rung: {} for rung in self.rungs}
 
-    def learn(self, number: int, seconds: float, curve: Sequence[tuple[float, float]], done: bool) -> None:
-        super().learn(number, seconds, curve, done)
+    def learn(self, number: int, taken: Sequence[float], curve: Sequence[tuple[float, float]], done: bool) -> None:
+        super().learn(number, taken, curve, done)
         for rung in self.rungs:
             accuracy_there = next((accuracy for fraction, accuracy in curve if fraction >= rung - 1e-9), None)
             if accuracy_there is not None:
-                self._reached[rung][number] = (seconds, accuracy_there)
+                self._reached[rung][number] = (taken[0], accuracy_there)
 
     def should_stop(self, number: int, fraction: float) -> bool:
         curve = self.curves[number]
@@ -272,8 +282,8 @@ class PauseAtRung(EarlyStopping):
     def resume(self, number: int) -> None:
         self._going_on.add(number)
 
-    def end(self, number: int, seconds: float, accuracy: float | None) -> None:
-        super().end(number, seconds, accuracy)
+    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> None:
+        super().end(number, taken, accuracy)
         if number not in self.curves:
             self._going_on.discard(number)
 

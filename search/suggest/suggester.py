@@ -43,7 +43,7 @@ _CONSTRAINTS = "constraints"
 def _sampler(
     named: str,
     searched: Mapping[str, BaseDistribution],
-    known_seconds: Callable[[Mapping[str, Any]], float] | None,
+    known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None,
     prior_trials: Sequence[PriorTrial],
     seed: int,
     trials: int,
@@ -121,7 +121,7 @@ class Suggester:
         name: its full name there.
         domains: of every parameter; those of one value are not searched.
         feasible: the effective batches that can be planned, lowest and highest.
-        known_seconds: of parameters, where a law knows them.
+        known_seconds: of parameters, where a law knows them; with three objectives, the other measure as well.
         prior_trials: trials of earlier studies that the sampler `front` learns from.
         retry_policy: for when the storage is unavailable; not given, nothing is retried.
         writes: given, no other process writes to this study, so it is cached in memory, and attributes are written with these.
@@ -140,7 +140,7 @@ class Suggester:
         sampler: str = "front",
         seed: int = 0,
         feasible: tuple[int, int] | None = None,
-        known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
+        known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
         prior_trials: Sequence[PriorTrial] = (),
         retry_policy: RetryPolicy | None = None,
         writes: WriteBuffer | None = None,
@@ -192,16 +192,16 @@ class Suggester:
 
     @retrying
     def _open_study(self, name: str, objectives: Objectives, writes: WriteBuffer | None) -> optuna.Study:
-        metric = objectives.metric
+        expected = objectives.directions
         with translate_optuna_errors(self.url):
             study = optuna.create_study(
                 study_name=name,
                 storage=self.storage,
-                directions=["minimize", metric.direction],
+                directions=expected,
                 load_if_exists=True,
             )
             directions = [direction.name.lower() for direction in study.directions]
-            if directions != ["minimize", metric.direction]:
+            if directions != expected:
                 message = (
                     f"the storage holds another Optuna study of this name, with directions {directions}. Choose another name."
                 )
@@ -210,7 +210,7 @@ class Suggester:
                 self.storage = SingleWriterStorage(self.storage, self.storage.get_study_id_from_name(name), writes)
                 study = optuna.load_study(study_name=name, storage=self.storage)
             if not study.get_trials(deepcopy=False):
-                study.set_metric_names([objectives.speed, metric.name])
+                study.set_metric_names(objectives.names)
         return study
 
     def ask(self, *, new: bool = True) -> Suggestion | None:

@@ -21,11 +21,13 @@ _NEAREST = 200
 _MOST_PAUSED = 100
 # User attributes of a stopped trial that hold the prediction for its full budget.
 EXPECTED = {"expected_seconds", "expected_accuracy", "expected_std"}
+# With three objectives, that of a stopped trial's second measure.
+EXPECTED_ALSO = "expected_also"
 # User attributes of a trial that had its measurement at the rung: those of a paused one, and its expected seconds.
 AT_RUNG = {"rung_fraction", "rung_accuracy"}
 PAUSED = AT_RUNG | {"expected_seconds"}
-# Parameters, seconds and accuracy of a trial of an earlier study.
-PriorTrial = tuple[Mapping[str, Any], float, float]
+# Parameters, what training takes by each measure, and accuracy of a trial of an earlier study.
+PriorTrial = tuple[Mapping[str, Any], tuple[float, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class PausedTrials:
 
     def best(self, most: int) -> PausedTrials:
         """Those that train again, and of the others the most accurate for their time."""
-        below = np.where(self.waiting, _below_front(self.seconds, self.accuracy), -math.inf)
+        below = np.where(self.waiting, _below_front(self.seconds[:, None], self.accuracy), -math.inf)
         kept = np.sort(np.argsort(below, kind="stable")[:most])
         return PausedTrials(*(getattr(self, name)[kept] for name in self.__slots__))
 
@@ -64,7 +66,7 @@ class Observations:
 
     Args:
         points: (n, width), trials that were trained to their end or stopped early.
-        seconds: (n,), > 0, of their full training.
+        taken: (n, 1 or 2), > 0, what their full training takes: seconds, and with three objectives another measure.
         accuracy: (n,), higher is better; the prediction for a stopped trial.
         std: (n,), standard deviation of that prediction, 0 where training finished.
         own: (n,), of this study rather than an earlier one.
@@ -75,7 +77,7 @@ class Observations:
     """
 
     points: Array
-    seconds: Array
+    taken: Array
     accuracy: Array
     std: Array
     own: np.ndarray[Any, np.dtype[np.bool_]]
@@ -92,20 +94,43 @@ class Observations:
         most -= len(self.paused)
         if len(self.points) <= most:
             return self
-        ranked = np.argsort(_below_front(self.seconds, self.accuracy), kind="stable")
+        ranked = np.argsort(_below_front(self.taken, self.accuracy), kind="stable")
         nearest = min(_NEAREST, most - 1)
         near, rest = ranked[:nearest], np.sort(ranked[nearest:])
         kept = np.concatenate([near, rest[np.linspace(0, len(rest) - 1, most - nearest).astype(int)]])
-        per_trial = ("points", "seconds", "accuracy", "std", "own", "rung_fractions", "rung_accuracy")
+        per_trial = ("points", "taken", "accuracy", "std", "own", "rung_fractions", "rung_accuracy")
         return replace(self, failed=self.failed[-most:], **{name: getattr(self, name)[kept] for name in per_trial})
 
 
-def _below_front(seconds: Array, accuracy: Array) -> Array:
-    """How far each trial is below the best accuracy of those as fast, (n,)."""
-    order = np.lexsort((-accuracy, seconds))
-    reached = np.empty(len(order))
-    reached[order] = np.maximum.accumulate(accuracy[order])
+def _below_front(taken: Array, accuracy: Array) -> Array:
+    """How far each trial is below the best accuracy of those that take at most as much, (n,).
+
+    Args:
+        taken: (n, 1 or 2).
+    """
+    reached = np.empty(len(taken))
+    if taken.shape[1] == 1:
+        order = np.lexsort((-accuracy, taken[:, 0]))
+        reached[order] = np.maximum.accumulate(accuracy[order])
+    else:
+        for place, amounts in enumerate(taken):
+            reached[place] = accuracy[(taken <= amounts).all(axis=1)].max()
     return np.asarray(reached - accuracy)
+
+
+def front_places(taken: Array, accuracy: Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Which of the trials no other beats; of equal ones all.
+
+    Args:
+        taken: (n, 1 or 2).
+        accuracy: (n,), higher is better.
+    """
+    on_front = _below_front(taken, accuracy) == 0
+    # As accurate as the best that take no more: on the front unless one of those takes less.
+    for place in np.flatnonzero(on_front):
+        no_worse = (taken <= taken[place]).all(axis=1) & (accuracy == accuracy[place])
+        on_front[place] = not (no_worse & (taken < taken[place]).any(axis=1)).any()
+    return np.flatnonzero(on_front)
 
 
 # What a trial is to the models: not over, an observation, a failure, or nothing.
@@ -116,14 +141,16 @@ class TrialHistory:
     """A study's trials as arrays, each read once when it ends: thousands are not read again for every ask.
 
     Args:
-        signs: (2,), 1 for objectives to maximize, -1 to minimize.
+        signs: (2 or 3,), 1 for objectives to maximize, -1 to minimize: seconds, accuracy, another measure of what training
+            takes.
     """
 
     def __init__(self, transform: SpaceTransform, signs: Array) -> None:
         self.transform, self._signs = transform, signs
         # Indexed by trial number, which Optuna counts from 0 without gaps.
         self._kinds = np.empty(0, dtype=np.int8)
-        self._points, self._values = np.empty((0, transform.width)), np.empty((0, 5))
+        # Seconds, accuracy, its standard deviation, fraction and accuracy at the rung, the other measure.
+        self._points, self._values = np.empty((0, transform.width)), np.empty((0, 6))
 
     def observations(
         self,
@@ -142,7 +169,7 @@ class TrialHistory:
         if count > capacity:  # doubled, so that copying stays rare
             self._kinds = np.append(self._kinds, np.zeros(count, dtype=np.int8))
             self._points = np.vstack([self._points, np.zeros((count, self.transform.width))])
-            self._values = np.vstack([self._values, np.zeros((count, 5))])
+            self._values = np.vstack([self._values, np.zeros((count, 6))])
         pending, paused = [self.transform.encode(parameters) for parameters in proposed], []
         for number in np.flatnonzero(self._kinds[:count] == _OPEN).tolist():
             trial = trials[number]
@@ -159,12 +186,14 @@ class TrialHistory:
                     paused.append((number, point, facts["expected_seconds"], *at_rung, waiting))
         observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
         earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
-        values_of_prior = [(seconds, self._signs[1] * accuracy, 0.0, math.nan, math.nan) for _, seconds, accuracy in prior]
-        values = np.vstack([np.array(values_of_prior).reshape(-1, 5), self._values[observed]])
+        values_of_prior = [
+            (taken[0], self._signs[1] * accuracy, 0.0, math.nan, math.nan, taken[-1]) for _, taken, accuracy in prior
+        ]
+        values = np.vstack([np.array(values_of_prior).reshape(-1, 6), self._values[observed]])
         numbers, places, seconds, fractions, reached, waits = zip(*paused, strict=True) if paused else ((),) * 6
         return Observations(
             np.vstack([earlier, self._points[observed]]),
-            values[:, 0],
+            values[:, [0, 5]] if len(self._signs) == 3 else values[:, [0]],
             values[:, 1],
             values[:, 2],
             np.arange(len(values)) >= len(prior),
@@ -190,15 +219,17 @@ class TrialHistory:
             rung = math.nan, math.nan
             if set(facts) >= AT_RUNG:
                 rung = facts["rung_fraction"], signs[1] * facts["rung_accuracy"]
-            self._values[number] = -signs[0] * trial.values[0], signs[1] * trial.values[1], 0.0, *rung
+            self._values[number] = -signs[0] * trial.values[0], signs[1] * trial.values[1], 0.0, *rung, trial.values[-1]
             return _OBSERVED
-        if trial.state == TrialState.PRUNED and set(facts) >= EXPECTED:
+        expected = EXPECTED | ({EXPECTED_ALSO} if len(signs) == 3 else set())
+        if trial.state == TrialState.PRUNED and set(facts) >= expected:
             self._values[number] = (
                 facts["expected_seconds"],
                 signs[1] * facts["expected_accuracy"],
                 facts["expected_std"],
                 math.nan,
                 math.nan,
+                facts.get(EXPECTED_ALSO, math.nan),
             )
             return _OBSERVED
         # A trial whose driver died is run again, and did not fail; nor did one that was given up while it was paused.

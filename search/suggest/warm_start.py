@@ -24,7 +24,7 @@ _MAY_DIFFER = ("evaluations", "seed", "earlier")
 def prior_trials(
     spec: StudySpec,
     identity: Mapping[str, Any],
-    known_seconds: Callable[[Mapping[str, Any]], float] | None,
+    known_taken: Callable[[Mapping[str, Any]], tuple[float, ...]] | None,
 ) -> list[PriorTrial]:
     """The finished trials of the studies under `warm_start:` that lie in this study's space, timed by this study's laws.
 
@@ -33,7 +33,7 @@ def prior_trials(
     """
     if not spec.warm_start:
         return []
-    if known_seconds is None:
+    if known_taken is None:
         raise StudyFileError(
             Fault(
                 "warm_start",
@@ -48,7 +48,7 @@ def prior_trials(
             faults += [
                 Fault(f"warm_start.{index}", f"{named}: {difference}") for difference in _differences(study.identity, identity)
             ]
-            found += _trials(spec, url, study, known_seconds)
+            found += _trials(spec, url, study, known_taken)
         except BsearchError as error:
             faults.append(Fault(f"warm_start.{index}", str(error)))
     if faults:
@@ -79,7 +79,7 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
 
 
 def _trials(
-    spec: StudySpec, url: str, study: StudyRow, known_seconds: Callable[[Mapping[str, Any]], float]
+    spec: StudySpec, url: str, study: StudyRow, known_taken: Callable[[Mapping[str, Any]], tuple[float, ...]]
 ) -> Iterator[PriorTrial]:
     old = StudySpec.model_validate(study.spec)
     if old.space.reference_batch != spec.space.reference_batch:
@@ -93,6 +93,6 @@ def _trials(
         if not inside or any(values.get(name) != value for name, value in fixed.items()):
             continue
         parameters = {name: values[name] for name in needed}
-        seconds = known_seconds(parameters)
-        if record.accuracy is not None and math.isfinite(seconds):
-            yield parameters, seconds, record.accuracy
+        taken = known_taken(parameters)
+        if record.accuracy is not None and all(map(math.isfinite, taken)):
+            yield parameters, taken, record.accuracy

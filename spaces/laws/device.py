@@ -50,6 +50,7 @@ class DeviceProfile:
         other_costs: (parameter, value, factor): a value that changes the bytes or operations of a step considerably, by this
             factor; the laws do not hold for it.
         note: why memory is not known, where it could have been.
+        no_energy: why energy is not known, where it was asked for.
         activation_checkpointing: what the laws hold for: the least that fits.
         alternatives: the profiles with more of it, where memory limits micro-batches; each may allow faster plans.
     """
@@ -80,6 +81,7 @@ class DeviceProfile:
     other_costs: tuple[tuple[str, Parameter, float], ...] = ()
     timing_s: float = 0.0
     note: str = ""
+    no_energy: str = ""
     validates_on_training: bool = False
     activation_checkpointing: ActivationCheckpointing = "none"
     alternatives: tuple[DeviceProfile, ...] = ()
@@ -198,6 +200,7 @@ class ProfileRequest:
         devices: the numbers of devices that a trial may have.
         share: of a GPU's memory that a trial gets, beside others on the same GPU.
         timing_s: time limit of step timing for each number of devices; 0: no timing.
+        energy: measure the devices' power too.
         others: parameters and values that trials may use instead, each with all parameters then; expected to cost the same.
     """
 
@@ -208,6 +211,7 @@ class ProfileRequest:
     devices: tuple[int, ...] = (1,)
     share: float = 1.0
     timing_s: float = 0.0
+    energy: bool = False
     others: tuple[tuple[str, Parameter, Mapping[str, Parameter]], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -219,6 +223,7 @@ class ProfileRequest:
             "devices": list(self.devices),
             "share": self.share,
             "timing_s": self.timing_s,
+            **({"energy": True} if self.energy else {}),  # requests of earlier versions are found as they are
             "others": [list(pair) for pair in self.others],
         }
 
@@ -232,5 +237,6 @@ class ProfileRequest:
             devices=tuple(values["devices"]),
             share=values["share"],
             timing_s=values["timing_s"],
+            energy=values.get("energy", False),
             others=tuple((name, value, parameters) for name, value, parameters in values["others"]),
         )

@@ -15,7 +15,7 @@ from bsearch.spaces.errors import InfeasiblePlanError, StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.plan import plan_batch, step_plans
-from bsearch.spaces.planning import known_seconds, known_train_s, trial_setup
+from bsearch.spaces.planning import known_taken, known_train_s, trial_setup
 from bsearch.spaces.schedule import batch_stages, rate_factor
 from bsearch.spaces.study_file import study_from_dict
 from bsearch.spaces.trial import Suggestion
@@ -104,7 +104,7 @@ PROFILE = DeviceProfile("cpu", "here", 1000, optimizer="SGD", step_times=(LAW,),
 
 def test_its_time_is_known_and_shorter_where_steps_take_as_long() -> None:
     spec = study(space={"batch_schedule": ["constant", "seesaw"]})
-    known = known_seconds(spec, {(): PROFILE})
+    known = known_taken(spec, {(): PROFILE})
     assert known is not None
     seconds = {}
     for kind in ("constant", "seesaw"):
@@ -112,7 +112,7 @@ def test_its_time_is_known_and_shorter_where_steps_take_as_long() -> None:
         made = trial_setup(spec, "s", Suggestion(0, {**spec.fixed(), **parameters}), PROFILE, "cpu")
         assert made.training.batch_schedule == kind
         seconds[kind] = known_train_s(PROFILE, made)
-        assert known(parameters) == seconds[kind]
+        assert known(parameters) == (seconds[kind],)
         assert seconds[kind] == pytest.approx(sum(run.count * LAW.step_s(run.plan) for run in made.steps()))
     assert seconds["seesaw"] < 0.75 * seconds["constant"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....spaces.readable import number, seconds
 from ....spaces.study import Speed
-from ....spaces.trial import ParetoFront, TrialRecord
+from ....spaces.trial import ParetoFront, TrialRecord, amount
 
 # Measures of what training takes, and how they are called on the page.
-_NAMES: dict[Speed, str] = {"train_s": "training time", "device_s": "device time", "cost": "cost"}
+_NAMES: dict[Speed, str] = {"train_s": "training time", "device_s": "device time", "cost": "cost", "energy_j": "energy"}
 # Half a 90 % interval, in standard deviations.
 _HALF_INTERVAL = 1.645
 
@@ -34,7 +33,7 @@ def decision_data(
         "points": {
             one.number: {
                 "amounts": {key: one.taken(key) for key in measures},
-                "texts": {key: _text(one, key) for key in measures},
+                "texts": {key: amount(key, one.taken(key)) for key in measures},
                 "value": one.accuracy,
                 "std": None if one.half_interval is None else one.half_interval / _HALF_INTERVAL,
                 "runs": one.facts.runs or 1,
@@ -48,19 +47,14 @@ def decision_data(
 
 def _measures(front: ParetoFront, trained: Sequence[TrialRecord]) -> list[Speed]:
     """Measures that every trial has, the front's own first; device time only where trials differ in devices."""
+    own = list(front.speeds)
     one_count = len({one.facts.devices or 1 for one in trained}) == 1
     known: list[Speed] = [
         measure
         for measure in _NAMES
-        if all(one.taken(measure) is not None for one in trained)
-        and (measure != "device_s" or front.speed == measure or not one_count)
+        if all(one.taken(measure) is not None for one in trained) and (measure != "device_s" or measure in own or not one_count)
     ]
-    return sorted(known, key=lambda measure: measure != front.speed)
-
-
-def _text(record: TrialRecord, measure: Speed) -> str:
-    taken = record.taken(measure)
-    return number(taken) if measure == "cost" else seconds(taken)
+    return sorted(known, key=lambda measure: own.index(measure) if measure in own else len(own))
 
 
 __all__ = ["decision_data"]

@@ -13,6 +13,7 @@ from ....spaces.errors import StudyFileError
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.learning_rate import RULE_EXPONENTS
 from ....spaces.readable import number
+from ....spaces.study import Speed
 from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.confirm import averaged
 from ...analysis.rates import BestRates
@@ -22,6 +23,14 @@ from ..terminal.tables import rule_verdict
 from .figure import Axis, Figure, Layer, Tone
 from .powers_of_two import PowersOfTwo, powers_of_two
 from .timeline import timeline_figure
+
+# Each measure of speed in a title, and its unit on an axis.
+_MEASURES: dict[Speed, tuple[str, str]] = {
+    "train_s": ("training time", "seconds of training"),
+    "device_s": ("training time", "seconds of training × devices"),
+    "cost": ("cost", "of a training, without evaluation"),
+    "energy_j": ("energy", "joules of a training, without evaluation"),
+}
 
 
 @dataclass(frozen=True)
@@ -96,20 +105,25 @@ class StudyFigures:
                 self._rug(outcome, tone, [r for r in records if r.outcome == outcome], floor)
                 for outcome, tone in _FAILED_TONES.items()
             ),
-            self._line("front", front.trials),
+            self._line("front", front.curve),
             *self._marked(),
         ]
         how = "predicted from the device's step times" if self._source == "known" else "measured as wall-clock time"
         caption = (
             f"No trial is both {front.faster} and better than a trial on the front. Training time is {how}, without evaluation."
         )
+        if front.also is not None:
+            caption = (
+                f"No trial beats one on the front in {front.speed}, {front.also} and {front.metric}; the line leaves out the "
+                f"members that are there for their {front.also} alone. Training time is {how}, without evaluation."
+            )
         if any(trial.interval is not None for trial in front.trials):
             caption += " Bars are 90 % intervals of the mean over runs with several seeds."
         if self._levels:
             caption += " Trials far worse than the front are outside the axis range; the CSV has them."
         return Figure(
             "front",
-            f"{front.metric} against {'cost' if front.speed == 'cost' else 'training time'}",
+            f"{front.metric} against {_MEASURES[front.speed][0]}",
             caption,
             self._time_axis(),
             self._accuracy_axis(),
@@ -117,12 +131,7 @@ class StudyFigures:
         )
 
     def _time_axis(self) -> Axis:
-        units = {
-            "train_s": "seconds of training",
-            "device_s": "seconds of training × devices",
-            "cost": "of a training, without evaluation",
-        }
-        return Axis(self.front.speed, f"{self.front.speed} ({units[self.front.speed]})", log=True)
+        return Axis(self.front.speed, f"{self.front.speed} ({_MEASURES[self.front.speed][1]})", log=True)
 
     def _accuracy_axis(self) -> Axis:
         better = "higher" if self.front.direction == "maximize" else "lower"

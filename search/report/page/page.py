@@ -20,7 +20,8 @@ from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.files import write_file
 from ....spaces.readable import number, seconds
 from ....spaces.storage import masked
-from ....spaces.trial import ParetoFront, TrialRecord
+from ....spaces.study import Speed
+from ....spaces.trial import ParetoFront, TrialRecord, amount
 from ...analysis.choice import NEARLY_BEST, fastest_within
 from ...analysis.confirm import averaged
 from ...store.stored import StoredStudy
@@ -51,9 +52,9 @@ def picks(front: ParetoFront, target: float | None = None) -> list[Pick]:
     """The fastest trial that reaches a target, the fastest that is nearly as good as the best, the knee and the best; each
     trial once, under its first name.
     """
-    if not front.trials:
+    best = front.best
+    if best is None:
         return []
-    best = front.trials[-1]
     near = fastest_within(front, NEARLY_BEST)
     named = [
         (f"Nearly the best, {front.faster}", near, f"the {front.fastest} within {NEARLY_BEST:.0%} of the best {front.metric}"),
@@ -83,26 +84,28 @@ def picks(front: ParetoFront, target: float | None = None) -> list[Pick]:
 
 def time_saving_sentences(front: ParetoFront) -> Iterator[str]:
     """What training in 1/2, 1/4, 1/8 or 1/16 of the best trial's time costs, one sentence each."""
-    if len(front.trials) < 2:
+    best = front.best
+    if best is None or len(front.trials) < 2:
         return
-    best = front.trials[-1]
     best_s = front.taken(best)
     assert best_s is not None and best.accuracy is not None
     listed: set[int] = {best.number}
     for part in (2, 4, 8, 16):
-        within = [trial for trial in front.trials if (front.taken(trial) or math.inf) <= best_s / part]
-        if not within:
+        trial = front.within(best_s / part).best
+        if trial is None:
             return
-        trial = within[-1]
         if trial.number in listed:
             continue
         listed.add(trial.number)
         assert trial.accuracy is not None
         yield (
-            f"{'For' if front.speed == 'cost' else 'In'} 1/{part} of the best trial's {front.noun} "
+            f"{_FOR.get(front.speed, 'In')} 1/{part} of the best trial's {front.noun} "
             f"({front.amount(trial)} instead of {front.amount(best)}): "
             f"{front.metric} {number(trial.accuracy)} instead of {number(best.accuracy)} (trial {trial.number})."
         )
+
+
+_FOR: dict[Speed, str] = {"cost": "For", "energy_j": "With"}
 
 
 def batch_norm_note(front: ParetoFront) -> str | None:
@@ -196,7 +199,7 @@ def report_page(drawn: StudyFigures) -> str:
             for figure in figures
         ],
         number=number,
-        taken=number if front.speed == "cost" else seconds,
+        amount=amount,
         driven=seconds(study.driver_s),
         frameworks=list(FRAMEWORKS),
         data=_script_json(data),

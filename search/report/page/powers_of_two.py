@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....spaces.laws.device import DeviceProfile
-from ....spaces.planning import known_seconds
+from ....spaces.planning import known_taken
 from ....spaces.trial import ParetoFront, taken_per_second
 from ...analysis.pareto import front_of, study_front
 from ...store.stored import StoredStudy
@@ -30,9 +30,9 @@ class PowersOfTwo:
 
 
 def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> PowersOfTwo | None:
-    """Both fronts of a study that searched the batch; None if there is nothing to compare."""
+    """Both fronts of a study with two objectives that searched the batch; None if there is nothing to compare."""
     spec, front = study.spec, study.front
-    if "effective_batch" not in spec.searched() or len(front.trials) < 2:
+    if "effective_batch" not in spec.searched() or len(front.trials) < 2 or front.also is not None:
         return None
     ended = [record for record in study.records if record.outcome == "complete" and "effective_batch" in record.settings]
     powers = [record for record in ended if _is_power(int(record.settings["effective_batch"]))]
@@ -45,7 +45,7 @@ def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> 
     else:
         sentence += "."
     price = next((trial.facts.price for trial in front.trials), None)
-    predicted = known_seconds(spec, profiles, price) if profiles else None
+    predicted = known_taken(spec, profiles, price) if profiles else None
     if predicted is None:
         return PowersOfTwo(powers_front, None, sentence)
     moved_trials = []
@@ -53,9 +53,9 @@ def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> 
     for record in settings:
         batch = int(record.settings["effective_batch"])
         parameters = {**record.parameters, "effective_batch": _nearest_power(batch)}
-        moved = predicted(parameters)
+        (moved,) = predicted(parameters)
         if math.isfinite(moved):
-            each = taken_per_second(front.speed, record.facts.devices or 1, record.facts.price) or 1.0
+            each = taken_per_second(front.speed, record.facts.devices or 1, record.facts.price, record.facts.watts) or 1.0
             mean = means.get(record.number, record)
             moved_trials.append(replace(mean, train_s=moved / each))
     moved_front = front_of(moved_trials, front.metric, front.direction, front.speed)

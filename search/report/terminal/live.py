@@ -146,13 +146,13 @@ def _front_table(front: ParetoFront, most: int, *, narrow: bool = False) -> Tabl
     if len(members) > most:
         members = tuple(members[round(row * (len(members) - 1) / max(most - 1, 1))] for row in range(most))
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=narrow)
-    for name in ("trial", front.speed, front.metric[:12], "batch", "rate", ""):
+    for name in ("trial", *front.speeds, front.metric[:12], "batch", "rate", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for trial in members:
         marks = [word for word, holds in (("knee", trial.number == front.knee), ("baseline", trial.is_baseline)) if holds]
         table.add_row(
             str(trial.number),
-            number(front.taken(trial)),
+            *(number(trial.taken(speed)) for speed in front.speeds),
             number(trial.accuracy),
             str(trial.settings.get("effective_batch", "")),
             f"{trial.settings.get('learning_rate', 0.0):.3g}",

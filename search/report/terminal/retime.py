@@ -7,16 +7,19 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from ....spaces.readable import number, seconds
-from ....spaces.study import Objectives
+from ....spaces.readable import number
+from ....spaces.study import Objectives, Speed
+from ....spaces.trial import amount
 from ...analysis.retime import Placement
 from .tables import column
 
 
 def placements_table(placements: Sequence[Placement], metric: str) -> Table:
     """Settings on devices, with what they cost and take."""
-    priced = any(one.cost is not None for one in placements)
-    names = ("device", "trial", *(("cost",) if priced else ()), "train_s", metric, "batch", "rate", "micro\nx acc.")
+    measures: tuple[Speed, ...] = ("cost", "train_s", "energy_j")
+    shown = [speed for speed in measures if all(one.trial.taken(speed) is not None for one in placements)]
+    shown = [speed for speed in shown if speed == "train_s" or any(speed in one.speeds for one in placements)]
+    names = ("device", "trial", *shown, metric, "batch", "rate", "micro\nx acc.")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in names:
         column(table, name, "left" if name == "device" else "right")
@@ -25,8 +28,7 @@ def placements_table(placements: Sequence[Placement], metric: str) -> Table:
         table.add_row(
             one.device,
             str(one.trial.number),
-            *((number(one.cost),) if priced else ()),
-            number(one.trial.train_s),
+            *(number(one.trial.taken(speed)) for speed in shown),
             number(one.trial.accuracy),
             number(values.get("effective_batch")),
             number(values.get("learning_rate")),
@@ -39,25 +41,27 @@ def placements_parts(
     name: str, placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives
 ) -> Iterator[Table | Text | str]:
     """The front over devices, and its most accurate setting on each of them."""
-    metric, priced = objectives.metric.name, any(one.cost is not None for one in placements)
-    devices = list(dict.fromkeys(one.device for one in placements))
-    what = "cost" if priced else objectives.speed
+    metric, devices = objectives.metric.name, list(dict.fromkeys(one.device for one in placements))
+    speeds = placements[0].speeds if placements else objectives.speeds
+    what = " and ".join(speeds)
     pairs = f"{len(front)} of {len(placements)} pairs of setting and device"
     yield Text(f"Front of {name} over {len(devices)} devices, by {what}: {pairs}", style="bold")
     yield placements_table(front, metric)
     if not front:
         return
-    best = front[-1].trial.number
+    sign = objectives.metric.sign
+    best = max(front, key=lambda one: sign * (one.trial.accuracy or 0.0)).trial.number
     same = sorted((one for one in placements if one.trial.number == best), key=lambda one: one.taken)
     yield Text(f"\nThe most accurate, trial {best}, on each device", style="bold")
     yield placements_table(same, metric)
-    least = same[0].taken
+    least = same[0].taken[0]
     for device in devices:
         count = sum(one.device == device for one in front)
-        there = next((one.taken for one in same if one.device == device), None)
+        there = next((one.taken[0] for one in same if one.device == device), None)
         if there is None:
             taken = f"trial {best} cannot be trained there"
         else:
             more = f", {there / least:.3g} times the least" if there > least > 0 else ""
-            taken = f"trial {best} {f'costs {number(there)}' if priced else f'takes {seconds(there)}'} there{more}"
+            verb = "costs" if speeds[0] == "cost" else "takes"
+            taken = f"trial {best} {verb} {amount(speeds[0], there)} there{more}"
         yield f"{device}: {count} of the front's {len(front)}; {taken}."

@@ -35,7 +35,7 @@ def front_table(front: ParetoFront, most: int | None = None, target: float | Non
     several_rules = len({(trial.facts.rule or trial.parameters.get("rule")) for trial in trials}) > 1
     shown = [name for name in _SHOWN if not repeated or name != "rule" or several_rules]
     made = () if repeated else ("micro\nx acc.",)
-    for name in ("trial", front.speed, front.metric, *confidences, *shown, *made, *searched, ""):
+    for name in ("trial", *front.speeds, front.metric, *confidences, *shown, *made, *searched, ""):
         column(table, name, "left" if name == "rule" else "right")
     for trial in trials:
         values = trial.settings
@@ -53,7 +53,7 @@ def front_table(front: ParetoFront, most: int | None = None, target: float | Non
             marks.append(f"= {ties[0]}")
         table.add_row(
             str(trial.number),
-            number(front.taken(trial)),
+            *(number(trial.taken(speed)) for speed in front.speeds),
             number(trial.accuracy),
             *confidence,
             *(number(values.get(name)) for name in shown),
@@ -81,7 +81,7 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
     """Every trial in order, with its outcome."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     searched = _others_searched(records)
-    for name in ("trial", "outcome", front.speed, front.metric, *_SHOWN, *searched, ""):
+    for name in ("trial", "outcome", *front.speeds, front.metric, *_SHOWN, *searched, ""):
         column(table, name, "left" if name in ("outcome", "rule", "") else "right")
     table.columns[-1].no_wrap = False  # where it is narrow, notes take more lines before numbers are cut
     members = {trial.number for trial in front.trials}
@@ -96,7 +96,7 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
         table.add_row(
             str(record.number),
             record.outcome,
-            number(front.taken(record)),
+            *(number(record.taken(speed)) for speed in front.speeds),
             number(record.accuracy),
             *(number(values.get(name)) for name in (*_SHOWN, *searched)),
             note.splitlines()[0] if note else "",
@@ -279,7 +279,7 @@ def target_sentence(study: StoredStudy, target: float) -> str:
     reaching = settings_reaching(front, settings, target).trials
     begin = f"Target {front.metric} {target:.12g}"
     if not reaching:
-        best = f"; the best has {below(front.trials[-1], target)}" if front.trials else ""
+        best = f"; the best has {below(front.best, target)}" if front.best else ""
         return f"{begin}: no setting of {trained} reaches it{best}."
     first = reaching[0]
     chance = chance_to_reach(first, target, front.direction)
@@ -295,13 +295,13 @@ def knee_sentence(front: ParetoFront) -> str | None:
     trial = next((trial for trial in front.trials if trial.number == front.knee), None)
     if trial is None:
         return None
-    fastest, best = front.trials[0], front.trials[-1]
+    fastest, best = front.trials[0], front.best
+    assert best is not None
     trial_s, best_s = front.taken(trial), front.taken(best)
     assert trial_s is not None and best_s is not None
-    saved, less = 1 - trial_s / best_s, "cheaper" if front.speed == "cost" else "less time"
     return (
         f"Knee: trial {trial.number}, {front.metric} {number(trial.accuracy)} {front.takes(trial)}: "
-        f"{saved:.0%} {less} than the best ({number(best.accuracy)} {front.takes(best)}); "
+        f"{1 - trial_s / best_s:.0%} {front.less} than the best ({number(best.accuracy)} {front.takes(best)}); "
         f"the {front.fastest} is {front.amount(fastest)} with {number(fastest.accuracy)}."
     )
 

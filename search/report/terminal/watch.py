@@ -130,7 +130,7 @@ def progress_facts(view: StudyView) -> dict[str, Any]:
 
     `best` is the front's best value of the metric, `eta_s` the estimated seconds left; None where there is none.
     """
-    best = view.front.trials[-1].accuracy if view.front.trials else None
+    best = view.front.best.accuracy if view.front.best else None
     eta_s = view.eta_s if view.running else None
     done = int(view.counted) if view.counted == int(view.counted) else view.counted
     return {"done": done, "trials": view.trials, "metric": view.front.metric, "best": best, "eta_s": eta_s}

@@ -18,7 +18,7 @@ from bsearch.search.suggest.front_model import FrontModel, _Candidates
 from bsearch.search.suggest.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SpaceTransform
 from bsearch.search.suggest.suggester import Suggester
-from bsearch.search.suggest.trial_history import Observations, PausedTrials
+from bsearch.search.suggest.trial_history import Observations, PausedTrials, front_places
 from bsearch.spaces.domain import Choices, Fixed, Range
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import Objectives
@@ -184,15 +184,15 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, until:
     none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
     rung = np.full((2, 8), math.nan)
     model = FrontModel(
-        Observations(points, seconds, accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing, *rung, none), {}
+        Observations(points, seconds[:, None], accuracy, np.zeros(8), np.ones(8, bool), nothing, nothing, *rung, none), {}
     )
     candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
-    times = np.array([0.3, 1.1, 1.7]) if known else None
+    times = np.array([[0.3], [1.1], [1.7]]) if known else None
     gains = model.expected_hypervolume_improvement(candidates, times, None if until is None else np.full(3, until))
-    cuts, levels = model._front_strips()
+    (cuts,), levels = model._front_cells()
     front = list(zip(cuts[:-1], levels[1:], strict=True))
     mean, std = model.accuracy_model.predict(candidates)
-    time, time_std = model.seconds_model.predict(candidates) if times is None else (times, np.zeros(3))
+    time, time_std = model.taken_models[0].predict(candidates) if times is None else (times[:, 0], np.zeros(3))
     assert model.hypervolume() == pytest.approx(area(front, cuts[-1], levels[0]))
     end = cuts[-1] if until is None else until
     before = area(front, end, levels[0])
@@ -204,6 +204,59 @@ def test_expected_hypervolume_improvement_equals_monte_carlo(known: bool, until:
         )
         more = np.array([area([*front, one], end, levels[0]) - before for one in drawn])
         assert gains[index] == pytest.approx(more.mean(), rel=0.02, abs=5 * more.std() / math.sqrt(20000) + 1e-6)
+
+
+def volume(points: list[tuple[float, float, float]], ends: tuple[float, float], worst: float) -> float:
+    """Hypervolume by slabs of accuracy, each over the area that the points above it cover: two logs, lower is better."""
+    total, levels = 0.0, sorted({accuracy for _, _, accuracy in points if accuracy > worst})
+    for below, level in zip([worst, *levels], levels, strict=False):
+        # The area under log seconds and the other log, as if that were an accuracy to be maximized up to its end.
+        above = [(time, ends[1] - also) for time, also, accuracy in points if accuracy >= level and also < ends[1]]
+        total += (level - below) * area(above, ends[0], 0.0)
+    return total
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_with_a_third_objective_it_equals_monte_carlo_too(known: bool) -> None:
+    rng = np.random.default_rng(3)
+    points = rng.random((12, 2))
+    taken = np.exp(np.column_stack([2 * points[:, 0], 1 - points[:, 0] + points[:, 1]]) + 0.1 * rng.standard_normal((12, 2)))
+    accuracy, nothing = points.sum(1), np.empty((0, 2))
+    none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
+    rung = np.full((2, 12), math.nan)
+    model = FrontModel(
+        Observations(points, taken, accuracy, np.zeros(12), np.ones(12, bool), nothing, nothing, *rung, none), {}
+    )
+    candidates = np.array([[0.2, 0.9], [0.5, 0.5], [0.9, 0.95]])
+    logs = np.array([[0.3, 1.2], [1.1, 0.7], [1.7, 1.0]]) if known else None
+    gains = model.expected_hypervolume_improvement(candidates, logs)
+    cuts, levels = model._front_cells()
+    worst, ends = float(levels.flat[0]), (float(cuts[0][-1]), float(cuts[1][-1]))
+    mean_of = model.scale.back(model.accuracy_model.mean_at(points))
+    front = [(*logged, value) for logged, value in zip(np.log(taken), mean_of, strict=True)]
+    before = volume(front, ends, worst)
+    inside = [(max(time, cuts[0][0]), max(also, cuts[1][0]), value) for time, also, value in front]
+    assert model.hypervolume() == pytest.approx(volume(inside, ends, worst))
+    assert len(cuts[0]) > 3
+    mean, std = model.accuracy_model.predict(candidates)
+    if logs is None:
+        means, stds = zip(*(one.predict(candidates) for one in model.taken_models), strict=True)
+    else:
+        means, stds = tuple(logs.T), (np.zeros(3), np.zeros(3))
+    for index in range(3):
+        draws = [at[index] + wide[index] * rng.standard_normal(4000) for at, wide in zip(means, stds, strict=True)]
+        values = model.scale.back(mean[index] + std[index] * rng.standard_normal(4000))
+        more = np.array([volume([*front, one], ends, worst) - before for one in zip(*draws, values, strict=True)])
+        assert gains[index] == pytest.approx(more.mean(), rel=0.02, abs=5 * more.std() / math.sqrt(4000) + 1e-6)
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 3)] * 3), min_size=1, max_size=12), st.booleans())
+def test_the_models_front_is_what_nothing_beats(points: list[tuple[int, int, int]], two: bool) -> None:
+    taken = np.array([point[: 1 + two] for point in points], float)
+    accuracy = np.array([point[2] for point in points], float)
+    losses = [(*amounts, -value) for amounts, value in zip(taken.tolist(), accuracy.tolist(), strict=True)]
+    beaten = [any(all(map(float.__le__, a, b)) and a != b for a in losses) for b in losses]
+    assert front_places(taken, accuracy).tolist() == [place for place, one in enumerate(beaten) if not one]
 
 
 def trade(parameters: Mapping[str, Any]) -> tuple[float, float]:
@@ -309,7 +362,7 @@ def test_what_is_not_evaluated_again_would_not_have_been_chosen() -> None:
     transform = SpaceTransform(TRADE)
     points = rng.random((20, 2))
     taken = [trade(one) for one in transform.decode_many(points)]
-    seconds, accuracy = np.array(taken).T
+    seconds, accuracy = np.array(taken)[:, :1], np.array(taken)[:, 1]
     nothing, rung = np.empty((0, 2)), np.full((2, 20), math.nan)
     none = PausedTrials(np.empty(0, int), nothing, *np.empty((3, 0)), np.empty(0, bool))
     seen = Observations(points, seconds, accuracy, np.zeros(20), np.ones(20, bool), nothing, nothing, *rung, none)
@@ -340,6 +393,41 @@ def test_what_cannot_be_planned_is_not_proposed() -> None:
         trial = study.ask(TRADE)
         study.tell(trial, trade(trial.params))
     assert all(one.params["batch"] <= 100 for one in study.trials[4:])
+
+
+def dearer(parameters: Mapping[str, Any]) -> tuple[float, float, float]:
+    """A pretended training as `trade`, with an energy that is least for batches in the middle."""
+    seconds, accuracy = trade(parameters)
+    return seconds, accuracy, 200.0 * (1 + (math.log(parameters["batch"] / 60)) ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [False, True])
+def test_it_finds_more_of_a_front_of_three_objectives_than_rng(known: bool) -> None:
+    def of(sampler: optuna.samplers.BaseSampler) -> float:
+        study = optuna.create_study(directions=["minimize", "maximize", "minimize"], sampler=sampler)
+        for _ in range(25):
+            trial = study.ask(TRADE)
+            study.tell(trial, dearer(trial.params))
+        found = [(math.log(one.values[0]), math.log(one.values[2]), one.values[1]) for one in study.trials]
+        return volume(found, (math.log(34), math.log(3000)), 0.0)
+
+    law = (lambda parameters: dearer(parameters)[::2]) if known else None
+    ours = [of(FrontSampler(space=TRADE, known_seconds=law, seed=seed)) for seed in range(4)]
+    rng = [of(optuna.samplers.RandomSampler(seed=seed)) for seed in range(4)]
+    assert np.median(ours) > max(rng)
+    assert min(ours) > np.median(rng)
+
+
+def test_three_objectives_use_our_own_models() -> None:
+    sampler = FrontSampler(space=TRADE, known_seconds=lambda parameters: dearer(parameters)[::2])
+    study = optuna.create_study(directions=["minimize", "maximize", "minimize"], sampler=sampler)
+    for _ in range(9):
+        trial = study.ask(TRADE)
+        study.tell(trial, dearer(trial.params))
+    assert len(sampler.proposals(study, 3)) == 3
+    gain = sampler.expected_gain(study, 5)
+    assert gain is not None and gain > 0
 
 
 @pytest.mark.parametrize("directions", [["minimize"], ["maximize", "maximize"], ["minimize", "minimize"], ["minimize"] * 3])

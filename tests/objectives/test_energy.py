@@ -1,0 +1,179 @@
+"""Energy: counters, power at several micro-batches, and a study whose front is of energy."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from bsearch.objectives.machine import energy
+from bsearch.objectives.profiling.power import PowerReading
+from bsearch.objectives.task_code import task_code_hash
+from bsearch.search.run.driver import run_study
+from bsearch.search.run.serial import SerialRunner
+from bsearch.spaces.errors import BsearchError, ProfilingError
+from bsearch.spaces.laws.step_time import StepTime
+from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.study_file import read_study
+from helpers import SPACE
+from hypothesis import given
+from hypothesis import strategies as st
+
+_RANGE_J = 30.0
+
+
+@contextlib.contextmanager
+def processor(folder: Path, idle_w: float, busy_w: float) -> Iterator[None]:
+    """Files as of a processor that draws so much, and more for each core that this process keeps busy; soon begun again."""
+    zone, over = folder / "intel-rapl:0", threading.Event()
+    (zone / "intel-rapl:0:0").mkdir(parents=True)
+    for name, value in {"name": "package-0", "energy_uj": "0", "max_energy_range_uj": f"{_RANGE_J * 1e6:.0f}"}.items():
+        (zone / name).write_text(value)
+    (zone / "intel-rapl:0:0" / "energy_uj").write_text("a part of it, which would count twice")
+    started, cpu_before = time.perf_counter(), time.process_time()
+
+    def count() -> None:
+        while not over.wait(0.01):
+            joules = idle_w * (time.perf_counter() - started) + busy_w * (time.process_time() - cpu_before)
+            new = zone / "new"
+            new.write_text(f"{joules % _RANGE_J * 1e6:.0f}")
+            new.replace(zone / "energy_uj")
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def test_power_is_read_between_moves_of_a_counter_that_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    # It begins again after 0.3 s.
+    with processor(tmp_path, idle_w=100.0, busy_w=0.0), PowerReading(energy.EnergyCounter("cpu")) as power:
+        time.sleep(1.0)
+    assert power.watts == pytest.approx(100.0, rel=0.1)
+
+
+def test_a_device_without_a_counter_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    with pytest.raises(ProfilingError, match=f"this CPU has no counter that can be read: {tmp_path} shows none"):
+        energy.EnergyCounter("cpu")
+    assert energy.counter_of("cpu") is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 4096), st.floats(1, 1000)), min_size=1, unique_by=lambda point: point[0]))
+def test_power_lies_between_that_of_the_sizes_around(points: list[tuple[int, float]]) -> None:
+    power = tuple(sorted(points))
+    law = StepTime(((1, 1.0), (4096, 1.0)), update_s=0.0, power=power)
+    for size in {1, 2, 77, 4096, *(size for size, _ in power)}:
+        watts = law.watts(BatchPlan(size))
+        assert watts is not None
+        below = [one for one in power if one[0] <= size][-1:] or [power[0]]
+        above = [one for one in power if one[0] >= size][:1] or [power[-1]]
+        low, high = sorted((below[0][1], above[0][1]))
+        assert low - 1e-9 <= watts <= high + 1e-9
+        if size in dict(power):
+            assert watts == pytest.approx(dict(power)[size])
+    assert StepTime.from_dict(law.to_dict()) == law
+
+
+def test_a_study_without_a_counter_refuses_energy(
+    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    spec = read_study(study_file(objectives={"speed": "train_s", "also": "energy_j"}, budget={"trials": 3, "profile_s": 0.3}))
+    with pytest.raises(BsearchError, match=r"objectives.also: expected a device whose energy can be read, .*shows none"):
+        run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+
+
+class Nvml(ModuleType):
+    """NVML with one GPU, as far as it is used here: no machine of ours has one."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, permits: bool = True) -> None:
+        super().__init__("pynvml")
+        self.limit_mw, self.permits, self.started = 300_000, permits, time.perf_counter()
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        assert uuid == "GPU-11-22"
+        return "first"
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: str) -> tuple[int, int]:
+        return 100_000, 300_000
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle: str) -> int:
+        return self.limit_mw
+
+    def nvmlDeviceSetPowerManagementLimit(self, handle: str, limit_mw: int) -> None:
+        if not self.permits:
+            raise self.NVMLError("Insufficient Permissions")
+        self.limit_mw = limit_mw
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        return int((time.perf_counter() - self.started) / 0.05) * 50 * self.limit_mw // 1000  # moves on every 50 ms
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvml]:
+    found = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="11-22"))
+    energy._gpu_counter.cache_clear()
+    yield found
+    energy._gpu_counter.cache_clear()
+
+
+def test_a_gpus_power_is_read_from_its_counter(nvml: Nvml) -> None:
+    with PowerReading(energy.EnergyCounter("gpu")) as power:
+        time.sleep(0.8)
+    assert power.watts == pytest.approx(300.0, rel=0.1)
+
+
+def test_a_power_limit_is_set_and_the_one_before_set_again(nvml: Nvml) -> None:
+    with pytest.raises(RuntimeError), energy.limited_power("gpu", 150.0):
+        assert nvml.limit_mw == 150_000
+        raise RuntimeError
+    assert nvml.limit_mw == 300_000
+    with pytest.raises(ProfilingError, match="expected 100 to 300 W for GPU 0, got 400"), energy.limited_power("gpu", 400.0):
+        pass
+    with pytest.raises(ProfilingError, match="expected GPUs, got a CPU"), energy.limited_power("cpu", 150.0):
+        pass
+    nvml.permits = False
+    message = "expected permission to limit a GPU's power, got Insufficient Permissions. Run it as root"
+    with pytest.raises(ProfilingError, match=message), energy.limited_power("gpu", 150.0):
+        pass
+
+
+@pytest.mark.slow
+def test_a_front_of_time_energy_and_accuracy(
+    study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path / "powercap")
+    path = study_file(
+        task="bsearch.objectives.digits:Digits",
+        space=SPACE | {"epochs": {"low": 1, "high": 4}},
+        objectives={"speed": "train_s", "also": "energy_j"},
+        budget={"trials": 9, "profile_s": 1},
+    )
+    spec = read_study(path)
+    with processor(tmp_path / "powercap", idle_w=10.0, busy_w=20.0):
+        result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+    ended = [one for one in result.study.records if one.outcome == "complete"]
+    assert len(ended) >= 5
+    for record in ended:
+        assert record.train_s is not None and record.facts.watts is not None
+        assert 10 < record.facts.watts < 52  # of two busy cores at most
+        assert record.taken("energy_j") == pytest.approx(record.train_s * record.facts.watts)
+    assert result.study.front.also == "energy_j"
