@@ -54,6 +54,7 @@ STAGES = (
     Planned("out-of-memory", ".memory:out_of_memory", "recovery from errors", 40, 20),
     Planned("loop", ".speed:loop", "our training loop against a minimal one", 50, 15),
     Planned("step-time", ".speed:known_times", "predicted against measured", 80, 30),
+    Planned("energy", ".energy:known_power", "predicted power against measured", 60, 0),
     Planned("edges", ".speed:edges", "sizes beside powers of two", 45, 0, "gpu"),
     Planned("study", ".training:study", "killed and resumed", 90, 75),
     Planned("exactness", ".training:exact", "uneven micro-batches and devices", 30, 25),
