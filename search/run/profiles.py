@@ -63,7 +63,8 @@ def _profiles_of(
         stored = records.profile(about)
         known = DeviceProfile.from_dict(stored) if stored else None
         shared = known is not None and first_run and any(law.others for law in known.all_step_times)
-        if known is None or shared or (known.rough and request.timing_s > known.timing_s):
+        # Where energy could not be read, what was missing may be there now.
+        if known is None or shared or known.no_energy or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:
                 timing = f" and timing a Task's steps for up to {request.timing_s:g} s (at least one round of every size)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import threading
 import time
@@ -12,7 +13,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from bsearch.cli import main
 from bsearch.objectives.machine import energy
+from bsearch.objectives.profiling import power
 from bsearch.objectives.profiling.power import PowerReading
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
@@ -21,6 +24,10 @@ from bsearch.spaces.errors import BsearchError, ProfilingError
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study_file import read_study
+from bsearch.verify.claims import Fact
+from bsearch.verify.energy import known_power
+from bsearch.verify.stage import Stage
+from click.testing import CliRunner
 from helpers import SPACE
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,9 +62,9 @@ def processor(folder: Path, idle_w: float, busy_w: float) -> Iterator[None]:
 def test_power_is_read_between_moves_of_a_counter_that_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
     # It begins again after 0.3 s.
-    with processor(tmp_path, idle_w=100.0, busy_w=0.0), PowerReading(energy.EnergyCounter("cpu")) as power:
+    with processor(tmp_path, idle_w=100.0, busy_w=0.0), PowerReading(energy.EnergyCounter("cpu")) as reading:
         time.sleep(1.0)
-    assert power.watts == pytest.approx(100.0, rel=0.1)
+    assert reading.watts == pytest.approx(100.0, rel=0.1)
 
 
 def test_a_device_without_a_counter_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +143,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvml]:
 
 
 def test_a_gpus_power_is_read_from_its_counter(nvml: Nvml) -> None:
-    with PowerReading(energy.EnergyCounter("gpu")) as power:
+    with PowerReading(energy.EnergyCounter("gpu")) as reading:
         time.sleep(0.8)
-    assert power.watts == pytest.approx(300.0, rel=0.1)
+    assert reading.watts == pytest.approx(300.0, rel=0.1)
 
 
 def test_a_power_limit_is_set_and_the_one_before_set_again(nvml: Nvml) -> None:
@@ -161,6 +168,8 @@ def test_a_front_of_time_energy_and_accuracy(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "POWERCAP", tmp_path / "powercap")
+    for name in ("_SETTLING_S", "_READING_S"):
+        monkeypatch.setattr(power, name, 0.2)
     path = study_file(
         task="bsearch.objectives.digits:Digits",
         space=SPACE | {"epochs": {"low": 1, "high": 4}},
@@ -168,8 +177,14 @@ def test_a_front_of_time_energy_and_accuracy(
         budget={"trials": 9, "profile_s": 1},
     )
     spec = read_study(path)
+    with pytest.raises(BsearchError, match=r"objectives\.also: expected a device whose energy"):
+        run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+    measured = tmp_path / "here.json"
     with processor(tmp_path / "powercap", idle_w=10.0, busy_w=20.0):
         result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
+        told = CliRunner().invoke(main, ["profile", str(path), "--energy", "--seconds", "1", "--out", str(measured)])
+    assert told.exit_code == 0, told.output
+    assert "Power while it trains: " in told.output
     ended = [one for one in result.study.records if one.outcome == "complete"]
     assert len(ended) >= 5
     for record in ended:
@@ -177,3 +192,21 @@ def test_a_front_of_time_energy_and_accuracy(
         assert 10 < record.facts.watts < 52  # of two busy cores at most
         assert record.taken("energy_j") == pytest.approx(record.train_s * record.facts.watts)
     assert result.study.front.also == "energy_j"
+    # The same device under a limit: slower, and less energy.
+    document = json.loads(measured.read_text())
+    for profile in document["profiles"]:
+        for law in profile["profile"]["step_times"]:
+            law["points"] = [[size, 1.2 * seconds] for size, seconds in law["points"]]
+            law["power"] = [[size, 0.6 * watts] for size, watts in law["power"]]
+    limited = tmp_path / "limited.json"
+    limited.write_text(json.dumps({**document, "device": "limited"}))
+    arguments = ["retime", str(path), "--profile", str(measured), "--profile", str(limited), "--json"]
+    front = json.loads(CliRunner().invoke(main, arguments).output)["front"]
+    assert {one["device"] == "limited" for one in front} == {True, False}
+    assert all(one["energy_j"] > 0 for one in front)
+
+
+def test_verify_says_why_a_device_has_no_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    (found,) = known_power(Stage("cpu", 5.0))
+    assert found == Fact("counter of energy", f"this CPU has no counter that can be read: {tmp_path} shows none")
