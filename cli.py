@@ -961,18 +961,38 @@ def _write_next(file: Path, stored: StoredStudy, found: NextStudy) -> Path:
     return write_file(file, yaml.safe_dump(next_study(stored.spec, stored.records, found), sort_keys=False))
 
 
-@main.command("fit-batch", epilog=_epilog("bsearch fit-batch runs.csv\n  bsearch fit-batch runs.csv --at 500 --at 3000"))
-@click.argument("table", metavar="TABLE.csv", type=click.Path(path_type=Path))
+@main.command(
+    "fit-batch", epilog=_epilog("bsearch fit-batch runs.csv --at 500 --at 3000\n  bsearch fit-batch study.yaml --target 0.95")
+)
+@click.argument("source", metavar="TABLE.csv|STUDY", shell_complete=study_files)
 @click.option("--at", "batches", type=click.IntRange(1, 2**53), multiple=True, help="Predict this batch too; may be repeated.")
 @click.option("--workload", help="Only this one of the table's workloads.")
+@click.option("--target", type=_VALUE, help="Of a study's metric; default: the study's own.")
+@name_option
+@storage_option
 @json_option
-def fit_batch(table: Path, batches: tuple[int, ...], workload: str | None, as_json: bool) -> None:
+def fit_batch(
+    source: str,
+    batches: tuple[int, ...],
+    workload: str | None,
+    target: float | None,
+    name: str | None,
+    storage: str | None,
+    as_json: bool,
+) -> None:
     """Fit the number of samples that training needs to reach its target, as a function of the batch.
 
     TABLE.csv has the columns effective_batch and to_target: the samples (or epochs) that one run needed, or those of several
     runs separated by spaces. With a column workload, each workload gets its own law; with a column group (or round), each
     group gets its own level under that law.
+
+    A STUDY has searched both effective_batch and epochs: its metric is fitted over everything searched, and each batch gets
+    the fewest samples with which its best setting reaches the target.
     """
+    if not source.endswith(".csv"):
+        _fit_study_batches(source, batches, target, name, storage, as_json)
+        return
+    table = Path(source)
     from .search.analysis.samples_to_target import LEAST_BATCHES, fit_batch_law, read_runs
     from .search.report.export import json_text
     from .search.report.terminal.batch_law import law_document, law_parts
@@ -996,6 +1016,27 @@ def fit_batch(table: Path, batches: tuple[int, ...], workload: str | None, as_js
     if few:
         names = ", ".join(name or "the rows without a workload" for name in few)
         console.print(f"Left out, with fewer than {LEAST_BATCHES} batches: {names}")
+
+
+def _fit_study_batches(
+    study: str, batches: tuple[int, ...], target: float | None, name: str | None, storage: str | None, as_json: bool
+) -> None:
+    from .search.report.export import json_text
+    from .search.report.terminal.batch_law import samples_document, samples_parts
+    from .search.store.stored import StoredStudy
+    from .search.suggest.samples_by_batch import study_samples
+
+    stored = StoredStudy.open(study, name, storage)
+    target = stored.spec.target if target is None else target
+    if target is None:
+        raise click.UsageError(f"expected --target VALUE, a value of {stored.front.metric}, since the study has none")
+    with _located(None if "://" in study else Path(study)):
+        found = study_samples(stored.name, stored.spec, stored.records, target, batches)
+    if as_json:
+        click.echo(json_text(samples_document(found)), nl=False)
+        return
+    for part in samples_parts(stored.name, stored.front.metric, found):
+        _terminal().print(part)
 
 
 def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:

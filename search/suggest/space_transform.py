@@ -132,6 +132,14 @@ class SpaceTransform:
         shorter[:, place] = ((np.log(numbers) if distribution.log else numbers) - low) / scale
         return shorter, there
 
+    def with_numbers(self, points: Array, name: str, values: Array) -> Array:
+        """The points (n, width) with other values (n,) of a number."""
+        _, distribution, place, low, scale = self._part(name)
+        assert isinstance(distribution, IntDistribution | FloatDistribution)
+        moved = points.copy()
+        moved[:, place] = ((np.log(values) if distribution.log else values) - low) / scale
+        return moved
+
     def _part(self, name: str) -> tuple[str, BaseDistribution, int, float, float]:
         return next(part for part in self._parts if part[0] == name)
 
