@@ -603,6 +603,8 @@ def retime(
     devices = [read_profile(file) for file in profile_files]
     stored = StoredStudy.open(study, name, storage)
     attempts = stored.tables().attempts(stored.name)
+    if also == stored.spec.objectives.speed:
+        raise click.UsageError(f"--also: expected another measure than the study's own, which is {also}")
     objectives = stored.spec.objectives.with_also(also)
     each = [
         retimed(stored.spec, stored.identity["task"], stored.records, attempts, device, price, objectives=objectives)
@@ -650,7 +652,10 @@ def _compare_devices(
             {"device": name, "price": after.price, "left_out": after.left_out, "notes": after.notes}
             for name, after in each.items()
         ]
-        on_front = [{"device": placement.device, **trial_document(placement.trial, stored.front)} for placement in front]
+        on_front = [
+            {"device": placement.device, "cost": placement.trial.taken("cost"), **trial_document(placement.trial, stored.front)}
+            for placement in front
+        ]
         click.echo(json_text({"study": stored.name, "devices": devices, "front": on_front}), nl=False)
         return
     for part in placements_parts(stored.name, placements, front, objectives):

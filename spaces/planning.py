@@ -265,7 +265,7 @@ def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
 def known_watts(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     """Predicted power of all of a trial's devices while they train; None if it was not measured."""
     law = profile.under(setup.plan).step_time(setup.plan.devices)
-    return None if law is None else law.watts(setup.plan)
+    return None if law is None else law.mean_watts(setup.plan, setup.samples_budget, stages=setup.stages, **setup.limits)
 
 
 def _check_growth(profile: DeviceProfile, runs: Iterable[Steps]) -> None:
@@ -323,7 +323,7 @@ def known_taken(
         profile = profiles[key].under(batch_plan)
         return batch_plan, profile, profile.step_time(devices), plan_limits(spec, profile, devices)
 
-    def train_s(key: CostKey, values: Mapping[str, Any]) -> tuple[float, float | None]:
+    def seconds_and_watts(key: CostKey, values: Mapping[str, Any]) -> tuple[float, float | None]:
         """The same values as from the trial's setup, without building one: seconds, and watts meanwhile."""
         effective_batch, devices, epochs = int(values["effective_batch"]), int(values["devices"]), values["epochs"]
         try:
@@ -336,7 +336,8 @@ def known_taken(
             stages = _stages(training_of(spec, values)) if grows else ()
             if stages:
                 _check_growth(profile, step_plans(batch_plan, samples_budget, stages=stages, **limits))
-            return law.train_s(batch_plan, samples_budget, stages=stages, **limits), law.watts(batch_plan)
+            train_s = law.train_s(batch_plan, samples_budget, stages=stages, **limits)
+            return train_s, law.mean_watts(batch_plan, samples_budget, stages=stages, **limits)
         except InfeasiblePlanError:
             return math.nan, None
 
@@ -345,7 +346,7 @@ def known_taken(
         key = tuple((name, values[name]) for name in costly)
         relevant = (key, *map(values.get, depends_on))
         if relevant not in cached:
-            known_s, watts = train_s(key, values)
+            known_s, watts = seconds_and_watts(key, values)
             each = (taken_per_second(speed, int(values["devices"]), price, watts) for speed in speeds)
             cached[relevant] = tuple(math.nan if one is None else known_s * one for one in each)
         return cached[relevant]
@@ -547,10 +548,12 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
         faults.append(Fault("training.branches", message))
     energy = [name for name in ("speed", "also") if getattr(spec.objectives, name) == "energy_j"]
     if energy and not profile.step_times:
-        message = (
-            "expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0. Write train_s."
-        )
-        faults.append(Fault(f"objectives.{energy[0]}", message))
+        if not (profile.unused_parameters or profile.other_costs):  # refused for those
+            instead = "Write train_s." if energy[0] == "speed" else "Remove also."
+            message = (
+                f"expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0. {instead}"
+            )
+            faults.append(Fault(f"objectives.{energy[0]}", message))
     elif energy and any(law.power is None for law in profile.all_step_times):
         message = f"expected a device whose energy can be read, with energy_j; {profile.no_energy or 'it was not measured'}"
         faults.append(Fault(f"objectives.{energy[0]}", message))

@@ -627,7 +627,7 @@ class Objectives(Section):
 
     def with_also(self, also: Speed | None) -> Objectives:
         """These objectives with another second measure; None: as they are."""
-        return self if also is None or also == self.speed else self.model_copy(update={"also": also})
+        return self if also is None else self.model_copy(update={"also": also})
 
     @property
     def directions(self) -> list[Literal["minimize", "maximize"]]:
@@ -809,9 +809,11 @@ class StudySpec(Section):
         for where, needed in needs_price.items():
             if needed and not self.devices.prices:
                 raise fault(f"{where}: expected devices.prices with it, got none. Write prices: {{A100: 1.8}} under devices.")
-        if self.devices.prices and self.objectives.metric.name in ("cost", "price", "spent"):
-            name = self.objectives.metric.name
+        name = self.objectives.metric.name
+        if self.devices.prices and name in ("cost", "price", "spent"):
             raise fault(f"objectives.metric: {name!r} is what devices.prices give in the results. Rename the metric.")
+        if "energy_j" in self.objectives.speeds and name in ("energy_j", "watts", "measured_energy_j"):
+            raise fault(f"objectives.metric: {name!r} is what energy gives in the results. Rename the metric.")
         self._check_speeds()
         if self.budget.until_worth is not None and self.sampler != "front":
             raise fault(
@@ -888,7 +890,13 @@ class StudySpec(Section):
         """Raise where the measures of what training takes do not go together, or with something else of the study."""
         speeds, also, stopping = self.objectives.speeds, self.objectives.also, self.stopping.kind
         if also == self.objectives.speed:
-            raise fault(f"objectives.also: expected another measure than objectives.speed; both are {also}. Remove also.")
+            raise fault(f"objectives.also: expected another measure than objectives.speed, got {also} twice. Remove also.")
+        same = {"train_s", "device_s", "cost"}
+        if also and {*speeds} <= same and (len(self.devices.counts) == 1 or {*speeds} == same - {"train_s"}):
+            raise fault(
+                f"objectives.also: expected a measure that is no fixed multiple of {self.objectives.speed}, got {also}, which "
+                f"{'always is' if len(self.devices.counts) > 1 else 'is one where all trials have as many devices'}. Remove also."
+            )
         if also and stopping not in ("front", "none"):
             raise fault(
                 f"stopping: expected front or none with objectives.also, the rules for three objectives; got {stopping}. Write "

@@ -80,15 +80,25 @@ def limited_power(kind: Literal["cpu", "gpu"], watts: float | None) -> Iterator[
                 limit = nvml.nvmlDeviceGetPowerManagementLimit(handle)
                 nvml.nvmlDeviceSetPowerManagementLimit(handle, round(watts * 1e3))
                 before.append((handle, limit))
-        except nvml.NVMLError as error:
+        except nvml.NVMLError_NoPermission:
             raise ProfilingError(
-                f"--power-limit: expected permission to limit a GPU's power, got {error}. Run it as root, or let root run "
+                "--power-limit: expected permission to limit a GPU's power. Run it as root, or let root run "
                 f"nvidia-smi -pl {watts:g} before, and leave the option out."
             ) from None
+        except nvml.NVMLError as error:
+            raise ProfilingError(f"--power-limit: expected GPUs whose power can be limited, got: {error}") from None
         yield
     finally:
-        for handle, limit in before:
-            nvml.nvmlDeviceSetPowerManagementLimit(handle, limit)
+        stuck = []
+        for index, (handle, limit) in enumerate(before):
+            try:
+                nvml.nvmlDeviceSetPowerManagementLimit(handle, limit)
+            except nvml.NVMLError as error:
+                stuck.append(f"GPU {index}, which had {limit / 1e3:g} W: {error}")
+        if stuck:
+            raise ProfilingError(
+                f"--power-limit: the limit of {watts:g} W could not be taken back of {'; '.join(stuck)}. Run nvidia-smi -pl."
+            )
 
 
 def _handle(index: int) -> Any:

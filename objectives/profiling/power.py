@@ -119,7 +119,7 @@ class PowerReading:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join()
-        self._ended = time.perf_counter(), self._counter.joules()
+        self._seconds = time.perf_counter() - self._started[0]
 
     def _look(self) -> None:
         before = self._started[1]
@@ -131,7 +131,14 @@ class PowerReading:
 
     @property
     def watts(self) -> float:
-        first, last = (self._moves[0], self._moves[-1]) if len(self._moves) > 1 else (self._started, self._ended)
+        """The average power.
+
+        Raises:
+            ProfilingError: the counter moved less than twice, so there is nothing to tell it from.
+        """
+        if len(self._moves) < 2:
+            raise ProfilingError(f"its counter moved {len(self._moves)} times in {self._seconds:.2g} s of training")
+        first, last = self._moves[0], self._moves[-1]
         return (last[1] - first[1]) / (last[0] - first[0])
 
 

@@ -235,9 +235,12 @@ class Placement:
 
 
 def placements_over(each: Mapping[str, Retimed], objectives: Objectives) -> list[Placement]:
-    """Every setting of a study on every device, with prices where all of them are known; a repeated one has its mean."""
-    first: Speed = "cost" if all(after.price is not None for after in each.values()) else objectives.speed
-    speeds = (first, *(speed for speed in objectives.speeds[1:] if speed != first))
+    """Every setting of a study on every device; a repeated one has its mean.
+
+    With one measure of speed and prices for all devices they are compared by cost: the same second is not the same money.
+    """
+    priced = all(after.price is not None for after in each.values())
+    speeds: tuple[Speed, ...] = ("cost",) if priced and objectives.also is None else objectives.speeds
     return [Placement(device, trial, speeds) for device, after in each.items() for trial in averaged(after.records, objectives)]
 
 

@@ -146,7 +146,7 @@ class Pages:
     def _add(self, document: MutableMapping[str, Any], cached: _Cached, environ: Mapping[str, Any]) -> None:
         """Add names, the front's members, marks and notes to a study's document."""
         stored = cached.stored
-        document.setdefault("objective_names", [stored.front.speed, stored.front.metric])
+        document.setdefault("objective_names", stored.spec.objectives.names)
         serialized = {trial["number"]: trial for trial in [*document["best_trials"], *document["trials"]]}
         members = [trial.number for trial in stored.front.trials]
         if any(number not in serialized for number in members):  # the page requested only its newest trials

@@ -321,6 +321,7 @@ class StudyRun:
                 retry = self._whole(attempt, retry)
                 if attempt.kind == self.timed_on:
                     attempt.known_s = self._known_s(retry)
+                    attempt.watts = known_watts(self._profile(retry, self.timed_on), retry)
             self._retries.append(
                 Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts, watts=attempt.watts)
             )

@@ -182,6 +182,18 @@ class StepTime:
         share = math.log(min(max(size, low), high) / low) / math.log(high / low)
         return low_w + (high_w - low_w) * share
 
+    def mean_watts(self, plan: BatchPlan, samples_budget: int, **limits: Any) -> float | None:
+        """Power of all devices in a full training, where its batch may grow; None where it was not measured.
+
+        Args:
+            limits: as for `train_s`.
+        """
+        if not self.power or not limits.get("stages"):
+            return self.watts(plan)
+        runs = step_plans(plan, samples_budget, **limits)
+        each = [(run.count * self._seconds(run.plan), self.watts(run.plan) or 0.0) for run in runs]
+        return sum(seconds * watts for seconds, watts in each) / sum(seconds for seconds, _ in each)
+
     def micro_batch_s(self, micro_batch: int) -> float:
         """Seconds of one forward and backward pass."""
         # Only the last step's remainder can lie beyond the ends.

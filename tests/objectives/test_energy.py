@@ -22,7 +22,7 @@ from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import BsearchError, ProfilingError
 from bsearch.spaces.laws.step_time import StepTime
-from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.plan import BatchPlan, step_plans
 from bsearch.spaces.study_file import read_study
 from bsearch.verify.claims import Fact
 from bsearch.verify.energy import known_power
@@ -105,6 +105,9 @@ class Nvml(ModuleType):
     class NVMLError(Exception):
         pass
 
+    class NVMLError_NoPermission(NVMLError):  # NVML's name
+        pass
+
     def __init__(self, permits: bool = True) -> None:
         super().__init__("pynvml")
         self.limit_mw, self.permits, self.started = 300_000, permits, time.perf_counter()
@@ -123,7 +126,7 @@ class Nvml(ModuleType):
 
     def nvmlDeviceSetPowerManagementLimit(self, handle: str, limit_mw: int) -> None:
         if not self.permits:
-            raise self.NVMLError("Insufficient Permissions")
+            raise self.NVMLError_NoPermission("Insufficient Permissions")
         self.limit_mw = limit_mw
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
@@ -158,9 +161,34 @@ def test_a_power_limit_is_set_and_the_one_before_set_again(nvml: Nvml) -> None:
     with pytest.raises(ProfilingError, match="expected GPUs, got a CPU"), energy.limited_power("cpu", 150.0):
         pass
     nvml.permits = False
-    message = "expected permission to limit a GPU's power, got Insufficient Permissions. Run it as root"
+    message = "expected permission to limit a GPU's power. Run it as root"
     with pytest.raises(ProfilingError, match=message), energy.limited_power("gpu", 150.0):
         pass
+    nvml.permits = True
+    message = "the limit of 150 W could not be taken back of GPU 0, which had 300 W: Insufficient Permissions"
+    with pytest.raises(ProfilingError, match=message), energy.limited_power("gpu", 150.0):
+        nvml.permits = False
+
+
+def test_a_counter_that_stands_still_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    with processor(tmp_path, idle_w=0.0, busy_w=0.0), PowerReading(energy.EnergyCounter("cpu")) as reading:
+        time.sleep(0.1)
+    with pytest.raises(ProfilingError, match=r"its counter moved 0 times in .* s of training"):
+        _ = reading.watts
+
+
+def test_power_in_a_training_whose_batch_grows_is_that_of_all_its_stages() -> None:
+    law = StepTime(((1, 0.01), (256, 0.02)), update_s=0.001, power=((1, 100.0), (256, 400.0)))
+    plan, limits = BatchPlan(16), {"largest_micro_batch": 256, "smallest_micro_batch": 1}
+    stages = ((0.5, 2), (0.75, 4), (0.875, 8))
+    seconds = joules = 0.0
+    for run in step_plans(plan, 100_000, stages=stages, **limits):
+        seconds += run.count * law._seconds(run.plan)
+        joules += run.count * law._seconds(run.plan) * (law.watts(run.plan) or 0.0)
+    assert law.mean_watts(plan, 100_000, stages=stages, **limits) == pytest.approx(joules / seconds)
+    assert joules / seconds > 1.05 * (law.watts(plan) or 0.0)
+    assert law.mean_watts(plan, 100_000, **limits) == law.watts(plan)
 
 
 @pytest.mark.slow

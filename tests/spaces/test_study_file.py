@@ -160,9 +160,14 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         (
             "speed: train_s",
             "also: train_s",
-            "objectives.also: expected another measure than objectives.speed; both are train_s",
+            "objectives.also: expected another measure than objectives.speed, got train_s twice. Remove also.",
         ),
         ("speed: train_s", "also: cost", "objectives.also: expected devices.prices with it, got none"),
+        (
+            "speed: train_s",
+            "also: device_s",
+            "expected a measure that is no fixed multiple of train_s, got device_s, which is one where",
+        ),
         ("storage: ", "confirm: 200\nstorage: ", "confirm.repeats: expected fewer than budget.trials, 60; got 200"),
         ("  reference_rate:", "  lr:", "space.lr: expected reference_rate, the rate at one batch"),
         ("{name: val_loss, direction: minimize}", "val_loss", "Write {name: val_loss, direction: minimize}"),
