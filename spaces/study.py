@@ -895,7 +895,7 @@ class StudySpec(Section):
         if also and {*speeds} <= same and (len(self.devices.counts) == 1 or {*speeds} == same - {"train_s"}):
             raise fault(
                 f"objectives.also: expected a measure that is no fixed multiple of {self.objectives.speed}, got {also}, which "
-                f"{'always is' if len(self.devices.counts) > 1 else 'is one where all trials have as many devices'}. Remove also."
+                f"{'always is' if len(self.devices.counts) > 1 else 'is one if all trials have as many devices'}. Remove also."
             )
         if also and stopping not in ("front", "none"):
             raise fault(

@@ -166,7 +166,7 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         (
             "speed: train_s",
             "also: device_s",
-            "expected a measure that is no fixed multiple of train_s, got device_s, which is one where",
+            "expected a measure that is no fixed multiple of train_s, got device_s, which is one if",
         ),
         ("storage: ", "confirm: 200\nstorage: ", "confirm.repeats: expected fewer than budget.trials, 60; got 200"),
         ("  reference_rate:", "  lr:", "space.lr: expected reference_rate, the rate at one batch"),
