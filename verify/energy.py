@@ -21,7 +21,7 @@ from .tasks import IMAGES, setup_of, small_model, task_of
 
 _HIGHEST = 512
 # Sizes that no profile measures, one of them with accumulation; seconds of training with each, and rounds.
-_UNSEEN, _TRAINED_S, _ROUNDS = (BatchPlan(11), BatchPlan(90), BatchPlan(400, 2)), 2.5, 2
+_UNSEEN, _TRAINED_S, _ROUNDS = (BatchPlan(11), BatchPlan(90), BatchPlan(400, 2)), 2.0, 2
 
 
 def known_power(stage: Stage) -> Iterator[Found]:

@@ -49,17 +49,17 @@ class Planned:
 # In order of value, in case the time ends.
 STAGES = (
     Planned("machine", ".machine:facts", "hardware and libraries", 15, 15),
-    Planned("memory", ".memory:predictions", "predicted against measured", 85, 25),
+    Planned("memory", ".memory:predictions", "predicted against measured", 75, 25),
     Planned("largest", ".memory:largest", "the largest micro-batch under a limit", 60, 20),
     Planned("out-of-memory", ".memory:out_of_memory", "recovery from errors", 40, 20),
-    Planned("loop", ".speed:loop", "our training loop against a minimal one", 50, 15),
-    Planned("step-time", ".speed:known_times", "predicted against measured", 80, 30),
-    Planned("energy", ".energy:known_power", "predicted power against measured", 60, 0),
-    Planned("edges", ".speed:edges", "sizes beside powers of two", 45, 0, "gpu"),
+    Planned("loop", ".speed:loop", "our training loop against a minimal one", 45, 15),
+    Planned("step-time", ".speed:known_times", "predicted against measured", 70, 30),
+    Planned("energy", ".energy:known_power", "predicted power against measured", 40, 0),
+    Planned("edges", ".speed:edges", "sizes beside powers of two", 35, 0, "gpu"),
     Planned("study", ".training:study", "killed and resumed", 90, 75),
     Planned("exactness", ".training:exact", "uneven micro-batches and devices", 30, 25),
     Planned("graph", ".memory:graph", "the trace's walk of the autograd graph", 20, 15),
-    Planned("compile", ".speed:compiled", "number of compiled graphs", 40, 0, "gpu"),
+    Planned("compile", ".speed:compiled", "number of compiled graphs", 35, 0, "gpu"),
     Planned(
         "default-allocator",
         ".memory:predictions",

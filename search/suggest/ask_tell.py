@@ -65,7 +65,7 @@ class Search:
         *,
         rule: str | None = None,
         reference_batch: int = 256,
-        known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
+        known_seconds: Callable[[Mapping[str, Any]], float] | None = None,
         direction: Literal["minimize", "maximize"] = "maximize",
         metric: str = "accuracy",
         sampler: str = "front",
