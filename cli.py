@@ -186,6 +186,12 @@ def choice_options(before: str = "") -> Callable[[Any], Any]:
                 metavar="VALUE",
                 help=_sentence(before + "the fastest trial whose metric reaches this value."),
             ),
+            click.option(
+                "--cheapest-to",
+                type=_VALUE,
+                metavar="VALUE",
+                help=_sentence(before + "of all trials, the one of least cost whose metric reaches this value."),
+            ),
             click.option("--trial", type=int, metavar="N", help=_sentence(before + "this trial of the front.")),
         ):
             command = option(command)
@@ -1295,8 +1301,10 @@ def _check_export(ctx: click.Context, framework: str | None) -> None:
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if framework is not None and given & {"kind", "what"}:
         raise click.UsageError("--to prints one trial's settings; --format and --what are for tables")
-    if framework is None and given & {"trial", "knee", "best", "within", "target"}:
-        raise click.UsageError("--trial, --knee, --best, --within and --target choose a trial for --to; add --to FRAMEWORK")
+    if framework is None and given & {"trial", "knee", "best", "within", "target", "cheapest_to"}:
+        raise click.UsageError(
+            "--trial, --knee, --best, --within, --target and --cheapest-to choose a trial for --to; add --to FRAMEWORK"
+        )
 
 
 def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], *, to_terminal: bool) -> str:

@@ -163,6 +163,7 @@ class Study:
         knee: bool = False,
         best: bool = False,
         target: float | None = None,
+        cheapest_to: float | None = None,
     ) -> ExportedText:
         """The settings of one trial of the front, as code or configuration for a framework.
 
@@ -172,6 +173,7 @@ class Study:
             knee: the trial where the front bends.
             best: the trial with the best metric.
             target: the fastest trial whose metric is at least this good.
+            cheapest_to: of all trials, the one of least cost whose metric is at least this good.
 
         Raises:
             StudyFileError: no such framework, no such trial on the front, or several choices.
@@ -181,7 +183,7 @@ class Study:
 
         if to not in FRAMEWORKS:
             raise StudyFileError(f"to: expected one of {', '.join(FRAMEWORKS)}; got {to!r}")
-        choice = Choice(trial, knee, best, None if within is None else _share(within), target)
+        choice = Choice(trial, knee, best, None if within is None else _share(within), target, cheapest_to)
         chosen = settings_to_export(self._stored, choice)
         exported = FRAMEWORKS[to](chosen)
         return ExportedText(exported.text, chosen.trial, exported.notes)
@@ -194,6 +196,7 @@ class Study:
         best: bool = False,
         within: str | float | None = None,
         target: float | None = None,
+        cheapest_to: float | None = None,
         epochs: float | None = None,
         seeds: int = 1,
         out: str | Path | None = None,
@@ -203,7 +206,7 @@ class Study:
         """Train a point of the front with the study's own task, and keep its model.
 
         Args:
-            trial, knee, best, within, target: which point, as for `export`.
+            trial, knee, best, within, target, cheapest_to: which point, as for `export`.
             epochs: instead of the trial's.
             seeds: how many to train with: 1 is the trial's own, more are new ones.
             out: folder for model, optimizer, log and settings; default: results/NAME/trial-N.
@@ -214,7 +217,7 @@ class Study:
             StudyFileError: no such point, or a folder that holds a trained model.
             ClusterError, OutputError: Ray cannot be started, or the folder cannot be written.
         """
-        choice = Choice(trial, knee, best, None if within is None else _share(within), target)
+        choice = Choice(trial, knee, best, None if within is None else _share(within), target, cheapest_to)
         return train_point(self, choice, epochs=epochs, seeds=seeds, out=out, serial=serial, say=say)[2]
 
     def plot(self) -> plotly.graph_objects.Figure:

@@ -10,7 +10,9 @@ from statistics import NormalDist
 
 from ...spaces.errors import StudyFileError
 from ...spaces.readable import number
+from ...spaces.study import Metric, Objectives
 from ...spaces.trial import ParetoFront, TrialRecord
+from .confirm import averaged
 
 # Without a choice: the fastest whose metric is within this share of the best. The front is steep at its slow end.
 NEARLY_BEST = 0.01
@@ -26,6 +28,7 @@ class Choice:
         best: the one with the best metric.
         within: the fastest whose metric is at most this share of the best value away from it.
         target: the fastest whose metric is at least this good.
+        cheapest_to: of all settings, on the front or not, the one of least cost whose metric is at least this good.
 
     Raises:
         StudyFileError: several.
@@ -36,10 +39,12 @@ class Choice:
     best: bool = False
     within: float | None = None
     target: float | None = None
+    cheapest_to: float | None = None
 
     def __post_init__(self) -> None:
-        if sum(value is not None for value in (self.trial, self.within, self.target)) + self.knee + self.best > 1:
-            raise StudyFileError("expected one of trial, knee, best, within and target, got several")
+        given = (self.trial, self.within, self.target, self.cheapest_to)
+        if sum(value is not None for value in given) + self.knee + self.best > 1:
+            raise StudyFileError("expected one of trial, knee, best, within, target and cheapest-to, got several")
 
     def reason(self, front: ParetoFront) -> str:
         """Why it is this trial of the front, to be displayed.
@@ -53,6 +58,8 @@ class Choice:
             return "the knee" if self.knee else "the best"
         if self.target is not None:
             return f"the {front.fastest} that reaches {self.target:.12g}"
+        if self.cheapest_to is not None:
+            return f"the cheapest that reaches {self.cheapest_to:.12g}"
         return f"the {front.fastest} within {100 * (NEARLY_BEST if self.within is None else self.within):.3g}% of the best"
 
 
@@ -61,10 +68,10 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
 
     Args:
         name: the study's, for messages.
-        records: all its trials, for messages.
+        records: all its trials, for messages and for the cheapest.
 
     Raises:
-        StudyFileError: an empty front, no such trial on it, no knee, or none that reaches the target.
+        StudyFileError: an empty front, no such trial on it, no knee, none that reaches the target, or none with a cost.
     """
     if not front.trials:
         raise StudyFileError(f"study {name}: has no finished trial yet, so there is no front to choose from")
@@ -84,15 +91,27 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
     assert best is not None
     if choice.best:
         return best
-    if choice.target is not None:
-        fastest = next((trial for trial in front.trials if front.reaches(trial, choice.target)), None)
-        if fastest is None:
+    target = choice.cheapest_to if choice.target is None else choice.target
+    if target is not None:
+        objectives = Objectives(metric=Metric(name=front.metric, direction=front.direction), speed=front.speed, also=front.also)
+        cheapest = choice.target is None
+        settings = averaged(records, objectives) if cheapest else front.trials
+        reaching = settings_reaching(front, settings, target).trials
+        if not reaching:
             raise StudyFileError(
-                f"study {name}: no trial reaches {front.metric} {choice.target:.12g}; the best, trial {best.number}, has "
-                f"{below(best, choice.target)}"
+                f"study {name}: no trial reaches {front.metric} {target:.12g}; the best, trial {best.number}, has "
+                f"{below(best, target)}"
             )
-        return fastest
+        return _cheapest(name, reaching) if cheapest else reaching[0]
     return fastest_within(front, NEARLY_BEST if choice.within is None else choice.within)
+
+
+def _cheapest(name: str, settings: Iterable[TrialRecord]) -> TrialRecord:
+    costs = {one.number: cost for one in settings if (cost := one.taken("cost")) is not None}
+    if not costs:
+        raise StudyFileError(f"study {name}: expected devices.prices, by which trials have a cost; got none")
+    least = min(costs, key=lambda number: costs[number])
+    return next(one for one in settings if one.number == least)
 
 
 def fastest_within(front: ParetoFront, share: float) -> TrialRecord:

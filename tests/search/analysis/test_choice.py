@@ -71,14 +71,30 @@ def test_not_asked_the_fastest_that_is_nearly_the_best_is_chosen():
     [
         ({"trial": 7}, "trial 7 is not on its front; expected one of 0, 1"),
         ({"knee": True}, "no knee yet"),
-        ({"trial": 0, "within": 0.1}, "one of trial, knee, best, within and target"),
+        ({"trial": 0, "within": 0.1}, "one of trial, knee, best, within, target and cheapest-to"),
+        ({"cheapest_to": 0.9}, "no trial reaches accuracy 0.9"),
+        ({"cheapest_to": 0.5}, "expected devices.prices, by which trials have a cost; got none"),
         ({"target": 0.9}, "no trial reaches accuracy 0.9; the best, trial 1, has 0.8"),
         ({"target": 0.80000001}, "no trial reaches accuracy 0.80000001; the best, trial 1, has 0.8"),
     ],
 )
 def test_a_choice_that_cannot_be_made_says_why(asked, words):
     with pytest.raises(StudyFileError, match=words):
-        chosen_trial("s", front([(1, 0.1), (2, 0.8)]), Choice(**asked))
+        found = front([(1, 0.1), (2, 0.8)])
+        chosen_trial("s", found, Choice(**asked), found.trials)
+
+
+def test_the_cheapest_may_be_slower_than_the_front():
+    """With one device it takes longer than the front's member with four, and costs less; too poor ones count for nothing."""
+    rows = [(10.0, 0.9, 4), (30.0, 0.9, 1), (5.0, 0.5, 1), (40.0, 0.95, 1)]
+    records = [
+        TrialRecord(number, "complete", {}, TrialFacts(devices=devices, price=2.0), seconds, accuracy)
+        for number, (seconds, accuracy, devices) in enumerate(rows)
+    ]
+    found = front_of(records)
+    assert [one.number for one in found.trials] == [2, 0, 3]
+    assert chosen_trial("s", found, Choice(cheapest_to=0.9), records).number == 1
+    assert chosen_trial("s", found, Choice(target=0.9), records).number == 0
 
 
 def test_an_empty_front_has_nothing_to_choose():
