@@ -136,7 +136,7 @@ def test_a_training_that_was_killed_resumes_and_ends_with_the_same_weights(
     ("options", "words"),
     [
         (["--trial", "99"], "trial 99 is not on its front"),
-        (["--best", "--knee"], "expected one of trial, knee, best, within and target, got several"),
+        (["--best", "--knee"], "expected one of trial, knee, best, within, target and cheapest-to, got several"),
         (["--epochs", "0.0001"], "epochs: expected at least one step"),
         (["--seeds", "0"], "0 is not in the range"),
     ],
