@@ -500,12 +500,12 @@ def check(study: Path, storage: str | None, as_json: bool) -> None:
     "--seconds", type=click.FloatRange(min=0), help="Seconds of real steps; default: 5 for memory, budget.profile_s for speed."
 )
 @click.option("--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'.")
-@click.option("--energy", is_flag=True, help="Measure the device's power too, as where energy_j is an objective.")
+@click.option("--energy", is_flag=True, help="Also measure the device's power, as if energy_j were an objective.")
 @click.option(
     "--power-limit",
     type=click.FloatRange(min=0, min_open=True),
     metavar="WATTS",
-    help="Measure all this with the GPUs' power limited, which needs permission; their limit before is set again.",
+    help="Limit each GPU's power to this while profiling, and restore its limit afterwards; usually needs root.",
 )
 @storage_option
 @json_option
@@ -527,7 +527,7 @@ def profile(
     effective batch. With --device-like, memory alone, traced as CUDA would run it; nothing is measured.
     """
     if device_like is not None and (energy or power_limit):
-        raise click.UsageError("--device-like measures nothing, so neither energy nor power under a limit")
+        raise click.UsageError("--device-like measures nothing; remove --energy and --power-limit")
     card = None if device_like is None else card_named(device_like)
     spec = read_study(study, storage=storage)
     from .search.preview.check import profile_study
@@ -578,7 +578,7 @@ def profile(
 @click.option(
     "--also",
     type=click.Choice(get_args(Speed)),
-    help="Another measure of what training takes, as a third objective; default: the study's objectives.also.",
+    help="A second measure of speed, as a third objective; default: the study's objectives.also.",
 )
 @name_option
 @storage_option
@@ -978,7 +978,7 @@ def _write_next(file: Path, stored: StoredStudy, found: NextStudy) -> Path:
 @click.argument("source", metavar="TABLE.csv|STUDY", shell_complete=study_files)
 @click.option("--at", "batches", type=click.IntRange(1, 2**53), multiple=True, help="Predict this batch too; may be repeated.")
 @click.option("--workload", help="Only this one of the table's workloads.")
-@click.option("--target", type=_VALUE, help="Of a study's metric; default: the study's own.")
+@click.option("--target", type=_VALUE, help="Value of the study's metric to reach; default: its target.")
 @name_option
 @storage_option
 @json_option
@@ -997,8 +997,8 @@ def fit_batch(
     runs separated by spaces. With a column workload, each workload gets its own law; with a column group (or round), each
     group gets its own level under that law.
 
-    A STUDY has searched both effective_batch and epochs: its metric is fitted over everything searched, and each batch gets
-    the fewest samples with which its best setting reaches the target.
+    STUDY must have searched both effective_batch and epochs. A model of its metric then gives, for each batch, the fewest
+    samples with which the best setting reaches the target.
     """
     if not source.endswith(".csv"):
         _fit_study_batches(source, batches, target, name, storage, as_json)

@@ -30,12 +30,12 @@ class EnergyCounter:
             self._read = _gpu_counter(torch.cuda.current_device()) if kind == "gpu" else _ProcessorCounter().joules
             self._read()
         except ImportError:
-            message = "pynvml, which reads a GPU's, is not installed. Run pip install 'bsearch[energy]'."
+            message = "pynvml, which reads a GPU's energy counter, is not installed. Run pip install 'bsearch[energy]'."
         except PermissionError as error:
             message = f"{error.filename} may be read by root only. Run chmod a+r on it, or train on a GPU."
         except Exception as error:  # NVML has dozens, for everything that a GPU, its driver or a share of it lacks
             lines = str(error).strip().splitlines()
-            message = f"this {kind.upper()} has no counter that can be read: {lines[0] if lines else type(error).__name__}"
+            message = f"this {kind.upper()} has no readable energy counter: {lines[0] if lines else type(error).__name__}"
         else:
             return
         raise ProfilingError(message)
@@ -94,10 +94,10 @@ def limited_power(kind: Literal["cpu", "gpu"], watts: float | None) -> Iterator[
             try:
                 nvml.nvmlDeviceSetPowerManagementLimit(handle, limit)
             except nvml.NVMLError as error:
-                stuck.append(f"GPU {index}, which had {limit / 1e3:g} W: {error}")
+                stuck.append(f"GPU {index} (before: {limit / 1e3:g} W): {error}")
         if stuck:
             raise ProfilingError(
-                f"--power-limit: the limit of {watts:g} W could not be taken back of {'; '.join(stuck)}. Run nvidia-smi -pl."
+                f"--power-limit: the power limit could not be restored on {'; '.join(stuck)}. Run nvidia-smi -i N -pl W."
             )
 
 
@@ -134,7 +134,7 @@ class _ProcessorCounter:
         self._zones = sorted(POWERCAP.glob("intel-rapl:[0-9]*"))
         self._zones = [zone for zone in self._zones if zone.name.count(":") == 1]
         if not self._zones:
-            raise OSError(f"{POWERCAP} shows none")
+            raise OSError(f"none in {POWERCAP}")
         self._ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in self._zones]
         self._before = self._counts()
         self._total = 0

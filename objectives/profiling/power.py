@@ -134,10 +134,10 @@ class PowerReading:
         """The average power.
 
         Raises:
-            ProfilingError: the counter moved less than twice, so there is nothing to tell it from.
+            ProfilingError: the counter changed less than twice, so no power can be computed.
         """
         if len(self._moves) < 2:
-            raise ProfilingError(f"its counter moved {len(self._moves)} times in {self._seconds:.2g} s of training")
+            raise ProfilingError(f"its energy counter changed {len(self._moves)} times in {self._seconds:.2g} s of training")
         first, last = self._moves[0], self._moves[-1]
         return (last[1] - first[1]) / (last[0] - first[0])
 

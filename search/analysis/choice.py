@@ -107,11 +107,10 @@ def chosen_trial(name: str, front: ParetoFront, choice: Choice = Choice(), recor
 
 
 def _cheapest(name: str, settings: Iterable[TrialRecord]) -> TrialRecord:
-    costs = {one.number: cost for one in settings if (cost := one.taken("cost")) is not None}
-    if not costs:
-        raise StudyFileError(f"study {name}: expected devices.prices, by which trials have a cost; got none")
-    least = min(costs, key=lambda number: costs[number])
-    return next(one for one in settings if one.number == least)
+    priced = [(cost, place, one) for place, one in enumerate(settings) if (cost := one.taken("cost")) is not None]
+    if not priced:
+        raise StudyFileError(f"study {name}: expected trials with a cost, which devices.prices gives them; got none")
+    return min(priced)[2]
 
 
 def fastest_within(front: ParetoFront, share: float) -> TrialRecord:

@@ -150,8 +150,8 @@ def retimed(
         raise StudyFileError(f"retime: expected a price for {device.name}, since the front is of costs. Write --price.")
     if "energy_j" in objectives.speeds and any(law.power is None for _, one in device.profiles for law in one.all_step_times):
         raise StudyFileError(
-            f"retime: expected a profile of {device.name} with its power, since the front is of energy. Write bsearch profile "
-            "STUDY --energy --out FILE on it."
+            f"retime: expected a profile of {device.name} with its power, since the front is of energy. Run bsearch profile "
+            "STUDY --energy --out FILE there."
         )
     if device.task.get("name") != task.get("name"):
         raise StudyFileError(

@@ -57,12 +57,10 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "study": name,
         "storage": storage,
         "objectives": {
-            "speed": {"name": front.speed, "unit": _UNITS.get(front.speed, "s"), "direction": "minimize"},
-            **(
-                {}
-                if front.also is None
-                else {"also": {"name": front.also, "unit": _UNITS.get(front.also, "s"), "direction": "minimize"}}
-            ),
+            **{
+                key: {"name": speed, "unit": _UNITS.get(speed, "s"), "direction": "minimize"}
+                for key, speed in zip(("speed", "also"), front.speeds, strict=False)
+            },
             "metric": {"name": front.metric, "direction": front.direction},
         },
         "trials": {outcome: sum(record.outcome == outcome for record in records) for outcome in outcomes},

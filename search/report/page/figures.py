@@ -114,8 +114,8 @@ class StudyFigures:
         )
         if front.also is not None:
             caption = (
-                f"No trial beats one on the front in {front.speed}, {front.also} and {front.metric}; the line leaves out the "
-                f"members that are there for their {front.also} alone. Training time is {how}, without evaluation."
+                f"No trial beats a trial on the front in all of {front.speed}, {front.also} and {front.metric}; the line "
+                f"leaves out members that are on it only for their {front.also}. Training time is {how}, without evaluation."
             )
         if any(trial.interval is not None for trial in front.trials):
             caption += " Bars are 90 % intervals of the mean over runs with several seeds."

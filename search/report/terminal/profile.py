@@ -121,7 +121,7 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         first, last = document["power"][0], document["power"][-1]
         yield (
             f"Power while it trains: {first['watts']:.3g} W with micro-batches of {first['micro_batch']} to "
-            f"{last['watts']:.3g} W with {last['micro_batch']}; two readings differ by ±{document['power_spread']:.1%} at most."
+            f"{last['watts']:.3g} W with {last['micro_batch']}; repeated readings agree within ±{document['power_spread']:.1%}."
         )
     if not document["fastest"]:
         return

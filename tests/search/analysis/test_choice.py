@@ -73,7 +73,7 @@ def test_not_asked_the_fastest_that_is_nearly_the_best_is_chosen():
         ({"knee": True}, "no knee yet"),
         ({"trial": 0, "within": 0.1}, "one of trial, knee, best, within, target and cheapest-to"),
         ({"cheapest_to": 0.9}, "no trial reaches accuracy 0.9"),
-        ({"cheapest_to": 0.5}, "expected devices.prices, by which trials have a cost; got none"),
+        ({"cheapest_to": 0.5}, "expected trials with a cost, which devices.prices gives them; got none"),
         ({"target": 0.9}, "no trial reaches accuracy 0.9; the best, trial 1, has 0.8"),
         ({"target": 0.80000001}, "no trial reaches accuracy 0.80000001; the best, trial 1, has 0.8"),
     ],
