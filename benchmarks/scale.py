@@ -142,7 +142,9 @@ def facts(parameters: dict[str, Any], *, ended: bool) -> dict[str, Any]:
     return start | end if ended else start
 
 
-def fill(storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callable[[Any], float], finished: int) -> None:
+def fill(
+    storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callable[[Any], tuple[float, ...]], finished: int
+) -> None:
     """Write finished trials straight into Optuna's tables; one by one would take ten minutes."""
     engine, rng = storage.engine, random.Random(finished)
     tables = sa.MetaData()
@@ -176,7 +178,7 @@ def fill(storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callabl
             row = {"trial_id": trial, "param_name": name, "param_value": value, "distribution_json": kind}
             rows["trial_params"].append(row)
         accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
-        for objective, value in enumerate(() if failed else (law(parameters), accuracy + 0.01 * rng.gauss(0, 1))):
+        for objective, value in enumerate(() if failed else (*law(parameters), accuracy + 0.01 * rng.gauss(0, 1))):
             rows["trial_values"].append({"trial_id": trial, "objective": objective, "value": value, "value_type": "FINITE"})
         rows["trial_system_attributes"].append({"trial_id": trial, "key": "constraints", "value_json": "[0.0]"})
         for key, fact in facts(parameters, ended=True).items():
@@ -294,7 +296,7 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
         end = {
             name: value for name, value in facts(parameters, ended=True).items() if name not in facts(parameters, ended=False)
         }
-        result = TrialResult("COMPLETE", "complete", TrialFacts.of(end), (law(parameters), accuracy), constraint=0.0)
+        result = TrialResult("COMPLETE", "complete", TrialFacts.of(end), (*law(parameters), accuracy), constraint=0.0)
         clocked("tell", suggester.tell, oldest.number, result)  # which commits what was annotated
         trials = clocked("trials", suggester.trials)
         clocked("record", frozen_record, trials[oldest.number])
