@@ -29,6 +29,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -315,6 +316,8 @@ class Host:
     def __init__(self, task: str) -> None:
         self._workers: dict[int, Any] = {}
         load_task(task)  # before threads do so concurrently
+        # Only the main thread may set a handler. No trial here is asked to leave.
+        signal.signal = signal.siginterrupt = lambda *_: None  # type: ignore[assignment]
         gc.collect()
         gc.freeze()  # a worker collects garbage after each trial; here it would wait for the imports of the others
 

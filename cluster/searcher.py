@@ -72,9 +72,10 @@ class StudySearcher(Searcher):
             return None
         wanted = 1 + slots + slots // _SLOTS_FOR_ONE_AHEAD
         # Ray may have room for more than the study allows, and would start what waits.
-        if len(self._numbers) >= (wanted if self._most is None else min(wanted, self._most)):
+        free = (wanted if self._most is None else min(wanted, self._most)) - len(self._numbers)
+        if free <= 0:
             return None
-        setup = self._guarded(self._study.next_attempt)
+        setup = self._guarded(lambda: self._study.next_attempt(free))
         self._declined = setup in (None, "wait")
         if setup is None:
             return Searcher.FINISHED

@@ -148,8 +148,12 @@ class StudyRun:
 
     # What runners call
 
-    def next_attempt(self) -> TrialSetup | Literal["wait"] | None:
-        """The next attempt to run; "wait" while running ones may bring more; None when nothing is left."""
+    def next_attempt(self, free: int = 1) -> TrialSetup | Literal["wait"] | None:
+        """The next attempt to run; "wait" while running ones may bring more; None when nothing is left.
+
+        Args:
+            free: how many the runner would take now, this one included.
+        """
         if self.stop_reason or self.leaving:
             return None
         if self._retries:
@@ -167,7 +171,7 @@ class StudyRun:
             self._queue_repeat()
             # What is left of a budget finishes paused trials.
             new = room >= 1 or not self._paused
-            suggestion = self.suggestions.take(len(self._running), most=math.ceil(room), new=new)
+            suggestion = self.suggestions.take(len(self._running), free, most=math.ceil(room), new=new)
             if suggestion == "wait":
                 return "wait"
             if suggestion is None:

@@ -1,7 +1,8 @@
 """Suggestions made ahead of when they are needed, in a thread of their own.
 
-A fit of the models takes as long as the shortest trials, so free devices would wait for it. One fit therefore serves as many
-suggestions as trials are expected to end meanwhile; each is made given those before at their predicted outcomes.
+A fit of the models takes as long as the shortest trials, so free devices would wait for it. One fit therefore serves all free
+devices, and as many more as trials are expected to end meanwhile; each suggestion is made given those before at their
+predicted outcomes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from ..suggest.suggester import Suggester
 # Beyond those, one more is made for this many running trials: the models then lack the outcomes of a few trials among many
 # that they lack anyway, and one fit serves them all.
 RUNNING_FOR_ONE_MORE = 16
+# The most that are made for free devices by one fit: they wait until all are made.
+_MOST_FREE = 64
 # Suggestions may have to last for this many times the seconds that making them took.
 _LASTS = 2.0
 
@@ -54,17 +57,18 @@ class SuggestionQueue:
         """Whether the next suggestion is a trial that has begun, or is beginning."""
         return self._suggester.has_begun or (self._preparing is not None and self._suggester.begins_ahead)
 
-    def take(self, running: int, *, most: int, new: bool) -> Suggestion | Literal["wait"] | None:
+    def take(self, running: int, free: int = 1, *, most: int, new: bool) -> Suggestion | Literal["wait"] | None:
         """The next suggestion; "wait" while it is being made; None where there is none.
 
         Args:
             running: trials; while there are any, the caller need not wait for a suggestion.
+            free: how many the caller would take now, this one included.
             most: how many may be wanted, this one included.
             new: as for `Suggester.ask`.
         """
         self._check()
         if not self._suggester.ready:
-            self._prepare(running, most, new)
+            self._prepare(running, free, most, new)
             assert self._preparing is not None
             if running and not self._preparing.done():
                 return "wait"
@@ -74,12 +78,13 @@ class SuggestionQueue:
                 return None
         suggestion = self._suggester.ask(new=new)
         if most > 1 and self._suggester.ready < self._soon:
-            self._prepare(running, most - 1, new)
+            self._prepare(running, free - 1, most - 1, new)
         return suggestion
 
-    def _prepare(self, running: int, most: int, new: bool) -> None:
+    def _prepare(self, running: int, free: int, most: int, new: bool) -> None:
         if self._preparing is None:
-            self._preparing = self._thread.submit(self._make, running, most, new)
+            wanted = max(min(free, _MOST_FREE), 1 + running // RUNNING_FOR_ONE_MORE)
+            self._preparing = self._thread.submit(self._make, wanted, most, new)
 
     def _check(self) -> None:
         """Raise what went wrong in the thread."""
@@ -87,10 +92,10 @@ class SuggestionQueue:
             done, self._preparing = self._preparing, None
             done.result()
 
-    def _make(self, running: int, most: int, new: bool) -> None:
+    def _make(self, wanted: int, most: int, new: bool) -> None:
         started = time.perf_counter()
         self._soon = self._ending(_LASTS * self._took_s)
-        made = self._suggester.prepare(min(1 + running // RUNNING_FOR_ONE_MORE + self._soon, most), new=new)
+        made = self._suggester.prepare(min(wanted + self._soon, most), new=new)
         self._took_s = time.perf_counter() - started
         self.asks, self.asks_s = self.asks + made, self.asks_s + self._took_s
 

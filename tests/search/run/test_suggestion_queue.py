@@ -27,7 +27,7 @@ def queue(sampler: str = "front", ending: Callable[[float], int] = lambda second
 
 def taken(made: SuggestionQueue, running: int, most: int = 100) -> Suggestion:
     """The next suggestion, waited for."""
-    while isinstance(one := made.take(running, most=most, new=True), str):
+    while isinstance(one := made.take(running, 1, most=most, new=True), str):
         assert made._preparing is not None
         made._preparing.exception()
     assert one is not None
@@ -57,7 +57,7 @@ def test_one_fit_serves_many_trials(running: int, ending: int, most: int, ahead:
         numbers = []
         for still in range(ahead):
             # Ready: they are handed out at once, and the trial begins then.
-            one = taken(made, running, most) if not still else made.take(running, most=1, new=True)
+            one = taken(made, running, most) if not still else made.take(running, 1, most=1, new=True)
             assert isinstance(one, Suggestion)
             numbers.append(one.number)
             if not still:
@@ -65,6 +65,17 @@ def test_one_fit_serves_many_trials(running: int, ending: int, most: int, ahead:
         assert numbers == list(range(8, 8 + ahead))
         assert len({one.params["effective_batch"] for one in made._suggester.trials()[8:]}) > ahead // 2
         assert made.asks >= 8 + ahead
+
+
+@pytest.mark.parametrize(("free", "most", "ahead"), [(12, 100, 12), (12, 5, 5), (1000, 2000, 64)])
+def test_one_fit_serves_all_free_devices(free: int, most: int, ahead: int) -> None:
+    with queue() as made:
+        for _ in range(8):
+            end(made, taken(made, 0, 1).number)
+        while made.take(1, free, most=most, new=True) == "wait":
+            assert made._preparing is not None
+            made._preparing.exception()
+        assert made._suggester.ready == ahead - 1
 
 
 def test_other_samplers_begin_one_trial_at_a_time() -> None:
@@ -106,7 +117,7 @@ def test_a_runner_waits_only_where_nothing_else_runs(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Suggester, "prepare", slow)
     with queue() as made:
-        assert made.take(1, most=2, new=True) == "wait"
-        assert made.take(1, most=2, new=True) == "wait"
+        assert made.take(1, 1, most=2, new=True) == "wait"
+        assert made.take(1, 1, most=2, new=True) == "wait"
         go.set()
         assert taken(made, 1).number == 0
