@@ -21,13 +21,13 @@ from . import ray_variables  # noqa: F401  # before Ray is imported
 
 from ray import tune
 from ray.exceptions import RayError
-from ray.tune.progress_reporter import ProgressReporter
+from ray.tune.progress_reporter import ProgressReporter, TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from ..search.run.study_run import StudyRun
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
-from .processes import idle_processes, keep_processes, unstage
+from .tune_internals import forget_ended, idle_processes, keep_processes, unstage
 
 if TYPE_CHECKING:
     from .tune import TuneRunner
@@ -246,6 +246,7 @@ class InOrder(FIFOScheduler):
 
     def choose_trial_to_run(self, controller: Any) -> Any:
         inner = getattr(controller, "_tune_controller", controller)
+        forget_ended(inner)
         self._searcher.count_idle(idle_processes(inner))
         if self._searcher.leaving or time.monotonic() - self._looked_at > REFRESH_S:
             self._looked_at = time.monotonic()
@@ -285,8 +286,11 @@ class StudyStopper(tune.Stopper):
         return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled
 
 
-class StartAndEnd(tune.Callback):
-    """Tells when an attempt has got its devices, and drops what Tune would remember of one that has ended."""
+class TellStart(TrialProgressCallback):
+    """Tells when an attempt has got its devices.
+
+    It stands in place of Tune's callback of this kind, which Tune would add, and which keeps every trial and its last result.
+    """
 
     def __init__(self, searcher: StudySearcher) -> None:
         self._searcher = searcher
@@ -294,11 +298,11 @@ class StartAndEnd(tune.Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._searcher.begun(trial.trial_id)
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        # Averages of every number that it reported: a third of what a driver's memory grew by.
-        kept = getattr(trial, "run_metadata", None)
-        for name in ("metric_analysis", "metric_n_steps"):
-            getattr(kept, name, {}).clear()
+    def on_trial_result(self, *arguments: Any, **info: Any) -> None: ...
+
+    def on_trial_error(self, *arguments: Any, **info: Any) -> None: ...
+
+    def on_trial_complete(self, *arguments: Any, **info: Any) -> None: ...
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks too
@@ -319,4 +323,4 @@ def _cached_for(ask: Callable[[], _T], first: _T, seconds: float) -> Callable[[]
     return answer
 
 
-__all__ = ["InOrder", "SilentReporter", "StartAndEnd", "StudySearcher", "StudyStopper"]
+__all__ = ["InOrder", "SilentReporter", "StudySearcher", "StudyStopper", "TellStart"]

@@ -33,7 +33,7 @@ from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .connection import RayConnection, nodes
 from .fair_share import KIND, profiling
 from .machines import shares, trials_that_fit
-from .searcher import InOrder, SilentReporter, StartAndEnd, StudySearcher, StudyStopper
+from .searcher import InOrder, SilentReporter, StudySearcher, StudyStopper, TellStart
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
 
 # The smallest amount that can be requested of the resource that names a kind.
@@ -365,7 +365,7 @@ class TuneRunner:
                     name="run",
                     storage_path=folder,
                     stop=StudyStopper(study, searcher),
-                    callbacks=[StartAndEnd(searcher)],
+                    callbacks=[TellStart(searcher)],
                     verbose=0,
                     progress_reporter=SilentReporter() if in_notebook() else None,  # Tune warns of it elsewhere
                     failure_config=tune.FailureConfig(max_failures=0),

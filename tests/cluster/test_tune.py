@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import time
 from collections import Counter
@@ -13,9 +14,11 @@ import optuna
 import pytest
 import ray
 from bsearch.cluster.tune import TuneRunner
+from bsearch.search.run.runner import Event
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import ClusterError
 from bsearch.spaces.study import Cluster, Devices, StudySpec
+from ray.tune.experiment import Trial
 from runner_contract import Run, RunnerContract, StudyContract, kept_path
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -33,9 +36,18 @@ class TestStudiesOverTune(StudyContract):
 
 class TestTuneRunner(RunnerContract):
     def test_short_trials_need_no_more_processes_than_slots(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        go("TellsItsProcess", budget={"trials": 30}, stopping="none")
+        remembered: list[int] = []
+
+        def count(event: Event) -> None:
+            if event.kind == "ended":
+                remembered.append(sum(type(one) is Trial for one in gc.get_objects()))
+
+        go("TellsItsProcess", budget={"trials": 30}, stopping="none", notify=count)
         processes = Counter(trial.user_attrs["process"] for trial in kept().trials)
         assert len(processes) == 2, processes
+        # Tune itself would remember every one.
+        assert len(remembered) == 30
+        assert max(remembered) <= 10, remembered
 
     def test_an_attempt_that_waits_for_machines_that_have_gone_is_taken_back(
         self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch
