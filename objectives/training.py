@@ -414,7 +414,7 @@ class TrainingRun:
                 accuracy=scores.get("accuracy"),
                 scores=scores,
                 train_loss=train_loss,
-                facts={**facts, **self.noise.facts()},
+                facts={**facts, **self.noise.facts(), **checkpoint.facts()},
                 branches=tuple(ended),
             )
             ended = []
@@ -424,8 +424,6 @@ class TrainingRun:
                 due_now = checkpoint.due(self.ranks.max_over_ranks(0.0 if self.ranks.rank else checkpoint.waited_s()))
                 if due_now or leaves:
                     self._save(checkpoint, number, seen, clock, _SinceEvaluation())
-                if checkpoint.write_error:
-                    facts["checkpoint"] = checkpoint.write_error
             yield measurement
             if not math.isfinite(train_loss):
                 return

@@ -27,14 +27,18 @@ SETTINGS = {
 }
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class PostgresServer:
     """One server; `stop` and `start` it as often as you like, its databases stay."""
 
     def __init__(self, folder: Path, programs: Path, user: str | None) -> None:
         self.folder, self._programs, self._user = folder, programs, user
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._server: subprocess.Popen[bytes] | None = None
         self._databases = 0
         (folder / "password").write_text(PASSWORD)

@@ -269,7 +269,7 @@ class DrivenLoop:
             accuracy=scores.get("accuracy"),
             scores=dict(scores),
             train_loss=train_loss,
-            facts=dict(self._facts),
+            facts={**self._facts, **self.checkpoint.facts()},
         )
         self.checkpoint.add(measurement)
         if math.isfinite(train_loss) and self.number < len(self.plans) and self.checkpoint.due():
@@ -284,8 +284,6 @@ class DrivenLoop:
                     "rng_state": random_state(self.device),
                 }
             )
-            if self.checkpoint.write_error:
-                self._facts["checkpoint"] = self.checkpoint.write_error
         return measurement
 
 

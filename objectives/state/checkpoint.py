@@ -26,8 +26,8 @@ from fsspec.implementations.local import LocalFileSystem
 from torch.utils._pytree import tree_map_only
 
 from ...spaces.files import write_file
-from ...spaces.trial import Measurement, TrialSetup
-from .checkpoint_files import file_system_of
+from ...spaces.trial import Measurement, Parameter, TrialSetup
+from .checkpoint_files import delete_parts, file_system_of
 from .leaving import asked_to_leave
 
 # Files of another format are ignored.
@@ -71,7 +71,7 @@ class Checkpoint:
         self.url, self.every_s, self.experiment = url, every_s, experiment
         self._pauses_after = pauses_after  # samples seen from which on the trial may be paused
         self.measurements: list[Measurement] = []
-        self.write_error = ""  # why the last read or write failed
+        self._read_error = self._write_error = ""  # why it could not be read, and why the last write failed
         self._last, self._save_s = time.monotonic(), 0.0
 
     @classmethod
@@ -83,7 +83,7 @@ class Checkpoint:
     def load(self) -> Any:
         """The state that was saved last; None if the trial starts from scratch.
 
-        A file of another experiment or one that cannot be read is ignored; `write_error` says why it could not be read.
+        A file of another experiment or one that cannot be read is ignored; `facts` says why it could not be read.
         """
         if self.url is None:
             return None
@@ -98,10 +98,15 @@ class Checkpoint:
                 return None
             measurements = [Measurement.from_dict(values) for values in json.loads(saved["measurements"])]
         except Exception as error:
-            self.write_error = f"the checkpoint could not be read: {type(error).__name__}: {error}"
+            self._read_error = f"the checkpoint could not be read, so training began again: {_reason(error)}"
             return None
         self.measurements = measurements
         return saved["state"]
+
+    def facts(self) -> dict[str, Parameter]:
+        """For the next measurement: why it could not be read, or why the last write failed."""
+        errors = [error for error in (self._read_error, self._write_error) if error]
+        return {"checkpoint": "; ".join(errors)} if errors else {}
 
     def add(self, measurement: Measurement) -> None:
         """Include a measurement in the next save; call this before the measurement is reported."""
@@ -131,7 +136,7 @@ class Checkpoint:
     def save(self, state: Any) -> None:
         """Replace the file atomically.
 
-        If the disk is full or unavailable, the trial continues without the checkpoint, and `write_error` says why.
+        If the disk is full or unavailable, the trial continues without the checkpoint, and `facts` says why.
 
         Args:
             state: tensors, numbers, strings, and lists and dicts of them.
@@ -150,9 +155,9 @@ class Checkpoint:
                 _replace(Path(path), buffer.getbuffer())
             else:
                 system.pipe_file(path, buffer.getvalue())  # object stores replace objects atomically
-            self.write_error = ""
+            self._write_error = ""
         except Exception as error:
-            self.write_error = f"the checkpoint could not be written: {type(error).__name__}: {error}"
+            self._write_error = f"the checkpoint could not be written: {_reason(error)}"
         self._last = time.monotonic()
         self._save_s = self._last - started
 
@@ -199,7 +204,13 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     random.setstate((version, tuple(words), gauss))
 
 
+def _reason(error: Exception) -> str:
+    # Without the path, which is different each time.
+    return (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+
+
 def _replace(path: Path, content: Any) -> None:
+    delete_parts(path)
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with part.open("wb") as file:

@@ -16,9 +16,15 @@ def delete_checkpoint(url: str) -> None:
         system, path = file_system_of(url)
         if system.exists(path):
             system.rm_file(path)
-        parent = system._parent(path)
         if isinstance(system, LocalFileSystem):
-            Path(parent).rmdir()  # fails unless empty
+            delete_parts(Path(path))
+            Path(path).parent.rmdir()  # fails unless empty
+
+
+def delete_parts(path: Path) -> None:
+    """Delete what writers of this checkpoint left that were killed before they had finished."""
+    for part in path.parent.glob(f"{path.name}.*.part"):
+        part.unlink(missing_ok=True)
 
 
 def file_system_of(url: str) -> tuple[Any, str]:

@@ -131,6 +131,7 @@ class StudyRun:
         self.failed = sum(record.outcome == "error" for record in self.done)
         self._front = 0, study_front([], spec.objectives)  # of the first so many of `done`
         self.interruptible = False  # the main thread is in the user's code, which Ctrl-C may break into
+        self._said_of_checkpoints: set[tuple[str, str]] = set()  # by host
         self.stop_reason = self.leaving = self.enough = ""
         self._worth_known_at = 0  # trials that had ended when more trials' worth was last computed
         self.failure = ""
@@ -288,6 +289,7 @@ class StudyRun:
         self.reported_s = time.monotonic()
         self._records.add_measurement(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
+        self._say_of_checkpoint(setup, str(measurement.facts.get("checkpoint", "")), host)
         for branch in measurement.branches:
             self._add_branch(attempt, branch)
         accuracy = self._sign * measurement.score(setup.metric)
@@ -522,6 +524,13 @@ class StudyRun:
         result = TrialResult("PRUNED", "paused", replace(facts, message=message), constraint=0.0)
         self._finish(record.number, result, again=True)
         self._delete_checkpoint(record.number)
+
+    def _say_of_checkpoint(self, setup: TrialSetup, error: str, host: str) -> None:
+        """Say why checkpoints fail on a host, once: trials go on without, but an interruption costs more than before."""
+        if error and (host, error) not in self._said_of_checkpoints:
+            self._said_of_checkpoints.add((host, error))
+            where = f"{setup.checkpoint}, on {host}" if host else setup.checkpoint
+            self.notify(Event("message", text=f"trial {setup.number}: {error} ({where}); training goes on"))
 
     def _delete_checkpoint(self, number: int) -> None:
         """Delete that of a trial that no longer runs."""

@@ -288,7 +288,7 @@ def test_a_damaged_checkpoint_costs_the_work_and_not_the_trial(tmp_path: Path, d
     file.write_bytes({"cut": kept[: len(kept) // 2], "empty": b"", "words": b"not a checkpoint", "pickle": hostile}[damage])
     checkpoint = Checkpoint.of(made)
     assert checkpoint.load() is None
-    assert "could not be read" in checkpoint.write_error
+    assert "could not be read" in str(checkpoint.facts()["checkpoint"])
     assert whole(made)[0] == uninterrupted[0]
 
 
@@ -300,6 +300,33 @@ def test_a_place_that_cannot_be_written_costs_no_trial_and_leaves_nothing(tmp_pa
     assert measurements[-1].samples_seen == 400
     assert "could not be written" in str(measurements[-1].facts["checkpoint"])
     assert list(tmp_path.iterdir()) == [blocked]
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_place_without_room_is_named_until_there_is_some(tmp_path: Path, mended: bool) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    checkpoint = Checkpoint(str(blocked / "0.pt"), 0.0, "")
+    checkpoint.save({"x": 1})
+    assert checkpoint.facts() == {"checkpoint": "the checkpoint could not be written: File exists"}
+    if mended:
+        blocked.unlink()
+    checkpoint.save({"x": 1})
+    assert bool(checkpoint.facts()) == (not mended)
+
+
+def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
+    file = tmp_path / "folder" / "3-code.pt"
+    file.parent.mkdir()
+    left, others = file.with_name("3-code.pt.0f.part"), file.with_name("13-code.pt.0f.part")
+    for part in (left, others):
+        part.write_bytes(b"half")
+    Checkpoint(str(file), 0.0, "").save({"x": 1})
+    assert sorted(file.parent.iterdir()) == sorted([file, others])
+    others.unlink()
+    left.write_bytes(b"half")
+    delete_checkpoint(str(file))
+    assert not file.parent.exists()
 
 
 def test_a_checkpoint_is_replaced_whole_and_forgotten_with_its_folder(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from bsearch.spaces.study import Objectives
 from bsearch.spaces.study_file import read_study
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
-from postgres_server import PASSWORD, PostgresServer
+from postgres_server import PASSWORD, PostgresServer, free_port
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 pytestmark = [pytest.mark.postgres, pytest.mark.cluster]
@@ -108,6 +108,36 @@ def test_a_server_that_crashes_and_comes_back_costs_nothing(postgres: PostgresSe
     assert "Traceback" not in output
     assert postgres.states(url) == {"COMPLETE": 5}
     assert Counter(row["number"] for row in Records(url).attempts("small")) == dict.fromkeys(range(5), 1)
+
+
+@pytest.mark.timeout(600)
+def test_a_server_that_fails_over_to_another_port_is_followed(
+    postgres: PostgresServer, study_file: Callable[..., Path]
+) -> None:
+    """As to a standby: the URL names both, and one of them answers."""
+    here, there = postgres.port, free_port()
+    url = postgres.new_database()
+    database = url.rpartition("/")[2]
+    both = (
+        f"postgresql+psycopg://ann:{PASSWORD}@/{database}?host=127.0.0.1:{here}&host=127.0.0.1:{there}"
+        "&target_session_attrs=read-write"
+    )
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 5}, storage=both)
+    with driving(path) as driver:
+        wait_for(lambda: postgres.states(url)["COMPLETE"] >= 2, driver)
+        with postgres.away(AWAY_S):
+            postgres.port = there
+        output, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 0, output
+    assert output.count("the database does not answer (") == 1
+    assert output.count("the database answers again, after ") == 1
+    assert "Traceback" not in output
+    assert PASSWORD not in output
+    assert postgres.states(url) == {"COMPLETE": 5}
+    assert Counter(row["number"] for row in Records(both).attempts("small")) == dict.fromkeys(range(5), 1)
+    shown = CliRunner().invoke(main, ["show", str(path), "--all"])
+    assert shown.exit_code == 0, shown.output
+    assert PASSWORD not in shown.output
 
 
 def test_a_connection_that_is_only_cut_is_made_anew_without_a_word(

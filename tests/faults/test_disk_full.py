@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import chaos
 import optuna
 import pytest
+import yaml
 from bsearch.search.store.optuna_storage import open_storage
 from bsearch.spaces.errors import OutputError
 from bsearch.spaces.files import write_file
@@ -86,3 +88,66 @@ def test_a_result_that_finds_no_room_leaves_the_old_one_whole(small_disk: Path) 
         write_file(kept, "new\n" * 10_000)
     assert kept.read_text() == "old\n"
     assert sorted(file.name for file in small_disk.iterdir()) == ["filled", "front.csv"]
+
+
+def serial(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [BSEARCH, "run", "--serial", folder / "study.yaml"],
+        env={**os.environ, "ENDURES_S": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_without_room_for_checkpoints_trials_go_on_and_with_room_again_nothing_is_lost(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    """The database has room, the checkpoints have none; the driver is killed before and after there is some."""
+    trials = 4
+    reference = chaos.undisturbed(trials, tmp_path / "undisturbed")
+    folder = tmp_path / "study"
+    folder.mkdir()
+    content = chaos.study(trials)
+    content["cluster"] |= {"checkpoints": str(small_disk)}
+    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    fill(small_disk / "filled")
+
+    def until(what: Callable[[], bool], driver: subprocess.Popen[str]) -> None:
+        limit = time.monotonic() + 100
+        while not what():
+            assert driver.poll() is None, driver.communicate()[0]
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+
+    def kill(driver: subprocess.Popen[str]) -> str:
+        driver.kill()
+        output, _ = driver.communicate()
+        assert "Traceback" not in output
+        return output
+
+    driver = serial(folder)
+    until(lambda: len(chaos.finished(folder)) >= 1, driver)
+    time.sleep(1.0)
+    output = kill(driver)
+    assert output.count("the checkpoint could not be written: No space left on device (") == 1, output
+    assert [file.name for file in small_disk.rglob("*") if file.is_file()] == ["filled"]
+    done = len(chaos.finished(folder))
+    (small_disk / "filled").unlink()
+    driver = serial(folder)
+    until(lambda: any(small_disk.rglob("*.pt")), driver)
+    fill(small_disk / "filled")  # the last one stays whole
+    time.sleep(0.5)
+    kill(driver)
+    (small_disk / "filled").unlink()
+    driver = serial(folder)
+    output, _ = driver.communicate(timeout=100)
+    assert driver.returncode == 0, output
+    assert "could not be" not in output
+    made = chaos.kept(folder)
+    complete = [trial for trial in made if trial.state.name == "COMPLETE"]
+    assert {chaos._setting(trial): trial.values[1] for trial in complete} == reference
+    assert any("resumed_at" in trial.user_attrs for trial in complete)
+    assert ["checkpoint" in trial.user_attrs for trial in complete].count(True) <= done + 1
+    assert not [file for file in small_disk.rglob("*") if file.is_file()]
