@@ -45,6 +45,7 @@ class SingleWriterStorage(InMemoryStorage):
         self._backend, self._backend_study, self._writes = backend, study_id, writes
         self._ids: list[int] = []  # of trials in the database, by number
         self._creating = threading.Lock()
+        self._spaces: dict[tuple[Any, ...], dict[str, BaseDistribution]] = {}  # those of finished trials
         here = super().create_new_study(backend.get_study_directions(study_id), backend.get_study_name_from_id(study_id))
         for key, value in backend.get_study_system_attrs(study_id).items():
             super().set_study_system_attr(here, key, value)
@@ -130,6 +131,7 @@ class SingleWriterStorage(InMemoryStorage):
             return super().set_trial_state_values(trial_id, state, values) and done
         super().set_trial_state_values(trial_id, state, values)
         ended = self.get_trial(trial_id).datetime_complete
+        self._set_trial(trial_id, self._small(self.get_trial(trial_id)))
 
         def write(connection: Connection) -> None:
             # Through Optuna's own classes, which know how times and infinite values are stored.
@@ -147,6 +149,24 @@ class SingleWriterStorage(InMemoryStorage):
         self._writes.add(write)
         self._writes.commit()
         return True
+
+    def _small(self, trial: FrozenTrial) -> FrozenTrial:
+        """A finished trial in less memory: Optuna's copies have a dictionary and distributions of their own each."""
+        space = self._spaces.setdefault(tuple(trial.distributions.items()), trial.distributions)
+        return FrozenTrial(
+            number=trial.number,
+            state=trial.state,
+            value=None,
+            values=trial.values,
+            datetime_start=trial.datetime_start,
+            datetime_complete=trial.datetime_complete,
+            params=trial.params,
+            distributions=space,
+            user_attrs=trial.user_attrs,
+            system_attrs=trial.system_attrs,
+            intermediate_values=trial.intermediate_values,
+            trial_id=trial._trial_id,
+        )
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
         self._backend.set_trial_intermediate_value(self._ids[trial_id], step, intermediate_value)
