@@ -200,6 +200,27 @@ def choice_options(before: str = "") -> Callable[[Any], Any]:
     return add
 
 
+def device_options(text: str, *, required: bool = False) -> Callable[[Any], Any]:
+    """Options for other devices' profiles and prices."""
+
+    def add(command: Any) -> Any:
+        price = click.option(
+            "--price",
+            "prices",
+            type=_VALUE,
+            multiple=True,
+            metavar="VALUE",
+            help="What one such device costs in an hour, in any currency: one for each --profile, in the same order; default: "
+            "the study's devices.prices.",
+        )
+        profile = click.option(
+            "--profile", "profile_files", type=click.Path(path_type=Path), required=required, multiple=True, help=text
+        )
+        return profile(price(command))
+
+    return add
+
+
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -558,22 +579,8 @@ def profile(
     )
 )
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
-@click.option(
-    "--profile",
-    "profile_files",
-    type=click.Path(path_type=Path),
-    required=True,
-    multiple=True,
-    help="The other device's profile, from `bsearch profile STUDY --out FILE` there; several are compared.",
-)
-@click.option(
-    "--price",
-    "prices",
-    type=_VALUE,
-    multiple=True,
-    metavar="VALUE",
-    help="What one such device costs in an hour, in any currency: one for each --profile, in the same order; default: the "
-    "study's devices.prices.",
+@device_options(
+    "The other device's profile, from `bsearch profile STUDY --out FILE` there; several are compared.", required=True
 )
 @click.option(
     "--also",
@@ -597,39 +604,29 @@ def retime(
     Accuracies stay; on a device with less memory the same effective batch accumulates more. With several profiles, or with
     prices: the front over devices, and what its best setting takes on each.
     """
-    if prices and len(prices) != len(profile_files):
-        raise click.UsageError(f"expected a --price for each of {len(profile_files)} profiles, got {len(prices)}")
-    if any(price < 0 for price in prices):
-        raise click.UsageError(f"--price: expected 0 or more, got {min(prices):g}")
-    from .search.analysis.retime import read_profile, retimed, retimed_summary
+    from .search.analysis.retime import retimed_summary
     from .search.report.export import json_text, study_document
     from .search.report.terminal.tables import front_plot, front_table, knee_sentence
     from .search.store.stored import StoredStudy
 
-    devices = [read_profile(file) for file in profile_files]
     stored = StoredStudy.open(study, name, storage)
-    attempts = stored.tables().attempts(stored.name)
     if also == stored.spec.objectives.speed:
         raise click.UsageError(f"--also: expected another measure than the study's own, which is {also}")
     objectives = stored.spec.objectives.with_also(also)
-    each = [
-        retimed(stored.spec, stored.identity["task"], stored.records, attempts, device, price, objectives=objectives)
-        for device, price in zip(devices, prices or (None,) * len(devices), strict=True)
-    ]
+    each = _retimed_on(stored, profile_files, prices, objectives)
     console = _terminal(as_json)
-    if prices or len(devices) > 1:
-        names = _distinct([device.name for device in devices], profile_files)
-        _compare_devices(stored, dict(zip(names, each, strict=True)), objectives, console, as_json)
+    if prices or len(each) > 1:
+        _compare_devices(stored, each, objectives, console, as_json)
         return
-    (device,), (after,) = devices, each
+    ((device, after),) = each.items()
     if as_json:
         document = study_document(stored.name, masked(stored.url), after.front, after.records)
-        document |= {"device": device.name, "was": after.was, "left_out": after.left_out, "notes": after.notes}
+        document |= {"device": device, "was": after.was, "left_out": after.left_out, "notes": after.notes}
         click.echo(json_text(document), nl=False)
         return
     trials = len(after.records) + len(after.left_out)
     console.print(
-        f"Front of {stored.name} on {device.name}: {len(after.front.trials)} of {trials} trials",
+        f"Front of {stored.name} on {device}: {len(after.front.trials)} of {trials} trials",
         style="bold",
     )
     console.print(front_table(after.front))
@@ -638,9 +635,21 @@ def retime(
         console.print(sentence or "")
 
 
-def _distinct(names: list[str], files: tuple[Path, ...]) -> list[str]:
-    """Names of devices, with their profile's where two are called alike."""
-    return [name if names.count(name) == 1 else f"{name} ({file.stem})" for name, file in zip(names, files, strict=True)]
+def _retimed_on(
+    stored: StoredStudy, profile_files: tuple[Path, ...], prices: tuple[float, ...], objectives: Objectives
+) -> dict[str, Retimed]:
+    """A study's trials on other devices, by the devices' names."""
+    from .search.analysis.retime import read_devices, retimed
+
+    if prices and len(prices) != len(profile_files):
+        raise click.UsageError(f"expected a --price for each of {len(profile_files)} profiles, got {len(prices)}")
+    if any(price < 0 for price in prices):
+        raise click.UsageError(f"--price: expected 0 or more, got {min(prices):g}")
+    devices, attempts = read_devices(profile_files), stored.tables().attempts(stored.name)
+    return {
+        name: retimed(stored.spec, stored.identity["task"], stored.records, attempts, device, price, objectives=objectives)
+        for (name, device), price in zip(devices.items(), prices or (None,) * len(devices), strict=True)
+    }
 
 
 def _compare_devices(
@@ -1422,16 +1431,31 @@ def train(
 # ---------------------------------------------------------------- report
 
 
-@main.command(epilog=_epilog("bsearch report study.yaml\n  bsearch report study.yaml --figures figures"))
+@main.command(
+    epilog=_epilog(
+        "bsearch report study.yaml\n  bsearch report study.yaml --figures figures\n"
+        "  bsearch report study.yaml --profile a100.json --price 1.8 --profile h100.json --price 2.5"
+    )
+)
 @click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
 @click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
 @click.option(
     "--figures", type=click.Path(path_type=Path), help="Also write every figure into this folder, as PNG, SVG and CSV."
 )
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
+@device_options("Compare this device, by its profile from `bsearch profile STUDY --out FILE` there; several may be named.")
 @name_option
 @storage_option
-def report(study: str, out: Path | None, figures: Path | None, opened: bool, name: str | None, storage: str | None) -> None:
+def report(
+    study: str,
+    out: Path | None,
+    figures: Path | None,
+    opened: bool,
+    profile_files: tuple[Path, ...],
+    prices: tuple[float, ...],
+    name: str | None,
+    storage: str | None,
+) -> None:
     """Write a study's results as one self-contained HTML page.
 
     The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and the cost of
@@ -1443,7 +1467,7 @@ def report(study: str, out: Path | None, figures: Path | None, opened: bool, nam
     from .spaces.files import write_file
 
     stored = StoredStudy.open(study, name, storage).with_rates()
-    drawn = StudyFigures.of(stored)
+    drawn = StudyFigures.of(stored, _retimed_on(stored, profile_files, prices, stored.spec.objectives))
     path = write_file(out or _results_beside(study) / stored.name / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")
     for figure in write_figures(drawn.all(), figures) if figures else ():

@@ -57,17 +57,14 @@ def forget_ended(controller: Any) -> None:
     """Let a Tune controller drop the trials that have ended and hold no process, but not its latest: without any, Tune would
     look for them in a file when its run ends.
     """
-    sets = [
-        getattr(controller, name, None) for name in ("_stopped_trials", "_failed_trials", "_live_trials", "_trials_to_cache")
-    ]
-    listed, processes = getattr(controller, "_trials", None), getattr(controller, "_trial_to_actor", None)
-    if listed is None or processes is None or any(one is None for one in sets):
+    names = ("_stopped_trials", "_failed_trials", "_live_trials", "_trials_to_cache", "_trials", "_trial_to_actor")
+    if not all(hasattr(controller, name) for name in names):
         return
-    stopped, failed, *_ = sets
+    stopped, failed, *others, listed, processes = (getattr(controller, name) for name in names)
     ended = {trial for trial in stopped | failed if trial not in processes} - {*listed[-1:]}
     if ended:
         listed[:] = [trial for trial in listed if trial not in ended]
-        for kept in sets:
+        for kept in (stopped, failed, *others):
             kept -= ended
 
 

@@ -56,7 +56,7 @@ class Section(BaseModel):
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise fault("expected a finite number")
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise fault("expected a number")
     return value
 

@@ -323,7 +323,7 @@ class TrialFacts:
         peak_bytes: measured peak of live bytes in a training step on one device.
         peak_reserved_bytes: on a GPU, what its allocator reserved for it.
         resumed_at: samples seen at the checkpoint it resumed from.
-        checkpoint: why checkpoints could not be written.
+        checkpoint: why its checkpoint could not be read, or the last one not be written.
         curve: (fraction, accuracy) of a trial of `Search`.
         extra: other metrics by name, and anything else that the training code reported.
     """

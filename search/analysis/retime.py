@@ -25,7 +25,7 @@ from ...spaces.planning import (
     with_fastest_accumulation,
 )
 from ...spaces.study import Objectives, Speed, StudySpec
-from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup
+from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup, amount
 from .confirm import averaged
 from .pareto import front_members, study_front
 
@@ -48,6 +48,22 @@ class KnownDevice:
             if all(parameters.get(name) == value for name, value in key.items()):
                 return profile
         return None
+
+
+def read_devices(files: Sequence[Path]) -> dict[str, KnownDevice]:
+    """Devices by name, with their file's where several are called alike.
+
+    Raises:
+        StudyFileError: a file cannot be read or is no profile.
+    """
+    devices = [read_profile(file) for file in files]
+    names = [device.name for device in devices]
+    named: dict[str, KnownDevice] = {}
+    for device, file in zip(devices, files, strict=True):
+        name = device.name if names.count(device.name) == 1 else f"{device.name} ({file.stem})"
+        again = sum(one == name or one.startswith(f"{name}, ") for one in named)
+        named[f"{name}, {again + 1}" if again else name] = device
+    return named
 
 
 # A profile holds some hundreds of numbers for each combination that changes cost.
@@ -249,6 +265,28 @@ def front_over_devices(placements: Sequence[Placement], objectives: Objectives) 
     sign = objectives.metric.sign
     points = [(*one.taken, -sign * (one.trial.accuracy or 0.0)) for one in placements]
     return [placements[index] for index in front_members(points)]
+
+
+def best_on_each(placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives) -> list[Placement]:
+    """The front's most accurate setting on every device that it can be trained on, cheapest first."""
+    sign = objectives.metric.sign
+    best = max(front, key=lambda one: sign * (one.trial.accuracy or 0.0)).trial.number
+    return sorted((one for one in placements if one.trial.number == best), key=lambda one: one.taken)
+
+
+def device_sentences(placements: Sequence[Placement], front: Sequence[Placement], objectives: Objectives) -> Iterator[str]:
+    """For each device its share of the front, and what the most accurate setting takes there."""
+    same = best_on_each(placements, front, objectives)
+    speed, best, least = same[0].speeds[0], same[0].trial.number, same[0].taken[0]
+    for device in dict.fromkeys(one.device for one in placements):
+        count = sum(one.device == device for one in front)
+        there = next((one.taken[0] for one in same if one.device == device), None)
+        if there is None:
+            taken = f"trial {best} cannot be trained there"
+        else:
+            more = f", {there / least:.3g} times the least" if there > least > 0 else ""
+            taken = f"trial {best} {'costs' if speed == 'cost' else 'takes'} {amount(speed, there)} there{more}"
+        yield f"{device}: {count} of the front's {len(front)}; {taken}."
 
 
 def retimed_summary(before: ParetoFront, after: Retimed) -> str:

@@ -196,9 +196,8 @@ class Search:
         if outcome == "stopped":
             stopped = TrialFacts(train_s=train_s, stopped_accuracy=accuracy)
             facts = stopped | self._early_stopping.stopped_facts(number, self._sign)
-        self._early_stopping.end(number, [train_s or 0.0], self._sign * accuracy if finite and accuracy is not None else None)
-        if finite:
-            curve = self._early_stopping.curve_of(number)
+        value = self._sign * accuracy if finite and accuracy is not None else None
+        if curve := self._early_stopping.end(number, [train_s or 0.0], value):
             facts = replace(facts, curve=tuple((fraction, self._sign * one) for fraction, one in curve))
         # As in a study: trials without values are PRUNED, failed ones FAIL.
         state: Literal["COMPLETE", "PRUNED", "FAIL"] = "COMPLETE" if finite else "FAIL" if outcome == "error" else "PRUNED"

@@ -121,27 +121,27 @@ class EarlyStopping(ABC):
         curve.accuracies.append(accuracy)
         return math.isfinite(accuracy) and fraction < 1 and self.should_stop(number, fraction)
 
-    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> None:
-        """Record a trial's final accuracy; None where it has none, and its curve is dropped."""
+    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> list[tuple[float, float]]:
+        """Record a trial's final accuracy; None where it has none, and its curve is dropped.
+
+        Returns:
+            Its curve, as (fraction, accuracy); empty where it is dropped.
+        """
         curve = self.curves.pop(number, None) or Curve(tuple(taken))
         if accuracy is None or not math.isfinite(accuracy):
-            return
+            return []
         if not curve.fractions or curve.fractions[-1] < 1:
             curve.fractions.append(1.0)
             curve.accuracies.append(accuracy)
         curve.taken, curve.done = tuple(taken), True
         self.curves[number] = curve
+        return list(zip(curve.fractions, curve.accuracies, strict=True))
 
     def learn(self, number: int, taken: Sequence[float], curve: Sequence[tuple[float, float]], done: bool) -> None:
         """Add a trial of an earlier run; `done` means that it trained to its end."""
         if curve:
             fractions, accuracies = zip(*curve, strict=True)
             self.curves[number] = Curve(tuple(taken), list(fractions), list(accuracies), done)
-
-    def curve_of(self, number: int) -> list[tuple[float, float]]:
-        """A trial's (fraction, accuracy) pairs so far."""
-        curve = self.curves[number]
-        return list(zip(curve.fractions, curve.accuracies, strict=True))
 
     def stopped_facts(self, number: int, sign: float) -> TrialFacts:
         """What is stored of a stopped trial: how far it came, and the prediction for its final accuracy.
@@ -189,7 +189,12 @@ class EarlyStopping(ABC):
 
 
 class NoEarlyStopping(EarlyStopping):
-    """Every trial trains its whole budget."""
+    """Every trial trains its whole budget, and its curve is needed no more."""
+
+    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> list[tuple[float, float]]:
+        curve = super().end(number, taken, accuracy)
+        self.curves.pop(number, None)
+        return curve
 
     def should_stop(self, number: int, fraction: float) -> bool:
         return False
@@ -282,10 +287,11 @@ class PauseAtRung(EarlyStopping):
     def resume(self, number: int) -> None:
         self._going_on.add(number)
 
-    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> None:
-        super().end(number, taken, accuracy)
-        if number not in self.curves:
+    def end(self, number: int, taken: Sequence[float], accuracy: float | None) -> list[tuple[float, float]]:
+        curve = super().end(number, taken, accuracy)
+        if not curve:
             self._going_on.discard(number)
+        return curve
 
 
 def early_stopping(kind: str, risk: float, is_new_ground: Callable[[int, Collection[int]], bool]) -> EarlyStopping:

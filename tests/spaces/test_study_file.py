@@ -129,6 +129,7 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "low: 1e-3, high: 1.0, when: {rule: sqrt}",
             "reference_rate: expected `when` on a parameter of the task alone",
         ),
+        ("low: 1e-3, high: 1.0", "low: small, high: 1.0", "space.reference_rate.low: expected a number, got 'small'"),
         ("choices: [32, 64]", "choices: []", "space.width.choices: expected at least one value, got []"),
         ("seed: 0", "seed: -1", "training.seed: expected a number >= 0, got -1"),
         ("largest_micro_batch: 256", "largest_micro_batch: 0", "expected a number >= 1, got 0"),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from ....spaces.domain import Choices
@@ -17,9 +18,11 @@ from ....spaces.study import Speed
 from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.confirm import averaged
 from ...analysis.rates import BestRates
+from ...analysis.retime import Retimed
 from ...run.profiles import stored_profiles
 from ...store.stored import StoredStudy
 from ..terminal.tables import rule_verdict
+from .devices import devices_figure
 from .figure import Axis, Figure, Layer, Tone
 from .powers_of_two import PowersOfTwo, powers_of_two
 from .timeline import timeline_figure
@@ -41,17 +44,19 @@ class StudyFigures:
         curves: (samples seen, accuracy) by trial.
         attempts: as stored in the database.
         profiles: of the device that trials are timed for, by parameters that change cost; empty if none is stored.
+        devices: the trials on other devices, to be compared.
     """
 
     study: StoredStudy
     curves: Mapping[int, list[tuple[int, float]]] = field(default_factory=dict)
     attempts: Sequence[Mapping[str, Any]] = ()
     profiles: Mapping[Any, DeviceProfile] = field(default_factory=dict)
+    devices: Mapping[str, Retimed] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, study: StoredStudy) -> StudyFigures:
+    def of(cls, study: StoredStudy, devices: Mapping[str, Retimed] = MappingProxyType({})) -> StudyFigures:
         tables = study.tables()
-        return cls(study, tables.curves(study.name), tables.attempts(study.name), stored_profiles(study, tables))
+        return cls(study, tables.curves(study.name), tables.attempts(study.name), stored_profiles(study, tables), devices)
 
     @property
     def front(self) -> ParetoFront:
@@ -73,6 +78,7 @@ class StudyFigures:
         """The figures that the study has data for, in reading order."""
         figures = (
             self.front_figure(),
+            self.devices_figure(),
             self.batch_accuracy(),
             self.batch_time(),
             self.rate_figure(),
@@ -239,6 +245,10 @@ class StudyFigures:
         if record.message and record.outcome != "complete":
             lines.append(record.message.splitlines()[0][:100])
         return "\n".join(lines)
+
+    def devices_figure(self) -> Figure | None:
+        """The fronts of other devices; None where none are compared."""
+        return devices_figure(self.devices, self.study.spec.objectives, _MEASURES) if self.devices else None
 
     # Batches and rates
 

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from ....spaces.readable import number
 from ....spaces.study import Objectives, Speed
-from ....spaces.trial import amount
-from ...analysis.retime import Placement
+from ...analysis.retime import Placement, best_on_each, device_sentences
 from .tables import column
 
 
@@ -49,19 +48,7 @@ def placements_parts(
     yield placements_table(front, metric)
     if not front:
         return
-    sign = objectives.metric.sign
-    best = max(front, key=lambda one: sign * (one.trial.accuracy or 0.0)).trial.number
-    same = sorted((one for one in placements if one.trial.number == best), key=lambda one: one.taken)
-    yield Text(f"\nThe most accurate, trial {best}, on each device", style="bold")
+    same = best_on_each(placements, front, objectives)
+    yield Text(f"\nThe most accurate, trial {same[0].trial.number}, on each device", style="bold")
     yield placements_table(same, metric)
-    least = same[0].taken[0]
-    for device in devices:
-        count = sum(one.device == device for one in front)
-        there = next((one.taken[0] for one in same if one.device == device), None)
-        if there is None:
-            taken = f"trial {best} cannot be trained there"
-        else:
-            more = f", {there / least:.3g} times the least" if there > least > 0 else ""
-            verb = "costs" if speeds[0] == "cost" else "takes"
-            taken = f"trial {best} {verb} {amount(speeds[0], there)} there{more}"
-        yield f"{device}: {count} of the front's {len(front)}; {taken}."
+    yield from device_sentences(placements, front, objectives)

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 from bsearch.cli import main
 from bsearch.search.analysis.pareto import front_of
+from bsearch.search.analysis.retime import KnownDevice, Retimed, retimed
 from bsearch.search.report.export import csv_text
 from bsearch.search.report.page.decide import decision_data
 from bsearch.search.report.page.draw import LOOKS, picture, plotly_document
 from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.report.page.page import picks, report_page, time_saving_sentences
 from bsearch.search.report.page.powers_of_two import powers_of_two
+from bsearch.search.run.profiles import stored_profiles
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.trial import TrialFacts, TrialRecord
 from click.testing import CliRunner
@@ -69,7 +71,21 @@ def study(study_path: Path) -> StoredStudy:
 
 
 @pytest.fixture(scope="module")
-def page(study: StoredStudy) -> str:
+def devices(study: StoredStudy) -> dict[str, Retimed]:
+    """The study's own device, one that costs twice as much, and a stranger's, whose profile is of other trials."""
+    tables = study.tables()
+    (profile,) = stored_profiles(study, tables).values()
+    task, attempts = study.identity["task"], tables.attempts(study.name)
+
+    def on(name: str, price: float, **covered: Any) -> Retimed:
+        device = KnownDevice(name, task, {}, ((covered, profile),))
+        return retimed(study.spec, task, study.records, attempts, device, price)
+
+    return {"own": on("own", 1.0), "dear": on("dear", 2.0), STRANGE: on(STRANGE, 0.1, width=3)}
+
+
+@pytest.fixture(scope="module")
+def page(study: StoredStudy, devices: dict[str, Retimed]) -> str:
     strange = tuple(
         replace(record, message=STRANGE, parameters={**record.parameters, STRANGE: STRANGE}) for record in study.records
     )
@@ -77,7 +93,7 @@ def page(study: StoredStudy) -> str:
         study.front, trials=tuple(replace(t, parameters={**t.parameters, STRANGE: STRANGE}) for t in study.front.trials)
     )
     strangers = replace(study, records=strange, front=front)
-    return report_page(StudyFigures.of(strangers))
+    return report_page(StudyFigures.of(strangers, devices))
 
 
 @pytest.mark.slow
@@ -121,6 +137,27 @@ def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(st
         assert picture(figure, "png").startswith(b"\x89PNG")
         assert picture(figure, "svg") == picture(figure, "svg")
         assert figure.caption
+
+
+def test_devices_are_compared_by_cost(study: StoredStudy, devices: dict[str, Retimed]) -> None:
+    assert StudyFigures.of(study).devices_figure() is None
+    figure = StudyFigures.of(study, devices).devices_figure()
+    assert figure is not None
+    layers = {layer.name: layer for layer in figure.layers}
+    assert list(layers) == ["own, front", "own", "dear, front", "dear"]
+    own, dear = layers["own"], layers["dear"]
+    members = tuple(trial.number for trial in study.front.trials)
+    assert own.trials == dear.trials == members
+    assert dear.x == pytest.approx([2 * cost for cost in own.x])
+    assert own.x == pytest.approx([trial.train_s / 3600 for trial in study.front.trials if trial.train_s])
+    best = max(study.front.trials, key=lambda trial: trial.accuracy or 0.0).number
+    count = len(members)
+    assert f"The front over all of them has {count} points. own: {count} of the front's {count}; " in figure.caption
+    assert f"dear: 0 of the front's {count}; trial {best} costs " in figure.caption
+    assert " there, 2 times the least." in figure.caption
+    complete = sum(record.outcome == "complete" for record in study.records)
+    assert f"Left out on {STRANGE}: {complete} trials, such as trial 0: the profile does not cover" in figure.caption
+    assert figure.x.title == "cost (of a training, without evaluation)"
 
 
 def test_the_front_figure_holds_every_trial_that_has_a_place(study: StoredStudy) -> None:

@@ -99,15 +99,16 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
     assert any(stopping.report(100, (tenth + 1) / 10, (slowest,), 0.05) for tenth in range(9))
 
 
-@pytest.mark.parametrize("kind", ["front", "halving", "pause", "none"])
+@pytest.mark.parametrize("kind", ["front", "halving", "pause"])
 def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> None:
     curves = measured_curves(2)[:60]
     saw, reads = (early_stopping(kind, 0.05, lambda number, others: not others) for _ in range(2))
     stopped = set(played(saw, curves)[0])
     for number, (seconds, _) in enumerate(curves):
         # As the database keeps them: what was reported, and whether it trained to its end.
-        curve = saw.curve_of(number)
-        reads.learn(number, (seconds,), curve, done=number not in stopped)
+        curve = saw.curves[number]
+        kept = list(zip(curve.fractions, curve.accuracies, strict=True))
+        reads.learn(number, (seconds,), kept, done=number not in stopped)
         if number not in stopped:
             reads.resume(number)
     for seconds, values in measured_curves(3)[:30]:
@@ -141,7 +142,8 @@ def test_an_interrupted_trial_begins_its_curve_again() -> None:
     stopping = NoEarlyStopping()
     for fraction, accuracy in ((0.1, 0.2), (0.2, 0.3), (0.1, 0.25), (0.2, 0.35), (0.3, 0.5)):
         stopping.report(0, fraction, (1.0,), accuracy)
-    assert stopping.curve_of(0) == [(0.1, 0.25), (0.2, 0.35), (0.3, 0.5)]
+    assert stopping.end(0, (1.0,), 0.6) == [(0.1, 0.25), (0.2, 0.35), (0.3, 0.5), (1.0, 0.6)]
+    assert not stopping.curves
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=25))

@@ -1,0 +1,82 @@
+"""A study's settings on several devices, drawn: which device gives a result for the least time or money."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ....spaces.readable import number
+from ....spaces.study import Objectives, Speed
+from ....spaces.trial import amount
+from ...analysis.retime import Placement, Retimed, device_sentences, front_over_devices, placements_over
+from .figure import Axis, Figure, Layer, Tone
+
+# One for each device; with more devices than tones, hover texts tell them apart.
+_TONES: tuple[Tone, ...] = ("front", "limit", "measured", "alternative", "other", "stopped")
+
+
+def devices_figure(
+    each: Mapping[str, Retimed], objectives: Objectives, measures: Mapping[Speed, tuple[str, str]]
+) -> Figure | None:
+    """The front of each device, by cost or by what the study is compared by; None where no setting can be trained on any.
+
+    Args:
+        each: a study's trials on each device.
+        measures: what training takes, by each measure of speed in a title and as an axis's unit.
+    """
+    placements = placements_over(each, objectives)
+    front = front_over_devices(placements, objectives)
+    if not front:
+        return None
+    metric, layers = objectives.metric.name, []
+    for place, device in enumerate(each):
+        own = front_over_devices([one for one in placements if one.device == device], objectives)
+        tone = _TONES[place % len(_TONES)]
+        x, y = tuple(one.taken[0] for one in own), tuple(float(one.trial.accuracy or 0.0) for one in own)
+        layers.append(Layer(f"{device}, front", "steps", tone, x, y))
+        layers.append(
+            Layer(
+                device,
+                "points",
+                tone,
+                x,
+                y,
+                labels=tuple(_label(one, metric) for one in own),
+                trials=tuple(one.trial.number for one in own),
+            )
+        )
+    sentences = [
+        "The front of each device alone, from the same trials: accuracies as measured, times from each device's profile.",
+        f"The front over all of them has {len(front)} points.",
+        *device_sentences(placements, front, objectives),
+        *(
+            f"Left out on {device}: {len(after.left_out)} trial{'s' * (len(after.left_out) > 1)}, such as {after.left_out[0]}."
+            for device, after in each.items()
+            if after.left_out
+        ),
+    ]
+    speed = placements[0].speeds[0]
+    what, unit = measures[speed]
+    return Figure(
+        "devices",
+        f"{metric} against {what} on each device",
+        " ".join(sentences),
+        Axis(speed, f"{speed} ({unit})", log=True),
+        Axis(metric, f"{metric} ({'higher' if objectives.metric.sign > 0 else 'lower'} is better)"),
+        tuple(layer for layer in layers if layer.x),
+    )
+
+
+def _label(one: Placement, metric: str) -> str:
+    values = one.trial.settings
+    taken = ", ".join(amount(speed, one.trial.taken(speed)) for speed in dict.fromkeys((*one.speeds, "train_s")))
+    plan = f"micro-batch {values.get('micro_batch', '?')}, accumulation {values.get('accumulation', '?')}"
+    return "\n".join(
+        [
+            f"trial {one.trial.number} on {one.device}",
+            f"{metric} {number(one.trial.accuracy)}: {taken}",
+            f"effective batch {values.get('effective_batch', '?')} ({plan})",
+        ]
+    )
+
+
+__all__ = ["devices_figure"]
