@@ -438,7 +438,9 @@ class Suggester:
         trial = trials[number]
         if not any(other.user_attrs.get("continues") == number for other in trials):
             notes = {key: value for key, value in trial.user_attrs.items() if key in _QUEUED_NOTES}
-            self.enqueue(trial.params, {"continues": number, "began_as": number, **notes})
+            # Where the driver was killed while it began a queued trial, only some of the parameters have been written.
+            queued = trial.system_attrs.get("fixed_params", {})
+            self.enqueue({**queued, **trial.params}, {"continues": number, "began_as": number, **notes})
         follower = next(other.number for other in self.trials() if other.user_attrs.get("continues") == number)
         self.tell(number, TrialResult("FAIL", "interrupted", TrialFacts(message=why, continued_by=follower)))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -27,6 +28,7 @@ from bsearch.search.store.database import RetryPolicy, transaction
 from bsearch.search.store.lock import LOCK_EXPIRES_S
 from bsearch.search.store.optuna_storage import open_storage
 from bsearch.search.store.records import Records
+from bsearch.search.store.single_writer_storage import SingleWriterStorage
 from bsearch.search.store.stored import StoredStudy, codes
 from bsearch.spaces.errors import StorageError, StudyFileError
 from bsearch.spaces.planning import training_cost
@@ -411,3 +413,36 @@ def test_a_driver_that_died_in_a_trial_has_it_tried_again_once(
     assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE", "COMPLETE"]
     assert trials[0].params == trials[1].params
     assert (trials[0].user_attrs["continued_by"], trials[1].user_attrs["continues"]) == (1, 0)
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_driver_that_died_as_a_queued_trial_began_has_it_tried_with_all_of_its_settings(
+    written: int, study_file: Callable[..., Path], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"effective_batch": 41, "reference_rate": 0.17, "rule": "linear"}
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 1}, baseline=[own], sampler="random", storage=url)
+
+    class Died(BaseException):
+        pass
+
+    count = 0
+    write = SingleWriterStorage.set_trial_param
+
+    def die(storage: SingleWriterStorage, *arguments: Any) -> None:
+        nonlocal count
+        if count == written:
+            raise Died
+        count += 1
+        write(storage, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(SingleWriterStorage, "set_trial_param", die)
+        patch.setattr(StudyRun, "sweep", lambda self: None)
+        run(path)
+    left = optuna.load_study(study_name="small", storage=open_storage(url)).trials
+    assert [(trial.state.name, len(trial.params)) for trial in left] == [("RUNNING", written)]
+    run(path)
+    trials = optuna.load_study(study_name="small", storage=open_storage(url)).trials
+    assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE"]
+    assert own.items() <= trials[1].params.items()
+    assert trials[1].user_attrs["baseline"] == 0
