@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import optuna
 import pytest
 from bsearch.cluster.fair_share import Others
-from bsearch.cluster.searcher import REFRESH_S
+from bsearch.cluster.searcher import REFRESH_S, StudySearcher
 from conftest import BSEARCH, TASKS
-from helpers import SPACE
+from helpers import SPACE, setup
 from hypothesis import given
 
 pytestmark = [pytest.mark.ray]
@@ -133,3 +135,32 @@ def test_who_waits_for_what_it_could_not_have_takes_nothing_from_others() -> Non
     ]:
         assert Others(2, 0, [pending], total=gpus).wait(mine) is waits, pending
     assert Others(2, 0, profiles=True, total=gpus).wait(mine)
+
+
+@pytest.mark.parametrize(("share", "left_over"), [(None, False), (2, True), (1, True)])
+def test_idle_devices_at_a_budgets_end_are_left_to_another_study_if_there_is_one(share: int | None, left_over: bool) -> None:
+    """Two devices; one attempt runs, the process of another is idle, and the study has no attempt for it."""
+    attempts: list[Any] = [setup(), "wait"]
+    study: Any = SimpleNamespace(
+        spec=SimpleNamespace(devices=SimpleNamespace(counts=(1,)), task="t:T"),
+        next_attempt=lambda free: attempts.pop(0),
+        setups=lambda number: {},
+        begun=lambda number: None,
+        leaving="",
+    )
+    runner: Any = SimpleNamespace(slots=2, fair_share=lambda held: share, placed=lambda devices: (1,), devices_of=len)
+    searcher = StudySearcher(study, runner)
+    assert searcher.suggest("one")["shares"] == (1,)
+    searcher.begun("one")
+    searcher.count_idle([SimpleNamespace(bundles=[{"CPU": 1}])])
+    # Until the study says so, an attempt for it may come; more than its share it gives up at once.
+    assert searcher.holds_too_many() is (share == 1)
+    if share == 1:
+        assert searcher.suggest("two") is None
+        assert attempts == ["wait"]  # not even asked
+    else:
+        assert searcher.suggest("two") is None
+        assert not attempts
+    assert searcher.holds_too_many() is left_over
+    searcher.count_idle([])
+    assert searcher.holds_too_many() is False

@@ -280,9 +280,7 @@ class Chaos:
             if trial.state.name == "FAIL":
                 if "continued_by" not in trial.user_attrs:
                     found.append(f"trial {trial.number} failed and nothing goes on for it: {trial.user_attrs.get('message')}")
-                elif (
-                    not trial.params.items() <= trials[trial.user_attrs["continued_by"]].params.items()
-                ):  # all that were written
+                elif trial.params.items() - trials[trial.user_attrs["continued_by"]].params.items():  # it had some
                     found.append(f"trial {trial.number} is continued with other settings")
         output = (self.folder / "driver.log").read_text(errors="replace")
         if "Traceback" in output:
