@@ -15,5 +15,8 @@ os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "1000000")
 # We handle Ctrl-C (search.run.driver): Tune would stop without reporting anything.
 os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
-# Tune counts the cluster's resources for its own display, and Ray ends the whole process where its head has been started anew.
+# Tune counts the cluster's resources for its own display and for warnings that we give ourselves, and Ray ends the whole
+# process where its head has been started anew meanwhile.
 os.environ.setdefault("TUNE_STATE_REFRESH_PERIOD", "1000000")
+os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "1000000")
+os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S_AUTOSCALER", "1000000")
