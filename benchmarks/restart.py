@@ -60,8 +60,10 @@ def study(folder: Path, trials: int) -> Path:
 
 def measured(folder: Path) -> int:
     """Measurements so far."""
-    with contextlib.suppress(sqlite3.Error), sqlite3.connect(f"file:{folder}/restart.db?mode=ro", uri=True) as connection:
-        return int(connection.execute("SELECT COUNT(*) FROM bsearch_measurement").fetchone()[0])
+    with contextlib.suppress(sqlite3.Error):
+        connection = sqlite3.connect(f"file:{folder}/restart.db?mode=ro", uri=True)
+        with contextlib.closing(connection):
+            return int(connection.execute("SELECT COUNT(*) FROM bsearch_measurement").fetchone()[0])
     return 0
 
 
@@ -84,7 +86,7 @@ def restarts(path: Path, repeats: int, **variables: str) -> tuple[list[float], l
         )
         while measured(path.parent) <= before:
             assert driver.poll() is None, "the study ended"
-            time.sleep(0.01)
+            time.sleep(0.1)  # asking takes time from what is measured
         if number:
             walls.append(time.perf_counter() - started)
             cpus.append(cpu_s(driver.pid))

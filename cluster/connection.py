@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from . import ray_variables  # noqa: F401  # before Ray is imported
 
 import ray
 from ray._private import auto_init_hook
+from ray._private import parameter as ray_parameter
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError
 from ray.tune.execution import class_cache
@@ -38,7 +40,7 @@ _QUIET: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": Fal
 # What Tune sets for its workers.
 _TUNE_VARIABLES = dict(class_cache.DEFAULT_ENV_VARS)
 # What every worker of a Ray that we start imports as it starts: torch takes seconds, and workers start before they are needed.
-_PRELOADED = ["ray.tune", "bsearch.objectives.trial", "bsearch.objectives.profiling.probe"]
+_PRELOADED = ["ray.tune", "bsearch.objectives.trial"]
 # Ray ends a worker that has been idle for this long.
 _WAITS_S = 600
 # How often Ray's own processes are checked. One of a cluster that we joined counts as lost after so long without an answer:
@@ -261,8 +263,24 @@ def start_local_ray(threads: int, **options: Any) -> None:
             "worker_niceness": 0,
             "idle_worker_killing_time_threshold_ms": 1000 * _WAITS_S,
         }
-        ray.init(address="local", include_dashboard=False, _system_config=config, **_QUIET, **options)
+        with _any_agent_port():
+            ray.init(address="local", include_dashboard=False, _system_config=config, **_QUIET, **options)
     class_cache.DEFAULT_ENV_VARS.clear()
+
+
+@contextlib.contextmanager
+def _any_agent_port() -> Iterator[None]:
+    """Context in which the agent of a Ray that is started takes any free port.
+
+    By default all take the same one. The agent of a driver that was killed keeps it for a minute, and another study's for as
+    long as it runs; a new one would try for four seconds before it takes another.
+    """
+    usual = ray_parameter.RayParams
+    ray_parameter.RayParams = partial(usual, dashboard_agent_listen_port=0)  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        ray_parameter.RayParams = usual  # type: ignore[misc]
 
 
 def _threads(count: int) -> dict[str, str]:

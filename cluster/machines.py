@@ -18,9 +18,31 @@ from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from .connection import nodes
+from .fair_share import KIND
 
 # Ray misses a machine that says nothing after half a minute.
 _MISSED_S, _ASKED_S = 40.0, 0.5
+# The smallest amount that can be requested of the resource that names a kind.
+_KIND_AMOUNT = 0.001
+
+
+def resources_of(devices: int, cores: int, gpus: float, kind: str | None) -> dict[str, float]:
+    """What Ray counts for so many of a trial's devices, on one machine.
+
+    Args:
+        cores: CPUs of each device.
+        gpus: of each device.
+        kind: of accelerator that the machine has to have.
+
+    >>> resources_of(2, cores=4, gpus=0.5, kind="A100")
+    {'CPU': 8, 'GPU': 1.0, 'accelerator_type:A100': 0.001}
+    """
+    needed: dict[str, float] = {"CPU": cores * devices}
+    if gpus:
+        needed["GPU"] = devices * gpus
+    if kind is not None:
+        needed[KIND + kind] = _KIND_AMOUNT
+    return needed
 
 
 def shares(devices: int, rooms: Iterable[int]) -> tuple[int, ...] | None:
@@ -116,4 +138,4 @@ def machines_of(shares: tuple[int, ...]) -> RayMachines | None:
     return RayMachines(shares) if len(shares) > 1 else None
 
 
-__all__ = ["RayMachines", "machines_of", "shares", "trials_that_fit"]
+__all__ = ["RayMachines", "machines_of", "resources_of", "shares", "trials_that_fit"]

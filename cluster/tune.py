@@ -32,12 +32,11 @@ from ..spaces.study import Cluster, Devices
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .connection import RayConnection, nodes
 from .fair_share import KIND, profiling
-from .machines import shares, trials_that_fit
+from .machines import resources_of, shares, trials_that_fit
 from .searcher import InOrder, SilentReporter, StudySearcher, StudyStopper, TellStart
+from .tune_internals import report_no_callbacks
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
 
-# The smallest amount that can be requested of the resource that names a kind.
-_KIND_AMOUNT = 0.001
 # A machine's answer about its GPUs, including the start of a process there.
 _ANSWERED_S = 60.0
 # The main thread wakes this often to handle signals.
@@ -139,7 +138,7 @@ class TuneRunner:
     def _bundle(self) -> Callable[[int], dict[str, float]]:
         """Resources of so many of a trial's devices: those of one machine."""
         share = self._devices.share if self.device == "gpu" else 0.0
-        return partial(_bundle, cores=self.cores, gpus=share, kind=self._devices.accelerator_type)
+        return partial(resources_of, cores=self.cores, gpus=share, kind=self._devices.accelerator_type)
 
     def _rooms(self, resources: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, int]:
         """Devices of each live machine, or trials where several share one, by the machine's id.
@@ -345,13 +344,11 @@ class TuneRunner:
 
     def _run(self, study: StudyRun) -> str:
         """Run attempts until there are none, or Ray is lost; returns what of it."""
-        searcher, bundle = StudySearcher(study, self, self._cluster.trials_at_once), self._bundle
+        searcher = StudySearcher(study, self, self._cluster.trials_at_once)
+        report_no_callbacks()
         with tempfile.TemporaryDirectory(prefix="bsearch-tune-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
-                tune.with_resources(
-                    AttemptTrainable,  # sent to the workers with this function, and what it refers to
-                    lambda config: tune.PlacementGroupFactory([bundle(share) for share in config["shares"]]),
-                ),
+                trainable(self._bundle),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
                     scheduler=InOrder(searcher),
@@ -433,13 +430,18 @@ class TuneRunner:
         return ""
 
 
-def _bundle(devices: int, cores: int, gpus: float, kind: str | None) -> dict[str, float]:
-    needed: dict[str, float] = {"CPU": cores * devices}
-    if gpus:
-        needed["GPU"] = devices * gpus
-    if kind is not None:
-        needed[KIND + kind] = _KIND_AMOUNT
-    return needed
+def trainable(bundle: Callable[[int], dict[str, float]]) -> Any:
+    """What Tune runs: attempts in their workers, each on its trial's resources.
+
+    It is sent to the workers with all that it refers to: of ours only what they have imported already, and not this module,
+    which imports the whole search.
+
+    Args:
+        bundle: the resources of so many devices of a trial.
+    """
+    return tune.with_resources(
+        AttemptTrainable, lambda config: tune.PlacementGroupFactory([bundle(share) for share in config["shares"]])
+    )
 
 
 def _gpu_memories(machines: Sequence[str]) -> dict[str, str]:

@@ -1,14 +1,25 @@
-"""Commands that only read answer at once: they import neither torch nor Ray, and scipy.stats only where a forest is grown."""
+"""What starts imports no more than it needs: commands that only read neither torch nor Ray, and scipy.stats only where a forest
+is grown; a driver no torch and no experiment tracker; its workers nothing of the search.
+"""
 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from bsearch.cluster.machines import resources_of
+from bsearch.cluster.tune import trainable
+from conftest import TASKS
+from ray import cloudpickle
 
+# Where the agent of any Ray listens by default.
+AGENT_PORT = 52365
 HEAVY = {"torch", "ray", "scipy.stats"}
 COMMANDS = {
     "show": ["show", "{study}"],
@@ -54,3 +65,41 @@ def test_a_finished_study_starts_no_ray_and_imports_no_torch(finished_study: Pat
     assert "Front of small" in done.stdout
     assert "starting Ray" not in done.stdout
     assert not set(json.loads(done.stderr.splitlines()[-1])) & {"torch", "ray"}
+
+
+@pytest.mark.slow
+def test_a_worker_imports_nothing_of_the_search() -> None:
+    sent = cloudpickle.dumps(trainable(partial(resources_of, cores=1, gpus=1, kind="A100")))
+    code = "import json, pickle, sys; pickle.loads(sys.stdin.buffer.read()); print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], input=sent, check=True, capture_output=True)
+    imported = json.loads(done.stdout)
+    assert "bsearch.cluster.worker" in imported
+    assert not {"torch", "scipy.stats", "optuna", "bsearch.cluster.tune"}.intersection(imported)
+    assert not [name for name in imported if name.startswith("bsearch.search")]
+
+
+ON_RAY = """
+import json, socket, sys
+import bsearch
+from bsearch.cluster.connection import start_local_ray
+from ray._private import worker
+taken = socket.create_server(("127.0.0.1", {port})) if {port} else None
+start_local_ray(1)
+done = len(bsearch.run({study!r}).trials)
+print(json.dumps([done, worker._global_node.dashboard_agent_listen_port, sorted(sys.modules)]))
+"""
+
+
+@pytest.mark.ray
+def test_a_driver_imports_no_torch_and_no_tracker_and_waits_for_no_port_that_is_taken(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 1})
+    with socket.socket() as usual:  # another Ray on this machine may have it
+        free = usual.connect_ex(("127.0.0.1", AGENT_PORT)) != 0
+    code = ON_RAY.format(port=AGENT_PORT if free else 0, study=str(path))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    trials, port, imported = json.loads(done.stdout.splitlines()[-1])
+    assert trials == 1
+    assert port not in (0, AGENT_PORT)
+    assert not {"torch", "mlflow", "wandb"}.intersection(imported)

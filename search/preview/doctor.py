@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import re
 import shutil
@@ -84,6 +84,7 @@ def machine_checks(spec: StudySpec | None, storage: str | None) -> list[tuple[st
     """
     return [
         ("packages", packages),
+        ("bytecode", bytecode),
         ("cpu", lambda: cpu(spec)),
         ("memory", memory),
         ("gpu", lambda: gpu(spec)),
@@ -137,6 +138,25 @@ def packages(distribution: str = "bsearch") -> Iterator[Finding]:
             advice = "Install matching builds of torch and torchvision: pip install --force-reinstall torch torchvision"
             yield Finding("packages", "problem", f"{module} cannot be imported: {type(error).__name__}: {message}", advice)
             return
+
+
+def bytecode(modules: Sequence[str] = ("torch",)) -> Iterator[Finding]:
+    """Whether Python keeps what it has compiled of these modules; each of a study's processes imports them."""
+    for module in modules:
+        found = importlib.util.find_spec(module)
+        if found is None or not found.origin or not found.origin.endswith(".py"):
+            continue
+        cached = Path(importlib.util.cache_from_source(found.origin))
+        if cached.exists():
+            continue
+        if sys.dont_write_bytecode:
+            reason, advice = "PYTHONDONTWRITEBYTECODE is set", "unset PYTHONDONTWRITEBYTECODE"
+        elif not os.access(next(folder for folder in cached.parents if folder.exists()), os.W_OK):
+            reason, advice = f"{cached.parent} cannot be written", "As its owner, compile it once"
+        else:
+            continue  # the first import will write it
+        text = f"{module} has no cached bytecode, because {reason}: every process compiles it again, which doubles start times"
+        yield Finding("bytecode", "warning", text, f"{advice}; or: python -m compileall -q {Path(found.origin).parent}")
 
 
 def _plain(requirement: Requirement) -> str:
