@@ -35,8 +35,11 @@ Setting = tuple[float, float]  # batch and rate
 WAYS = ("predicted", "unchanged", *(law.name for law in LAWS))
 
 
-def record(number: int, setting: Setting, samples: int, parameters: float, optimizer: str, accuracy: float) -> TrialRecord:
+def record(
+    number: int, setting: Setting, samples: int, epochs: float, parameters: float, optimizer: str, accuracy: float
+) -> TrialRecord:
     facts = TrialFacts(
+        epochs=epochs,
         effective_batch=round(setting[0]),
         learning_rate=setting[1],
         samples_budget=samples,
@@ -124,7 +127,8 @@ def from_tables(seeds: int, trials: int) -> None:
                 place = number % len(small)
                 setting = surfaces[place].random(rng)
                 accuracy = surfaces[place].at(setting, int(rng.integers(3)))
-                made.append(record(number, setting, samples[place], parameters[place], "SGD", accuracy))
+                epochs = small[place]["epochs"]
+                made.append(record(number, setting, samples[place], epochs, parameters[place], "SGD", accuracy))
             found = scale_up(label, made, samples[-1] / max(samples[:-1]), parameters[-1] / max(parameters[:-1]))
             for way, setting in settings_of(found).items():
                 below[way].append(target.best - target.at(setting))
@@ -190,7 +194,8 @@ def trained(
         if isinstance(report, Measurement):
             accuracy, facts = report.accuracy, {**facts, **report.facts}
     name = str(facts.get("optimizer", optimizer))
-    return record(seed, setting, setup.samples_budget, float(facts["model_parameters"]), name, accuracy)
+    passes = float(ladder["epochs"][data])
+    return record(seed, setting, setup.samples_budget, passes, float(facts["model_parameters"]), name, accuracy)
 
 
 def climb(name: str, trials: int, optimizer: str, root: str) -> None:

@@ -154,6 +154,7 @@ class ScaledUp:
         exponents: by name, beforehand and as the trials have them.
         carried: the best batch and rate at `begin`, which would be carried over unchanged.
         adaptive: the optimizer is one that the published laws are about; None where the trials do not name it.
+        passes: over its training data, at most, that one of the trials made; the published laws are of one.
         edges: names of what is best at the end of what was tried, so that more may be better.
         contradicted: names of exponents that these trials put far from what was expected beforehand.
         effective_draws: of the exponents, that carry the weight: few make intervals rough.
@@ -168,6 +169,7 @@ class ScaledUp:
     exponents: dict[str, tuple[Estimate, Estimate]]
     carried: tuple[float, float]
     adaptive: bool | None
+    passes: float
     edges: tuple[str, ...]
     contradicted: tuple[str, ...]
     effective_draws: float
@@ -176,6 +178,11 @@ class ScaledUp:
     @property
     def best(self) -> SettingAt:
         return next(one for one in self.settings if one.multiple == 1)
+
+    @property
+    def published(self) -> bool:
+        """Whether there are published laws of trainings like these."""
+        return bool(self.adaptive) and self.passes <= 1
 
     def by_law(self, law: Law) -> tuple[float, float]:
         """The batch and the rate where the best at `begin` is carried over by a published law alone."""
@@ -302,15 +309,16 @@ class _Fit:
         self.others = others[:, [not _follows(column, self.away) for column in others.T]]
         self.best = 0
         self.adaptive = _adaptive(records)
+        self.passes = max(one.facts.epochs or 1.0 for one in records)
         self.slope = (0.5, 0.2) if self.adaptive else BARE
         width = 4 + self.others.shape[1]
         self.structure = AccuracyPrior(BatchRate(0, 1, np.ones(width), self.slope))
         self.middle = tried.mean(axis=0)
         self.rng = np.random.default_rng(0)
         # Of a, b, d, and of the rest of c beside the ridge's slope.
-        if self.adaptive:
+        if self.adaptive and self.passes <= 1:
             self.prior_mean, self.prior_std = np.array([0.477, 0.0, -0.48, 0.02]), np.array([0.12, 0.1, 0.2, 0.1])
-        else:  # nothing is published of SGD
+        else:  # nothing is published of SGD, nor of trainings that repeat their data
             self.prior_mean, self.prior_std = np.array([0.35, 0.0, -0.25, -0.1]), np.array([0.25, 0.1, 0.25, 0.25])
 
     def _exponents(self, free: Array) -> Array:
@@ -367,6 +375,7 @@ class _Fit:
             exponents={key: (before[key], after[key]) for key in EXPONENTS},
             carried=(float(carried[0]), float(carried[1])),
             adaptive=self.adaptive,
+            passes=self.passes,
             edges=self._edges(tops, kept),
             contradicted=tuple(key for key, far in zip(EXPONENTS, apart, strict=True) if far > _FAR),
             effective_draws=float(1 / (weights**2).sum()),

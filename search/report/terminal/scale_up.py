@@ -20,7 +20,6 @@ _EXPONENTS = {
     "rate_by_data": "rate by samples",
     "rate_by_model": "rate by model size",
 }
-_GUESS = "a guess: of this optimizer none are published"
 # Fewer draws than this leave no interval that could be trusted.
 _FEW_DRAWS = 20
 
@@ -39,6 +38,7 @@ def scale_up_document(study: str, found: ScaledUp) -> dict[str, Any]:
         "unchanged": {"effective_batch": found.carried[0], "learning_rate": found.carried[1]},
         "laws": {law.name: dict(zip(("effective_batch", "learning_rate"), found.by_law(law), strict=True)) for law in LAWS},
         "adaptive": found.adaptive,
+        "passes": found.passes,
         "edges": list(found.edges),
         "contradicted": list(found.contradicted),
         "effective_draws": found.effective_draws,
@@ -87,8 +87,15 @@ def _unseen(found: ScaledUp) -> Iterator[str]:
     of_model = len({size.parameters for size in found.sizes}) == 1 and found.target.parameters != found.begin.parameters
     words = [word for word, holds in (("numbers of samples", of_data), ("model sizes", of_model)) if holds]
     if words:
-        known = {True: "the published ones", False: _GUESS, None: "a guess, since these trials name no optimizer"}
-        yield f"There are no trials at different {' and '.join(words)}: those exponents are {known[found.adaptive]}."
+        if found.published:
+            known = "the published ones"
+        elif found.adaptive:
+            known = f"a guess: the published ones are of one pass over the data, and these trials make up to {found.passes:g}"
+        elif found.adaptive is None:
+            known = "a guess, since these trials name no optimizer"
+        else:
+            known = "a guess: of this optimizer none are published"
+        yield f"There are no trials at different {' and '.join(words)}: those exponents are {known}."
 
 
 def _settings(found: ScaledUp) -> Table:

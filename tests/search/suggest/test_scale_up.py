@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from bsearch.cli import main
-from bsearch.search.suggest.scale_up import LAWS, NEXT_TRIALS, ScaledUp, next_study, scale_up
+from bsearch.search.report.terminal.scale_up import scale_up_parts
+from bsearch.search.suggest.scale_up import LAWS, NEXT_TRIALS, ScaledUp, Size, next_study, scale_up
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study import StudySpec
 from bsearch.spaces.study_file import read_study, study_from_dict
@@ -35,7 +36,13 @@ def best_at(exponents: Sequence[float], size: tuple[float, float]) -> tuple[floa
     return BATCH + exponents[0] * data + exponents[1] * model, RATE + exponents[2] * data + exponents[3] * model
 
 
-def trials(exponents: Sequence[float], sizes: Sequence[tuple[float, float]], count: int, seed: int = 0) -> list[TrialRecord]:
+# Samples of the training set: none is seen twice.
+PASS = 1e7
+
+
+def trials(
+    exponents: Sequence[float], sizes: Sequence[tuple[float, float]], count: int, seed: int = 0, training_set: float = PASS
+) -> list[TrialRecord]:
     """Trials of AdamW with a hill along rate = batch^0.5, which moves with the size by these exponents."""
     rng, made = np.random.default_rng(seed), []
     for number in range(count):
@@ -50,7 +57,7 @@ def trials(exponents: Sequence[float], sizes: Sequence[tuple[float, float]], cou
             effective_batch=round(math.exp(batch)),
             learning_rate=math.exp(rate),
             weight_decay=0.1,
-            epochs=size[0] / 1e5,
+            epochs=size[0] / training_set,
             samples_budget=int(size[0]),
             optimizer="AdamW",
             model_parameters=int(size[1]),
@@ -89,6 +96,18 @@ def test_trials_of_one_size_leave_what_is_published() -> None:
         assert (after.value, after.low, after.high) == pytest.approx((before.value, before.low, before.high), abs=0.03)
     low, high = (min(one), max(one)) if (one := [batch for batch, _ in map(found.by_law, LAWS)]) else (0.0, 0.0)
     assert found.batch.low < low < high < found.batch.high
+
+
+def test_where_data_are_repeated_nothing_is_published() -> None:
+    once = scale_up("once", trials((0.3, 0, 0.1, -0.2), [SMALL, LONG], 60), 10)
+    again = scale_up("again", trials((0.3, 0, 0.1, -0.2), [SMALL, LONG], 60, training_set=1e5), 10)
+    assert (once.passes, once.published) == (pytest.approx(0.03), True)
+    assert (again.passes, again.published) == (3.0, False)
+    for name in ("batch_by_data", "rate_by_data"):
+        prior, published = again.exponents[name][0], once.exponents[name][0]
+        assert prior.high - prior.low > 1.5 * (published.high - published.low)
+    words = " ".join(map(str, scale_up_parts("again", replace(again, target=Size(3e6, 4e6)))))
+    assert "a guess: the published ones are of one pass over the data, and these trials make up to 3." in words
 
 
 def test_at_the_same_size_it_is_the_best_of_the_trials() -> None:
@@ -162,7 +181,7 @@ def test_the_next_study_is_small_and_around_what_is_expected(study_file: Callabl
     content = next_study(spec, made, found)
     again: StudySpec = study_from_dict(content)
     assert again.study == "small-next"
-    assert again.fixed()["epochs"] == pytest.approx(found.size.samples / 1e5, rel=1e-3)
+    assert again.fixed()["epochs"] == pytest.approx(found.size.samples / PASS, rel=1e-3)
     searched = again.searched()
     assert "epochs" not in searched
     assert {"effective_batch", "reference_rate"} <= set(searched)
