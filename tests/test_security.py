@@ -256,6 +256,7 @@ KNOWN = {
     ): "tries out whether an error of our own survives the way to another process",
     ("tests/search/suggest/test_ask_tell.py", "exec("): "runs the documented example as it stands",
     ("tests/search/report/test_frameworks.py", "exec("): "runs what an export prints, as a user would",
+    ("tests/test_startup.py", "pickle.loads"): "reads what it has just written, as a worker of Ray does",
     ("search/store/database.py", "text in SQL"): "pragmas take no parameters; their values are our own",
 }
 NEVER = {
