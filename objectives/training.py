@@ -257,9 +257,8 @@ class TrainingRun:
             self.optimizer.step()
         if self.sharded is not None:
             self.sharded.share_parameters()
-            self.model.zero_grad(set_to_none=True)
-        else:
-            self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         # Where every label of a step is ignored, its loss is 0 rather than 0/0.
         return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
 

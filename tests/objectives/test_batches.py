@@ -194,6 +194,36 @@ def test_data_is_read_in_order_once_for_evaluation() -> None:
     assert fetched == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=25),
+    width=st.sampled_from([1, 3, 5000]),
+    chosen=st.booleans(),
+)
+def test_micro_batches_indexed_together_are_those_indexed_one_by_one(sizes: list[int], width: int, chosen: bool) -> None:
+    """Also where one exceeds what is indexed at once (600 kB in 30 samples of the widest), and in a subset."""
+    tensors = TensorDataset(torch.arange(31.0 * width).reshape(31, width), torch.arange(31))
+    dataset: Dataset[Any] = Subset(tensors, list(range(30, -1, -1))) if chosen else tensors
+    stream, fetcher = SampleStream(31, seed=3), Fetcher(dataset)
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    micro_batches = [stream.take(start, size) for start, size in zip(starts, sizes, strict=True)]
+    together = list(fetcher.fetch_each(iter(micro_batches)))
+    assert [len(labels) for _, labels in together] == sizes
+    for (values, labels), keys in zip(together, micro_batches, strict=True):
+        expected = fetcher.fetch(keys)
+        assert torch.equal(values, expected[0]) and torch.equal(labels, expected[1])
+
+
+def test_a_batch_may_be_changed_in_place() -> None:
+    """With what has a graph too: batches that are indexed together share no version and no graph."""
+    weight = torch.tensor(2.0, requires_grad=True)
+    for values, labels in Fetcher(TensorDataset(torch.ones(12, 2), torch.arange(12))).fetch_each(in_order(12, 4, 0)):
+        values *= weight
+        values.sum().backward()
+        labels.add_(1)
+        assert values.tolist() == [[2.0, 2.0]] * 4
+    assert weight.grad == 24
+
+
 def test_a_collate_function_of_ones_own_gets_its_samples_one_by_one() -> None:
     data = TensorDataset(torch.arange(10.0))
     fetched = Fetcher(data, collate=lambda samples: {"x": torch.stack([x for (x,) in samples])}).fetch(in_order(10, 4, 0)[1])
