@@ -79,11 +79,15 @@ class TuneRunner:
         self._ray = RayConnection(self._cluster.address, self.cores, self._log_file, self._say)
         self.device = self._devices.kind_with(sum(node["Resources"].get("GPU", 0) for node in self._nodes()))
         self._check_share()
+        self.use(self._devices)
+        return self
+
+    def use(self, devices: Devices) -> None:
+        self._devices = devices
         of_gpus = [resources for node in self._nodes() if (resources := node["Resources"]).get("GPU")]
         cpus = [int(resources.get("CPU", 0) // resources["GPU"]) for resources in of_gpus]
         self.cores = self._devices.cores(self.device, min(cpus, default=1))
         self._check_room(max(self._devices.counts))
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._ray.close()
@@ -176,6 +180,8 @@ class TuneRunner:
     def owns_workers(self) -> bool:
         """Whether this process started Ray, rather than joined one."""
         return self._ray.started_here
+
+    shares_devices = True
 
     @property
     def slots(self) -> int:

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-# Micro-batches are indexed together up to so many bytes, half of a small cache: on a net of 1.3 ms a step, indexing each by itself
-# cost 4 % (docs/log.md).
+# Micro-batches are indexed together up to this many bytes, half of a small cache: of steps of 1.3 ms, indexing each
+# by itself took 4 % (docs/log.md).
 _INDEXED_BYTES = 1 << 19
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any, Literal
@@ -514,6 +515,13 @@ def profile_request(
         energy="energy_j" in spec.objectives.speeds,
         others=tuple(others) if spec.budget.profile_s else (),
     )
+
+
+def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRequest:
+    """How to measure the number of trials that share a device: with a batch from the middle of the space, on a log scale."""
+    low, high = bounds(spec.space.effective_batch)
+    request = profile_request(spec, device, cost_keys(spec)[0])
+    return replace(request, timing_s=0.0, others=(), energy=False, shared_batch=round(math.sqrt(low * high)))
 
 
 def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:

@@ -424,7 +424,9 @@ class Memory(Section):
 
 
 def _device_numbers(domain: Domain) -> Domain:
-    """Whole numbers, or one over a whole number: a share of a GPU."""
+    """Whole numbers, or one over a whole number: a share of a GPU; or auto."""
+    if domain == _AUTO_SHARE:
+        return domain
     if isinstance(domain, Range):
         raise fault("expected a number or a list of numbers, got a range. Write [1, 2, 4].")
     share = domain.value if isinstance(domain, Fixed) else None
@@ -435,6 +437,7 @@ def _device_numbers(domain: Domain) -> Domain:
     raise fault(f"expected a whole number of devices, or a share of a GPU such as 0.5, 0.25 or 0.2, got {share:g}")
 
 
+_AUTO_SHARE = Fixed(value="auto")
 # How far one over a share may be from a whole number: 0.33 is a third.
 _SHARE_ERROR = 0.05
 
@@ -459,7 +462,8 @@ class Devices(Section):
     per_trial: Annotated[AnyDomain, AfterValidator(_device_numbers)] = Field(
         Fixed(value=1),
         description="Data-parallel devices per trial: a number, or a list of numbers to search; or the share of a GPU that a "
-        "trial gets, such as 0.5 for two trials on each.",
+        "trial gets, such as 0.5 for two trials on each; auto: as many trials on each GPU as its memory holds and as raise "
+        "the samples per second of all together, which is measured before the first trial.",
     )
     sharding: Sharding = Field(
         "ddp",
@@ -508,21 +512,26 @@ class Devices(Section):
     @property
     def counts(self) -> tuple[int, ...]:
         """The possible numbers of devices per trial, ascending."""
-        return tuple(sorted({int(value) or 1 for value in values_of(self.per_trial)}))
+        return (1,) if self.auto_share else tuple(sorted({int(value) or 1 for value in values_of(self.per_trial)}))
+
+    @property
+    def auto_share(self) -> bool:
+        """Whether the number of trials on a GPU is still to be measured."""
+        return self.per_trial == _AUTO_SHARE
 
     @property
     def share(self) -> float:
-        """The share of a GPU that a trial gets; 1 where it has GPUs of its own.
+        """The share of a GPU that a trial gets; 1 where it has GPUs of its own, or as long as its share is not known.
 
         >>> Devices.model_validate({"per_trial": 0.5}).share, Devices.model_validate({"per_trial": [1, 2]}).share
         (0.5, 1.0)
         """
-        return min(float(next(iter(values_of(self.per_trial)))), 1.0)
+        return 1.0 if self.auto_share else min(float(next(iter(values_of(self.per_trial)))), 1.0)
 
     @property
     def domain(self) -> Domain:
         """The numbers of devices that a trial may have."""
-        return self.per_trial if self.share == 1 else Fixed(value=1)
+        return self.per_trial if self.share == 1 and not self.auto_share else Fixed(value=1)
 
     def cores(self, kind: Literal["cpu", "gpu"], cores_per_gpu: int = 1) -> int:
         """Cores for each device, with auto resolved.
@@ -1004,6 +1013,11 @@ class StudySpec(Section):
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}
         return parts
+
+    def with_trials_per_device(self, trials: int) -> Self:
+        """The study with `devices.per_trial: auto` resolved to so many trials on each device."""
+        share = Fixed(value=1 / trials if trials > 1 else 1)
+        return self.model_copy(update={"devices": self.devices.model_copy(update={"per_trial": share})})
 
     def with_cores(self, cores: int) -> Self:
         """The study with `devices.cpus: auto` resolved."""

@@ -26,7 +26,7 @@ from ..spaces.laws.step_time import timing_plans
 from ..spaces.plan import BatchPlan
 from .claims import Claim, Fact, of_repeats, worst
 from .stage import Found, Stage
-from .tasks import IMAGES, SMALL_GPT, TINY_GPT, TOKENS, Images, models, setup_of, small_model, task_of
+from .tasks import IMAGES, SMALL_GPT, TINY_GPT, TOKENS, Images, ImagesOnHost, models, setup_of, small_model, task_of
 
 # Seconds of one burst of steps.
 _BURST_S = 0.15
@@ -121,6 +121,8 @@ def loop(stage: Stage) -> Iterator[Found]:
     small, parameters_of_small = small_model(stage.device)
     cases: list[tuple[str, Task, dict[str, Any], int]] = [("digits net", Digits(), {}, 64), ("digits net", Digits(), {}, 1000)]
     cases += [(small, Images(), parameters_of_small, batch) for batch in (32, 256)]
+    if stage.device == "gpu":
+        cases.append((f"{small}, batches copied from the host", ImagesOnHost(), parameters_of_small, 256))
     rounds = 7 if stage.quick else 21
     shares: list[tuple[str, Steps]] = []
     for name, task, parameters, batch in cases:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -37,6 +38,7 @@ from .exchange import exchange_over
 from .first_step import ReadParameters, check_sums, on_cpu, smallest_workable, user_code_errors
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
 from .power import with_power
+from .sharing import with_sharing
 from .step_time import measured_step_time, refined_step_time, timed_rounds
 
 # Real runs that may look for the largest micro-batch.
@@ -104,7 +106,8 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     largest = min(request.highest, profile.training_set or request.highest)
     advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
     with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
-        return with_step_times(reference, profile, request)
+        profile = with_step_times(reference, profile, request)
+    return with_sharing(reference, profile, request, partial(_device_bytes, kind))
 
 
 def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:

@@ -39,7 +39,7 @@ from ..store.stored import StoredStudy, codes, is_same_experiment, study_identit
 from ..store.trials import stored_trials
 from ..suggest.suggester import Suggester
 from ..suggest.warm_start import prior_trials
-from .profiles import step_times_json, study_profiles, with_stored_step_times
+from .profiles import step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
 from .runner import Event, Runner
 from .spending import Spending, device_names, prices_of
 from .study_run import WORTH_OF, StudyRun
@@ -121,7 +121,11 @@ def run_study(
         if (finished := _finished(study, notify)) is not None:
             return finished
         with runner as opened:
-            study = replace(study, spec=study.spec.with_cores(opened.cores))
+            spec = with_trials_per_device(
+                study.spec, opened, task_hash, records, lambda text: notify(Event("message", text=text))
+            )
+            opened.use(spec.devices)
+            study = replace(study, spec=spec.with_cores(opened.cores))
             profiles, feasible = _profile(study, opened, task_hash, notify)
             return _drive(study, opened, profiles, feasible, task_hash, notify, watch)
     finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.step_time import StepTime
-from ...spaces.planning import CostKey, cost_keys, profile_request, training_cost
+from ...spaces.planning import CostKey, cost_keys, profile_request, sharing_request, training_cost
 from ...spaces.study import StudySpec
 from ..store.records import Records
 from ..store.stored import StoredStudy, codes
@@ -50,6 +50,43 @@ def study_profiles(
         )
     kinds.sort(key=lambda kind: kind != time_on)  # stable: else those with the most slots first
     return {kind: _profiles_of(spec, runner, kind, task_hash, records, notify, first_run) for kind in kinds}
+
+
+def with_trials_per_device(
+    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[str], None]
+) -> StudySpec:
+    """The study with `devices.per_trial: auto` resolved, by what trainings side by side do on the first kind of GPU.
+
+    One trial a device on CPUs, where trials do not share devices, and where energy is counted, which is a whole device's.
+    """
+    if not spec.devices.auto_share:
+        return spec
+    if runner.device == "cpu" or not runner.shares_devices or "energy_j" in spec.objectives.speeds:
+        return spec.with_trials_per_device(1)
+    alone = spec.with_cores(runner.cores)
+    kind = spec.devices.time_on if spec.devices.time_on in runner.kinds else runner.kinds[0]
+    request = sharing_request(alone, runner.device)
+    about = _about(alone, task_hash, request, cost_keys(alone)[0], runner.device_id(kind))
+    stored = records.profile(about)
+    if stored is None:
+        notify("measuring how many trials a GPU serves best ...")
+        stored = runner.profile(spec.task, request, kind).to_dict()
+        records.save_profile(about, stored)
+    profile = DeviceProfile.from_dict(stored)
+    notify(sharing_sentence(profile))
+    return spec.with_trials_per_device(profile.trials_at_once)
+
+
+def sharing_sentence(profile: DeviceProfile) -> str:
+    """How many trials share a device, and what was measured.
+
+    >>> sharing_sentence(DeviceProfile("gpu", "H100", None, sharing=((1, 900.0), (2, 1700.0), (4, 1800.0))))
+    'devices.per_trial: auto: 2 trials on each GPU (samples per second: 900 with 1, 1700 with 2, 1800 with 4)'
+    """
+    trials = profile.trials_at_once
+    each = ", ".join(f"{rate:.0f} with {count}" for count, rate in profile.sharing)
+    why = f" (samples per second: {each})" if each else ", since a training loop of your own is not measured beside others"
+    return f"devices.per_trial: auto: {trials} trial{'s' * (trials > 1)} on each GPU{why}"
 
 
 def _profiles_of(
@@ -124,6 +161,8 @@ def stored_profiles(study: StoredStudy, records: Records) -> dict[CostKey, Devic
     for about, profile in records.profiles():
         cost = about["request"]["setup"]
         key = next((key for key in keys if all(cost["parameters"].get(name) == value for name, value in key)), None)
+        if about["request"].get("shared_batch"):
+            continue  # without laws of time, for the number of trials on a device alone
         if key is None or about["task"][1] not in task or cost["training"] != training_cost(study.spec):
             continue
         known = DeviceProfile.from_dict(profile)

@@ -20,6 +20,10 @@ from .step_time import PRECISION, StepTime
 # extrapolated to sizes that were not measured, a few percent less would be a promise too much.
 _MORE, _LESS = 0.02, 0.1
 
+# Twice as many trainings on a device are worth it where together they train this many times as many samples per second: with
+# more trials at once, each ends later and suggestions know less.
+SHARING_PAYS = 1.25
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
@@ -49,6 +53,7 @@ class DeviceProfile:
         step_times: the step-time law for each number of devices that a trial may have; empty if steps were not timed.
         other_costs: (parameter, value, factor): a value that changes the bytes or operations of a step considerably, by this
             factor; the laws do not hold for it.
+        sharing: samples per second of so many trainings side by side on the device, together, where that was asked for.
         note: why memory is not known, where it could have been.
         no_energy: why energy is not known, where it was asked for.
         activation_checkpointing: what the laws hold for: the least that fits.
@@ -80,6 +85,7 @@ class DeviceProfile:
     step_times: tuple[StepTime, ...] = ()
     other_costs: tuple[tuple[str, Parameter, float], ...] = ()
     timing_s: float = 0.0
+    sharing: tuple[tuple[int, float], ...] = ()
     note: str = ""
     no_energy: str = ""
     validates_on_training: bool = False
@@ -102,6 +108,20 @@ class DeviceProfile:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "it"
             raise ProfilingError(f"device profile: {where}: {first['msg']}, got {cut(repr(first['input']), 60)}") from None
+
+    @property
+    def trials_at_once(self) -> int:
+        """The number of trainings to run side by side on the device: more as long as together they are considerably faster.
+
+        >>> DeviceProfile("gpu", "H100", None, sharing=((1, 900.0), (2, 1700.0), (4, 1800.0))).trials_at_once
+        2
+        """
+        best, rate = 1, math.inf
+        for trials, samples_per_s in self.sharing:
+            if trials > 1 and samples_per_s < SHARING_PAYS * rate:
+                break
+            best, rate = trials, samples_per_s
+        return best
 
     @property
     def rough(self) -> bool:
@@ -201,6 +221,7 @@ class ProfileRequest:
         share: of a GPU's memory that a trial gets, beside others on the same GPU.
         timing_s: time limit of step timing for each number of devices; 0: no timing.
         energy: measure the devices' power too.
+        shared_batch: measure how many trainings with this effective batch a GPU serves best; 0: do not.
         others: parameters and values that trials may use instead, each with all parameters then; expected to cost the same.
     """
 
@@ -212,6 +233,7 @@ class ProfileRequest:
     share: float = 1.0
     timing_s: float = 0.0
     energy: bool = False
+    shared_batch: int = 0
     others: tuple[tuple[str, Parameter, Mapping[str, Parameter]], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -223,7 +245,9 @@ class ProfileRequest:
             "devices": list(self.devices),
             "share": self.share,
             "timing_s": self.timing_s,
-            **({"energy": True} if self.energy else {}),  # requests of earlier versions are found as they are
+            # Requests of earlier versions are found as they are.
+            **({"energy": True} if self.energy else {}),
+            **({"shared_batch": self.shared_batch} if self.shared_batch else {}),
             "others": [list(pair) for pair in self.others],
         }
 
@@ -238,5 +262,6 @@ class ProfileRequest:
             share=values["share"],
             timing_s=values["timing_s"],
             energy=values.get("energy", False),
+            shared_batch=values.get("shared_batch", 0),
             others=tuple((name, value, parameters) for name, value, parameters in values["others"]),
         )

@@ -104,6 +104,27 @@ def test_memory_of_cards_is_told_as_they_are_named(
     assert gpu_memory() == ""
 
 
+@pytest.mark.parametrize(
+    ("visible", "name"), [(None, "80GB"), ("", "80GB"), ("1", "40GB"), ("1, 0", "40GB"), ("-1", ""), ("MIG-1f0a", "80GB")]
+)
+def test_memory_is_that_of_the_gpus_that_may_be_used(
+    visible: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in has a card of 80 GB and one of 40, and knows none of a negative number."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\nfor one; do case "$one" in --id=1*) echo 40960; exit;; --id=-*) exit 6;; esac; done\n'
+        "echo 81920; echo 40960\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_memory() == name
+
+
 @pytest.mark.ray
 @pytest.mark.cluster
 @pytest.mark.long
@@ -125,5 +146,10 @@ def test_cards_of_one_name_and_two_sizes_are_two_kinds(study_file: Callable[...,
                 assert runner.cores == 1  # half of the three cores of a GPU
                 assert runner.slots == 3 * 2 * 2
                 assert runner.device_id("A100 40GB") != runner.device_id("A100 80GB")
+                # As with auto, once the number is known.
+                runner.use(spec.with_trials_per_device(1).devices)
+                assert (runner.cores, runner.slots) == (3, 6)
+                runner.use(spec.with_trials_per_device(3).devices)
+                assert (runner.cores, runner.slots) == (1, 18)
         finally:
             machines.shutdown()
