@@ -34,7 +34,7 @@ from .connection import RayConnection, nodes
 from .fair_share import KIND, profiling
 from .machines import resources_of, shares, trials_that_fit
 from .searcher import InOrder, SilentReporter, StudySearcher, StudyStopper, TellStart
-from .tune_internals import report_no_callbacks
+from .tune_internals import report_no_callbacks, resources_counted_by
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
 
 # A machine's answer about its GPUs, including the start of a process there.
@@ -406,7 +406,8 @@ class TuneRunner:
 
         def fit() -> None:
             try:
-                tuner.fit()
+                with resources_counted_by(nodes):
+                    tuner.fit()
             except BaseException as error:
                 failed.append(error)
 

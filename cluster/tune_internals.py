@@ -11,7 +11,9 @@ take more memory.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -20,6 +22,29 @@ def report_no_callbacks() -> None:
     usage: Any = getattr(importlib.import_module("ray.tune.tune"), "air_usage", None)
     if hasattr(usage, "tag_callbacks"):
         usage.tag_callbacks = lambda callbacks: False
+
+
+@contextmanager
+def resources_counted_by(nodes: Callable[[], Sequence[Mapping[str, Any]]]) -> Iterator[None]:
+    """Context in which Ray counts a cluster's resources from what `nodes` says of its live machines.
+
+    Tune counts them as each run begins. Ray's own function ends the whole process where the head has been started anew;
+    `nodes` raises.
+    """
+    ray: Any = importlib.import_module("ray")
+    usual = ray.cluster_resources
+
+    def counted() -> dict[str, float]:
+        total: Counter[str] = Counter()
+        for node in nodes():
+            total.update(node["Resources"])
+        return dict(total)
+
+    ray.cluster_resources = counted
+    try:
+        yield
+    finally:
+        ray.cluster_resources = usual
 
 
 def idle_processes(controller: Any) -> list[Any]:

@@ -202,6 +202,9 @@ class Fetcher(Dataset[Any]):
             return
         most = _INDEXED_BYTES // max(sum(tensor[:1].nbytes for tensor in self._tensors), 1)
         for group in _grouped(micro_batches, most):
+            if len(group) == 1:
+                yield self._indexed(group)  # nothing here holds it while it is used, so the next one takes the same memory
+                continue
             # Not views, so that a task may change a batch in place.
             parts = [torch.unsafe_split_with_sizes(tensor, [len(keys) for keys in group]) for tensor in self._indexed(group)]
             yield from map(list, zip(*parts, strict=True))

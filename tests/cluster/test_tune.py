@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 import ray
+from bsearch.cluster.connection import nodes
 from bsearch.cluster.tune import TuneRunner
+from bsearch.cluster.tune_internals import resources_counted_by
 from bsearch.search.run.runner import Event
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import ClusterError
@@ -117,6 +120,20 @@ def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
         TuneRunner(Cluster(address="127.0.0.1:1"), Devices(), tmp_path / "ray.log"),
     ):
         pass
+
+
+@pytest.mark.usefixtures("ray_address")
+def test_resources_are_counted_as_ray_counts_them_and_a_head_that_is_gone_raises() -> None:
+    usual, rays = ray.cluster_resources, ray.cluster_resources()
+    with resources_counted_by(nodes):
+        assert ray.cluster_resources() == rays
+
+    def gone() -> list[dict[str, Any]]:
+        raise ConnectionError("Ray's head does not say which machines there are")
+
+    with resources_counted_by(gone), pytest.raises(ConnectionError):
+        ray.cluster_resources()
+    assert ray.cluster_resources is usual
 
 
 def test_a_connection_to_another_cluster_is_left_alone(ray_address: str, tmp_path: Path) -> None:
