@@ -175,7 +175,7 @@ def choice_options(before: str = "") -> Callable[[Any], Any]:
     """Options that choose a point of the front, for a `Choice`."""
 
     def add(command: Any) -> Any:
-        within = "the fastest trial at most this share worse than the best, 1% or 0.01; the default is 1%."
+        within = "the fastest trial whose metric is within this share of the best: 1% or 0.01; default: 1%."
         for option in (
             click.option("--within", type=_SHARE, metavar="SHARE", help=_sentence(before + within)),
             click.option("--best", is_flag=True, help=_sentence(before + "the trial of the front with the best metric.")),
@@ -602,7 +602,7 @@ def retime(
     """Recompute a study's front with other devices' step times, without training.
 
     Accuracies stay; on a device with less memory the same effective batch accumulates more. With several profiles, or with
-    prices: the front over devices, and what its best setting takes on each.
+    prices: one front over all devices, and what its most accurate setting takes on each.
     """
     from .search.analysis.retime import retimed_summary
     from .search.report.export import json_text, study_document
@@ -789,7 +789,7 @@ def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> Study
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Epochs of that training time.",
+    help="With --profile: epochs that the training time is for.",
 )
 @click.option(
     "--set",
@@ -1352,7 +1352,8 @@ def track(
 ) -> None:
     """Send a study's trials to MLflow, Weights & Biases or TensorBoard: a run each, with settings, curve and outcome.
 
-    What a tracker has already is not sent again. With `tracking` in the study file, `bsearch run` does this as trials train.
+    Trials that a tracker already has are not sent again. With `tracking` in the study file, `bsearch run` does this as trials
+    train.
     """
     from .search.report.tracking.follow import tell
     from .search.store.stored import StoredStudy
@@ -1388,7 +1389,7 @@ def track(
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Seeds to train with: 1 is the trial's own, more are new ones.",
+    help="Number of seeds: 1 uses the trial's own seed, more use new seeds.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to write; default: results/STUDY/trial-N.")
 @click.option("--serial", is_flag=True, help="Train in this process, without Ray.")

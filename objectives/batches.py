@@ -25,6 +25,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 # Micro-batches are indexed together up to this many bytes, half of a small cache: of steps of 1.3 ms, indexing each
 # by itself took 4 % (docs/log.md).
 _INDEXED_BYTES = 1 << 19
+# And up to so many samples: a GPU may have to be waited for until a longer list of their places is there.
+_INDEXED = 8000
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -164,7 +166,7 @@ class Fetcher(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> None:
-        self.dataset = dataset
+        self.dataset = self._source = dataset
         self.collate = collate
         self._fetches_batches = isinstance(dataset, BatchDataset)  # checked once: isinstance of a protocol takes 15 us
         self._tensors, self._places = _tensors_of(dataset) if collate is default_collate else (None, None)
@@ -178,9 +180,9 @@ class Fetcher(Dataset[Any]):
 
     def same_data(self, other: Fetcher) -> bool:
         """Whether both fetch the same samples, as far as that can be seen without reading them."""
-        (tensors, places), (others, other_places) = (_tensors_of(one.dataset) for one in (self, other))
+        (tensors, places), (others, other_places) = (_tensors_of(one._source) for one in (self, other))
         if tensors is None or others is None:
-            return self.dataset is other.dataset
+            return self._source is other._source
         if len(tensors) != len(others) or not all(map(operator.is_, tensors, others)):
             return False
         return (places is None) == (other_places is None) and (places is None or np.array_equal(places, other_places))  # type: ignore[arg-type]
@@ -200,7 +202,7 @@ class Fetcher(Dataset[Any]):
         if self._tensors is None:
             yield from map(self.fetch, micro_batches)
             return
-        most = _INDEXED_BYTES // max(sum(tensor[:1].nbytes for tensor in self._tensors), 1)
+        most = min(_INDEXED_BYTES // max(sum(tensor[:1].nbytes for tensor in self._tensors), 1), _INDEXED)
         for group in _grouped(micro_batches, most):
             if len(group) == 1:
                 yield self._indexed(group)  # nothing here holds it while it is used, so the next one takes the same memory

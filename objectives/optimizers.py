@@ -30,7 +30,7 @@ def named_optimizer(model: nn.Module, setup: TrialSetup, default: str = "sgd") -
 
 
 def _sgd(model: nn.Module, setup: TrialSetup) -> Optimizer:
-    return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **_fused(setup), **_rate_and_decay(setup))
+    return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, fused=fuses_sgd(setup), **_rate_and_decay(setup))
 
 
 def _adam(model: nn.Module, setup: TrialSetup) -> Optimizer:
@@ -175,6 +175,15 @@ def _fused(setup: TrialSetup) -> dict[str, Any]:
     return {"fused": setup.device == "gpu" or None}
 
 
+def fuses_sgd(setup: TrialSetup) -> bool | None:
+    """Whether SGD with momentum is one fused kernel; None: torch decides.
+
+    Not in fp16: where the loss scaler finds an overflow in the first step, the fused kernel leaves the momentum that torch has
+    just allocated unwritten, and the next step reads it (torch 2.11 and 2.14).
+    """
+    return (setup.device == "gpu" and setup.training.precision != "fp16") or None
+
+
 def _bitsandbytes(name: str) -> Any:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels that these optimizers do not use
     try:
@@ -188,6 +197,7 @@ __all__ = [
     "OPTIMIZERS",
     "MuonAdamW",
     "decouples_decay",
+    "fuses_sgd",
     "has_adams_betas",
     "hidden_matrices",
     "named_optimizer",

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from ..spaces.errors import TaskError
 from ..spaces.trial import Measurement, TrialSetup
 from .model.activation_checkpointing import transformer_layers
+from .optimizers import fuses_sgd
 from .state.checkpoint import save_state
 
 # The alternative to a Task: a training loop of your own that yields measurements.
@@ -113,7 +114,7 @@ class Task(ABC):
             momentum=0.9,
             nesterov=True,
             weight_decay=setup.weight_decay,
-            fused=setup.device == "gpu" or None,
+            fused=fuses_sgd(setup),
         )
 
     def save(self, model: nn.Module, folder: Path, setup: TrialSetup) -> None:

@@ -199,7 +199,7 @@ class Space(Section):
         Annotated[AnyDomain, AfterValidator(positive_numbers), AfterValidator(log_by_default), AfterValidator(real)] | None
     ) = Field(
         None,
-        description="The batch, in samples, at which the gradient's noise is as large as the gradient; "
+        description="The gradient noise scale: the batch, in samples, at which gradient noise is as large as the gradient; "
         "required by the rules `saturating` and `surge`.",
     )
     epochs: Annotated[AnyDomain, AfterValidator(epoch_numbers)] = Field(
@@ -233,10 +233,10 @@ class Space(Section):
         None, description="Searched instead of `training.beta2_scaling`."
     )
     beta1: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
-        None, description="Searched instead of the first of `training.betas`; the task's optimizer has to get setup.betas."
+        None, description="Searched instead of the first of `training.betas`; the task's optimizer must use setup.betas."
     )
     beta2: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
-        None, description="Searched instead of the second of `training.betas`; the task's optimizer has to get setup.betas."
+        None, description="Searched instead of the second of `training.betas`; the task's optimizer must use setup.betas."
     )
 
     @model_validator(mode="before")
@@ -296,7 +296,7 @@ class Training(Section):
     precision: Precision = Field(
         "fp32",
         description="Precision of the forward pass; tf32 (NVIDIA GPUs from 2020 on) rounds the factors of matrix products and "
-        "convolutions, fp32 rounds nothing; bf16 and fp16 use torch's autocast, fp16 with loss scaling.",
+        "convolutions, fp32 does not; bf16 and fp16 use torch's autocast, fp16 with loss scaling.",
     )
     schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
         "cosine",
@@ -310,8 +310,8 @@ class Training(Section):
     )
     warmup: Share = Field(
         0.05,
-        description="Share of the trial's samples with the learning rate rising linearly from 0; with `branches`, a share of "
-        "the shortest trial's samples: every trial then warms up for that many.",
+        description="Share of the trial's samples over which the learning rate rises linearly from 0; with `branches`, a share "
+        "of the shortest trial's samples: every trial then warms up for that many.",
     )
     branches: StrictBool = Field(
         False,
@@ -462,8 +462,8 @@ class Devices(Section):
     per_trial: Annotated[AnyDomain, AfterValidator(_device_numbers)] = Field(
         Fixed(value=1),
         description="Data-parallel devices per trial: a number, or a list of numbers to search; or the share of a GPU that a "
-        "trial gets, such as 0.5 for two trials on each; auto: as many trials on each GPU as its memory holds and as raise "
-        "the samples per second of all together, which is measured before the first trial.",
+        "trial gets, such as 0.5 for two trials on each; auto: as many trials on each GPU as fit in memory and increase "
+        "the total samples per second, measured before the first trial.",
     )
     sharding: Sharding = Field(
         "ddp",
@@ -488,7 +488,7 @@ class Devices(Section):
 
     prices: Annotated[dict[StrictStr, Annotated[Number, Field(gt=0)]], AfterValidator(_price_names)] = Field(
         {},
-        description="What a device costs for an hour, by words of its name, in any one currency: {H100: 2.5, A100 80GB: 1.8}; "
+        description="Price per device-hour, by words in the device's name, in any one currency: {H100: 2.5, A100 80GB: 1.8}; "
         "`gpu` and `cpu` are the prices of all other kinds. A device on a CPU has `cpus` cores.",
     )
 

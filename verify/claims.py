@@ -42,13 +42,14 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the claim holds; unclear where the value is beyond the bound by less than it is uncertain.
+        """Whether the claim holds; unclear where the value is beyond the bound by less than it is uncertain, or more uncertain
+        than the bound is large.
 
-        >>> [Claim("", 0.02, measured, 0.01).verdict for measured in (0.019, 0.025, 0.04)]
-        ['pass', 'unclear', 'FAIL']
+        >>> [Claim("", 0.02, measured, 0.01).verdict for measured in (0.019, 0.025, 0.04)], Claim("", 0.02, 0.01, 0.1).verdict
+        (['pass', 'unclear', 'FAIL'], 'unclear')
         """
         if self.measured <= self.bound:
-            return "pass"
+            return "pass" if self.uncertainty <= max(self.bound, 0.0) else "unclear"
         # A value that is not a number is not at most anything.
         return "unclear" if self.measured - self.uncertainty <= self.bound else "FAIL"
 

@@ -7,13 +7,14 @@ import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..objectives.machine.device_memory import is_out_of_memory, release_memory
+from ..objectives.machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
 from ..objectives.profiling.as_cuda import backward
 from ..objectives.profiling.live_bytes import LiveBytes
 from ..objectives.profiling.memory import MemoryProbe
@@ -29,6 +30,8 @@ from .stage import Found, Stage
 from .tasks import Images, models, setup_of, small_model, task_of
 
 _MIB = 1 << 20
+# The allocator reserves large blocks in pages of 20 MiB: two numbers of pages may differ by one each.
+_PAGES = 40 * _MIB
 _HEADROOM = 0.05
 
 
@@ -36,50 +39,54 @@ def predictions(stage: Stage) -> Iterator[Found]:
     """Peaks of training steps traced without running anything, against the same steps on real tensors."""
     live, reserved, uncalibrated, untraced, constants = (list[tuple[str, float]]() for _ in range(5))
     precisions = ("fp32",) if stage.quick else ("fp32", "bf16")
-    # Across models first, so that a stage that ends early has seen most of them.
-    for precision in precisions:
-        for name, (reference, parameters), sizes in models(stage.device):
-            if stage.expired:
-                yield Fact(f"{name}, {precision}", "not measured: out of time")
+    every = models(stage.device)
+    # All models first, in precisions that alternate, so that a stage that ends early has seen most models and each precision.
+    for turn, (place, (name, (reference, parameters), sizes)) in product(range(len(precisions)), enumerate(every)):
+        precision = precisions[(place + turn) % len(precisions)]
+        if stage.expired:
+            yield Fact(f"{name}, {precision}", "not measured: out of time")
+            continue
+        release_memory(stage.device)
+        setup = setup_of(BatchPlan(sizes[0]), stage.device, parameters, precision=precision)
+        probe = MemoryProbe(task_of(reference), replace(setup, smallest_micro_batch=sizes[0]))
+        fixed = fixed_live = 0
+        for size in sizes:
+            predicted = probe.train_peak(size)
+            untraced.append((f"{name}, {precision}, {size}", float(bool(probe.note))))
+            if probe.note:
+                yield Fact(f"{name}, {precision}", f"not traced: {probe.note}")
+                break
+            try:
+                measured = probe.counted("train", size)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                release_memory(stage.device)
                 continue
-            release_memory(stage.device)
-            setup = setup_of(BatchPlan(sizes[0]), stage.device, parameters, precision=precision)
-            probe = MemoryProbe(task_of(reference), replace(setup, smallest_micro_batch=sizes[0]))
-            fixed = fixed_live = 0
-            for size in sizes:
-                predicted = probe.train_peak(size)
-                untraced.append((f"{name}, {precision}, {size}", float(bool(probe.note))))
-                if probe.note:
-                    yield Fact(f"{name}, {precision}", f"not traced: {probe.note}")
-                    break
-                try:
-                    measured = probe.counted("train", size)
-                except Exception as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    release_memory(stage.device)
-                    continue
-                case = f"{name}, {precision}, {size}"
-                if size == sizes[0] and stage.device == "gpu":
-                    # As a study does: the smallest size tells what libraries take for themselves.
-                    fixed, fixed_live = measured.total - predicted.total, measured.live - predicted.live
-                    constants.append((f"{name}, {precision}", abs(fixed) / _MIB))
-                    yield Fact(f"beside the traced tensors: {name}, {precision}", f"{fixed / _MIB:.1f} MiB")
-                    continue
-                live.append((case, abs((predicted.live + fixed_live) / measured.live - 1)))
-                if stage.device == "gpu":
-                    reserved.append((case, abs((predicted.total + fixed) / measured.total - 1)))
-                    uncalibrated.append((case, abs(predicted.total / measured.total - 1)))
-                    yield Fact(
-                        case,
-                        f"live {predicted.live / _MIB:.0f} MiB traced, {measured.live / _MIB:.0f} measured; "
-                        f"reserved {predicted.total / _MIB:.0f}, {measured.total / _MIB:.0f}",
-                    )
+            case = f"{name}, {precision}, {size}"
+            if size == sizes[0] and stage.device == "gpu":
+                # As a study does: the smallest size tells what libraries take for themselves.
+                fixed, fixed_live = measured.total - predicted.total, measured.live - predicted.live
+                constants.append((f"{name}, {precision}", abs(fixed) / _MIB))
+                yield Fact(f"beside the traced tensors: {name}, {precision}", f"{fixed / _MIB:.1f} MiB")
+                continue
+            live.append((case, abs((predicted.live + fixed_live) / measured.live - 1)))
+            if stage.device == "gpu":
+                reserved.append((case, max(abs(predicted.total + fixed - measured.total) - _PAGES, 0) / measured.total))
+                uncalibrated.append((case, abs(predicted.total / measured.total - 1)))
+                yield Fact(
+                    case,
+                    f"live {predicted.live / _MIB:.0f} MiB traced, {measured.live / _MIB:.0f} measured; "
+                    f"reserved {predicted.total / _MIB:.0f}, {measured.total / _MIB:.0f}",
+                )
     after = " after one run of the smallest micro-batch" if stage.device == "gpu" else ""
+    # Without segments that grow, a library's workspace may need one of its own, where the replay has room between blocks.
+    bound, allocator = (0.03, "") if EXPANDABLE_SEGMENTS else (0.08, ", default allocator")
     yield from worst("steps that could not be traced", 0, untraced, unit="")
     yield from worst(f"error of the predicted peak, live bytes{after}", 0.02, live)
-    yield from worst(f"error of the predicted peak, reserved bytes{after}", 0.03, reserved)
-    yield from worst("bytes that the smallest micro-batch takes beside its prediction", 128, constants, unit="MiB")
+    text = f"error of the predicted peak beyond two of the allocator's pages, reserved bytes{after}{allocator}"
+    yield from worst(text, bound, reserved)
+    yield from worst("bytes that the smallest micro-batch takes beside its prediction", 256, constants, unit="MiB")
     for claim in worst("", 0.0, uncalibrated):
         yield Fact("reserved bytes before anything was measured", f"off by at most {claim.measured_text} ({claim.note})")
 
@@ -121,31 +128,32 @@ def largest(stage: Stage) -> Iterator[Found]:
     """The largest micro-batch that a profile finds under a limit: it trains, and not much more would."""
     shortfalls, failures = [], []
     chosen, gpu = models(stage.device), stage.device == "gpu"
-    picks = [(chosen[0], (2048, 6144) if gpu else (48, 96))]
-    if not stage.quick:
-        picks.append((chosen[4], (4096, 8192) if gpu else (48, 96)))
-    for (name, (reference, parameters), _), mebibytes in picks:
-        for limit in (_MIB * size for size in mebibytes):
-            if stage.expired:
-                yield Fact(f"{name} under {readable_bytes(limit)}", "not measured: out of time")
-                continue
-            setup = setup_of(BatchPlan(1), stage.device, parameters, **({"precision": "bf16"} if stage.device == "gpu" else {}))
-            profile = _profile(reference, setup, limit)
-            assert profile.largest_micro_batch is not None
-            found = profile.largest_micro_batch
-            case = f"{name} under {readable_bytes(limit)}: {found}"
-            failures.append((case, 0.0 if _runs(reference, setup, found, limit, steps=20) else 1.0))
-            # Beyond it, under what the plan may use: the true maximum, by bisection.
-            usable = int(limit * (1 - _HEADROOM))
-            highest = profile.training_set or found
-            fits, over = found, min(2 * found, highest) + 1
-            while over - fits > max(1, found // 50) and not stage.expired:
-                middle = (fits + over) // 2
-                fits, over = (middle, over) if _runs(reference, setup, middle, usable, steps=4) else (fits, middle)
-            if not stage.expired:
-                shortfalls.append((f"{case} of {fits}", 1 - found / fits))
+    # A convolutional net and a transformer, the lower limit of each first.
+    limits = ((0, 2048), (4, 4096), (0, 6144), (4, 8192)) if gpu else ((0, 48), (4, 48), (0, 96), (4, 96))
+    for place, mebibytes in limits:
+        (name, (reference, parameters), _), limit = chosen[place], _MIB * mebibytes
+        if stage.quick and place:
+            continue
+        if stage.expired:
+            yield Fact(f"{name} under {readable_bytes(limit)}", "not measured: out of time")
+            continue
+        setup = setup_of(BatchPlan(1), stage.device, parameters, **({"precision": "bf16"} if stage.device == "gpu" else {}))
+        profile = _profile(reference, setup, limit)
+        assert profile.largest_micro_batch is not None
+        found = profile.largest_micro_batch
+        case = f"{name} under {readable_bytes(limit)}: {found}"
+        failures.append((case, 0.0 if _runs(reference, setup, found, limit, steps=20) else 1.0))
+        # Beyond it, under what the plan may use: the true maximum, by bisection.
+        usable = int(limit * (1 - _HEADROOM))
+        highest = profile.training_set or found
+        fits, over = found, min(2 * found, highest) + 1
+        while over - fits > max(1, found // 50) and not stage.expired:
+            middle = (fits + over) // 2
+            fits, over = (middle, over) if _runs(reference, setup, middle, usable, steps=4) else (fits, middle)
+        if not stage.expired:
+            shortfalls.append((f"{case} of {fits}", max(fits - found - 1, 0) / fits))
     yield from worst("largest micro-batches that ran out of memory in 20 steps", 0, failures, unit="")
-    yield from worst("shortfall against the largest micro-batch that runs", 0.05, shortfalls)
+    yield from worst("shortfall of more than a sample against the largest micro-batch that runs", 0.05, shortfalls)
 
 
 class HiddenWorkspace(Images):
@@ -179,7 +187,10 @@ def out_of_memory(stage: Stage) -> Iterator[Found]:
     _, parameters = small_model(stage.device)
     reference, limit = f"{__name__}:HiddenWorkspace", (1 << 30) if gpu else 16 * _MIB
     runs = []
-    for hidden in (0.5,) if stage.quick else (0.25, 0.5, 1.5):
+    for hidden in (0.5,) if stage.quick else (0.5, 1.5, 0.25):
+        if stage.expired:
+            yield Fact(f"{hidden:g} of the activations hidden", "not measured: out of time")
+            continue
         setup = setup_of(BatchPlan(1), stage.device, parameters | {"hidden": hidden})
         counted: list[int] = []
         profile = _profile(reference, setup, limit, counted)

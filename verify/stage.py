@@ -15,6 +15,9 @@ from .claims import Claim, Fact
 
 Found = Claim | Fact
 
+# A stage's time includes what its process imports.
+_BEGUN = time.monotonic()
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -30,7 +33,7 @@ class Stage:
     seconds: float
     quick: bool = False
     serial: bool = True
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)  # of time.monotonic
 
     @property
     def expired(self) -> bool:
@@ -53,7 +56,7 @@ def main() -> None:
 
         try:
             stage: Callable[[Stage], Iterator[Found]] = getattr(importlib.import_module(module, __package__), name)
-            for found in stage(Stage(**json.loads(told))):
+            for found in stage(Stage(**json.loads(told), started=_BEGUN)):
                 write(type(found).__name__, asdict(found))
         except Exception as error:
             traceback.print_exc()

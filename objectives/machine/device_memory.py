@@ -15,7 +15,9 @@ import torch
 # Memory runs out in many places, each with words of its own: torch's allocators, CUDA's libraries, NCCL, Triton, the C library.
 _SIGNS = re.compile(
     r"out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED|ALLOCATION_FAILED|cudaErrorMemoryAllocation"
-    r"|Cuda failure 2\b",
+    r"|Cuda failure 2\b"
+    # cuDNN tries one plan after the other, and where none finds its workspace it does not say why.
+    r"|unable to find an engine to execute|No valid execution plans built",
     re.IGNORECASE,
 )
 
@@ -36,6 +38,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
     >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(ValueError("out of memory"))
     (True, False)
+    >>> is_out_of_memory(RuntimeError("GET was unable to find an engine to execute this computation"))
+    True
     """
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
 from ...spaces.errors import ProfilingError
 from ...spaces.laws.memory import PARTS, MemoryLaw, largest_fitting
@@ -322,8 +322,13 @@ def _batch_factory(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor
     lengths) take the longest known, or the longest of a few.
     """
     samples = min(len(run.data.train), 8)  # type: ignore[arg-type]
-    two, three = (run.train_fetcher.fetch(run.longest(count)) for count in (2, 3))
-    pairs = [run.train_fetcher.fetch(run.stream.take(2 * part, 2)) for part in range(max(samples // 2, 1))]
+
+    def shapes_of(keys: SampleKeys) -> Any:
+        """A batch without its values, which would stay on a GPU where the data are."""
+        return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), run.train_fetcher.fetch(keys))
+
+    two, three = (shapes_of(run.longest(count)) for count in (2, 3))
+    pairs = [shapes_of(run.stream.take(2 * part, 2)) for part in range(max(samples // 2, 1))]
     shapes = zip(tree_iter(two), tree_iter(three), strict=True)
     if not any(isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape != b.shape for a, b in shapes):
         raise TypeError(f"expected a batch of tensors, in tuples, lists or dicts, to trace; got {type(two).__name__}")

@@ -276,6 +276,29 @@ def test_a_dataset_that_lives_on_a_device_gives_the_same_batches() -> None:
     assert Fetcher([1, 2, 3]).nbytes is None  # type: ignore[arg-type]
 
 
+class _Moves:
+    """A dataset that can live on a device, such as images in one tensor."""
+
+    nbytes = 8
+
+    def __len__(self) -> int:
+        return 2
+
+    def fetch(self, keys: SampleKeys) -> Any:
+        return torch.from_numpy(keys.index)
+
+    def on(self, device: torch.device) -> _Moves:
+        return _Moves()
+
+
+def test_validation_on_the_training_data_is_seen_wherever_they_live() -> None:
+    both = _Moves()
+    train, validation, other = (Fetcher(data) for data in (both, both, _Moves()))  # type: ignore[arg-type]
+    for fetcher in (train, validation):
+        fetcher.move_to(torch.device("cpu"))
+    assert train.same_data(validation) and not train.same_data(other)
+
+
 @given(st.lists(st.integers(), max_size=30), st.integers(1, 4))
 def test_values_made_ahead_are_the_same(values: list[int], count: int) -> None:
     assert list(ahead(iter(values), count)) == values

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +33,33 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> N
         nn.functional.cross_entropy(model(tokens), tokens[:, 0]).backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_sgd_is_fused_on_a_gpu_but_not_under_a_loss_scaler(precision: str) -> None:
+    """Fused, an overflow in the first step leaves its momentum unwritten."""
+    of_gpu = replace(setup(training={"precision": precision}), device="gpu")
+    expected = None if precision == "fp16" else True
+    assert named_optimizer(words(), of_gpu).param_groups[0]["fused"] is expected
+    assert Net().optimizer(words(), of_gpu).param_groups[0]["fused"] is expected
+    assert named_optimizer(words(), replace(of_gpu, device="cpu")).param_groups[0]["fused"] is None
+    adam = replace(of_gpu, parameters={"optimizer": "adamw"})
+    assert named_optimizer(words(), adam).param_groups[0]["fused"] is True
+
+
+def test_a_skipped_first_step_spoils_no_momentum() -> None:
+    """What the study trains with in fp16: the buffer of an overflowing first step is not read by the next."""
+    model = words()
+    optimizer = named_optimizer(model, replace(setup(training={"precision": "fp16"}), device="gpu"))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    for gradient in (math.inf, 1.0):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        scaler.step(optimizer)
+        scaler.update()
+    momentum = optimizer.state[next(model.parameters())]["momentum_buffer"]
+    assert torch.equal(momentum, torch.full_like(momentum, 1 / 65536 * 2))
 
 
 def test_muon_takes_hidden_matrices_alone() -> None:
