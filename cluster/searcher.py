@@ -27,12 +27,18 @@ from ray.tune.search import Searcher
 
 from ..search.run.study_run import StudyRun
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
-from .tune_internals import forget_ended, idle_processes, keep_processes, unstage
+from .tune_internals import end_at_once, forget_ended, idle_processes, keep_processes, unstage
 
 if TYPE_CHECKING:
     from .tune import TuneRunner
 
 _T = TypeVar("_T")
+
+
+class RayIsGoneError(Exception):
+    """Ends Tune's run where Ray is gone."""
+
+
 # Machines that join or leave, and other studies, are noticed within this time.
 REFRESH_S = 5.0
 # One suggestion is always made ahead of a free slot, and one more per this many slots.
@@ -242,9 +248,13 @@ class InOrder(FIFOScheduler):
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         keep_processes(controller, self._searcher.holds_too_many)
+        end_at_once(controller, lambda: self._searcher.closed)
         super().on_trial_add(controller, trial)
 
     def choose_trial_to_run(self, controller: Any) -> Any:
+        if self._searcher.closed:
+            # Tune would stop its trials one by one, and wait for a head that is gone at each.
+            raise RayIsGoneError
         inner = getattr(controller, "_tune_controller", controller)
         forget_ended(inner)
         self._searcher.count_idle(idle_processes(inner))
@@ -280,7 +290,7 @@ class StudyStopper(tune.Stopper):
         return self._searcher.should_stop(trial_id, result)
 
     def stop_all(self) -> bool:
-        return bool(self._study.stop_reason) or self._searcher.closed
+        return bool(self._study.stop_reason)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled

@@ -45,9 +45,8 @@ _WAKE_S = 0.1
 _MOST_PENDING = 100_000
 # Running attempts are asked to leave again after this time: one may just have begun.
 _ASKED_AGAIN_S = 2.0
-# How long Tune may take to notice that Ray is gone, before it is left all the same: it would wait five seconds for processes
-# that are gone too, and a head that comes back meanwhile ends this process.
-_TUNE_ENDS_S = 0.2
+# How long Tune may take to notice that Ray is gone, before it is started again all the same.
+_TUNE_ENDS_S = 3.0
 
 
 class _RayLostError(Exception):

@@ -86,6 +86,23 @@ def keep_processes(controller: Any, too_many: Callable[[], bool]) -> None:
         controller._maybe_reuse_cached_actor = _Reuse(controller)
 
 
+def end_at_once(controller: Any, ray_is_gone: Callable[[], bool]) -> None:
+    """Let a Tune controller whose run ends not wait for its processes where Ray is gone, and they with it: it would for five
+    seconds.
+    """
+    controller = getattr(controller, "_tune_controller", controller)
+    usual = getattr(controller, "_cleanup_trials", None)
+    if usual is None or getattr(usual, "ends_at_once", False):
+        return
+
+    def cleanup() -> None:
+        if not ray_is_gone():
+            usual()
+
+    cleanup.ends_at_once = True  # type: ignore[attr-defined]
+    controller._cleanup_trials = cleanup
+
+
 def forget_ended(controller: Any) -> None:
     """Let a Tune controller drop the trials that have ended and hold no process, but not its latest: without any, Tune would
     look for them in a file when its run ends.

@@ -274,7 +274,7 @@ NEVER = {
 
 
 def _sources() -> Iterator[Path]:
-    for package in ("", "spaces", "objectives", "search", "cluster", "benchmarks", "tests", "examples", "docs"):
+    for package in ("", "spaces", "objectives", "search", "cluster", "commands", "verify", "benchmarks", "tests", "examples", "docs"):
         yield from sorted((ROOT / package).rglob("*.py") if package else ROOT.glob("*.py"))
 
 

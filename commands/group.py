@@ -1,0 +1,115 @@
+"""The command's root: how errors become messages and exit codes, and the console that all commands print to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from .. import __version__
+from ..search.report.terminal.signals import handled_signals, is_termination
+from ..spaces.errors import (
+    BsearchError,
+    ClusterError,
+    OutputError,
+    StorageError,
+    StudyFileError,
+    plain,
+)
+from ..spaces.storage import masked
+from ..spaces.study_file import located
+
+# Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
+FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+
+
+class _Commands(click.Group):
+    """Turns our errors into messages and exit codes; shows a traceback only with --debug."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with handled_signals():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BsearchError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            click.echo(plain(masked(str(error))), err=True)
+            ctx.exit(FAILED if isinstance(error, StorageError | ClusterError | OutputError) else BAD_INPUT)
+        except (KeyboardInterrupt, SystemExit) as error:
+            terminated = is_termination(error)
+            if isinstance(error, SystemExit) and not terminated:
+                raise
+            click.echo("terminated" if terminated else "interrupted", err=True)
+            ctx.exit(TERMINATED if terminated else INTERRUPTED)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as head, is done
+            ctx.exit(0)
+        except Exception as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            click.echo(
+                f"internal error: {type(error).__name__}: {plain(masked(str(error)))}\n"
+                "This is a bug in bsearch: please report it, with what `bsearch --debug ...` prints.",
+                err=True,
+            )
+            ctx.exit(FAILED)
+
+
+@click.group("bsearch", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="bsearch")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def main(debug: bool) -> None:
+    """Find the best batch size, learning rate and accumulation: the front of training speed against accuracy.
+
+    Start with `bsearch init`, then `bsearch check study.yaml` and `bsearch run study.yaml`.
+    """
+
+
+def epilog(example: str) -> str:
+    return f"\b\nExample:\n  {example}"
+
+
+class _Terminal(Console):
+    """Prints text literally: names and messages come from files, tasks and databases that others may have written."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text), **options)
+
+
+def terminal(as_json: bool = False) -> Console:
+    """The console for people: stdout, or stderr where stdout is a document."""
+    console = _Terminal(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, 1000)  # a file or a pipe has no width to fit
+    return console
+
+
+def results_beside(study: str) -> Path:
+    """The results folder of a study file; for a database URL, the one in this folder."""
+    return (Path() if "://" in study else Path(study).parent) / "results"
+
+
+def documents_only(as_json: bool) -> AbstractContextManager[Any]:
+    """With --json, output of the task goes to stderr: stdout is for the document."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+@contextmanager
+def located_faults(file: Path | None) -> Any:
+    """Add file and line to faults found after the file was read."""
+    try:
+        yield
+    except StudyFileError as error:
+        raise (located(error, file) if file is not None else error) from None

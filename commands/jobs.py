@@ -1,0 +1,206 @@
+"""Commands about batch jobs."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from ..search.report.completion import launchers, study_files
+from ..spaces.errors import (
+    NoStudyError,
+    StorageError,
+    plain,
+)
+from ..spaces.storage import masked
+from ..spaces.study_file import read_study
+from .group import (
+    epilog,
+    located_faults,
+    main,
+    terminal,
+)
+from .options import (
+    json_option,
+    storage_option,
+)
+
+if TYPE_CHECKING:
+    from ..cluster.submit.submitter import Submitter
+
+
+@main.command(epilog=epilog("bsearch submit study.yaml --launcher slurm --nodes 2 --gpus-per-node 4 --hours 8 --dry-run"))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
+@click.option(
+    "--launcher",
+    metavar="NAME",
+    shell_complete=launchers,
+    help="ray, slurm, kuberay or a plug-in, instead of submit.launcher.",
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="Machines, instead of submit.nodes.")
+@click.option("--gpus-per-node", type=click.IntRange(min=0), help="GPUs per machine.")
+@click.option("--cpus-per-node", type=click.IntRange(min=1), help="CPU cores per machine.")
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Time limit of the job.")
+@click.option("--address", metavar="URL", help="Ray's dashboard, such as http://host:8265; for ray.")
+@click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay.")
+@click.option("--dry-run", is_flag=True, help="Print the script, manifest or request, and submit nothing.")
+@storage_option
+def submit(study: Path, address: str | None, namespace: str | None, dry_run: bool, storage: str | None, **common: Any) -> None:
+    """Send the study in STUDY to a cluster as a batch job: `bsearch run` there, with Ray over all its machines.
+
+    Submitting again resumes the study, however the job ended. docs/clusters.md lists what each launcher needs.
+    """
+    from ..cluster.submit.submitter import Submission, open_submitter
+
+    with located_faults(study):
+        submission = Submission.read(study, storage, common, address=address, namespace=namespace)
+        submitter = open_submitter(submission.settings)
+        plan = submitter.plan(submission)
+        for note in plan.notes:
+            click.echo(note, err=True)
+        if dry_run:
+            click.echo(plan.text, nl=False)
+            return
+        job = submitter.submit(submission)
+    click.echo(f"submitted study {job.study} to {job.launcher} as job {job.id}")
+    where = " ".join([job.id, "--launcher", job.launcher, *submitter.place])
+    click.echo(f"Next:\n  bsearch jobs status {where}\n  bsearch jobs logs {where} --follow\n  bsearch jobs stop {where}")
+
+
+@main.group(
+    epilog=epilog(
+        "bsearch jobs list --launcher slurm\n  bsearch jobs logs 4711 --launcher slurm --follow\n"
+        "  bsearch jobs stop 4711 --study study.yaml"
+    )
+)
+def jobs() -> None:
+    """Manage the jobs that `submit` sent: list, status, logs, stop.
+
+    The cluster is given by --launcher, or by the submit section of the study file in --study.
+    """
+
+
+def _launcher_options(command: Any) -> Any:
+    for option in (
+        click.option("--namespace", metavar="NAME", help="Kubernetes namespace; for kuberay."),
+        click.option("--address", metavar="URL", help="Ray's dashboard; for ray."),
+        click.option(
+            "--study",
+            "study_file",
+            type=click.Path(path_type=Path),
+            shell_complete=study_files,
+            help="Study file whose submit section holds these settings.",
+        ),
+        click.option("--launcher", metavar="NAME", shell_complete=launchers, help="ray, slurm, kuberay or a plug-in."),
+    ):
+        command = option(command)
+    return command
+
+
+def _submitter(launcher: str | None, study_file: Path | None, address: str | None, namespace: str | None) -> Submitter:
+    from ..cluster.submit.submitter import open_submitter, submit_settings
+
+    with located_faults(study_file):
+        return open_submitter(submit_settings(study_file, {"launcher": launcher}, address=address, namespace=namespace))
+
+
+def _progress(names: set[str], study_file: Path | None, storage: str | None) -> dict[str, dict[str, Any]]:
+    """The progress of these studies, by name; of none where no storage is known, or it cannot be read here."""
+    from ..search.report.terminal.watch import progress_facts, studies_now
+
+    if storage is None and study_file is not None:
+        storage = read_study(study_file).storage
+    if storage is None or not names:
+        return {}
+    try:
+        return {name: progress_facts(view) for name, view in studies_now(storage, names).items()}
+    except NoStudyError:
+        return {}  # its job has not begun, or writes elsewhere
+    except StorageError as error:
+        click.echo(f"progress is unknown: {plain(masked(str(error)))}", err=True)
+        return {}
+
+
+@jobs.command("list", epilog=epilog("bsearch jobs list --launcher slurm\n  bsearch jobs list --study study.yaml"))
+@_launcher_options
+@storage_option
+@json_option
+def list_jobs(as_json: bool, storage: str | None, **where: Any) -> None:
+    """List bsearch's jobs that the cluster knows, newest first, with the progress of their studies.
+
+    Progress is read from the storage of the study file in --study, or from --storage.
+    """
+    from ..spaces.readable import count, number, seconds
+
+    found = _submitter(**where).jobs()
+    progress = _progress({job.study for job in found}, where["study_file"], storage)
+    if as_json:
+        click.echo(json.dumps([{**job.to_dict(), "progress": progress.get(job.study)} for job in found], indent=2))
+        return
+    if not found:
+        click.echo("no bsearch jobs there")
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("job", "study", "state", "submitted", "started", *(("trials", "best", "left") if progress else ())):
+        table.add_column(column)
+    for job in found:
+        cells = [job.id, job.study, job.state, _at(job.submitted), _at(job.started)]
+        if (facts := progress.get(job.study)) is not None:
+            best = "" if facts["best"] is None else f"{facts['metric']} {number(facts['best'])}"
+            left = "" if facts["eta_s"] is None else seconds(facts["eta_s"])
+            cells += [f"{count(facts['done'])}/{facts['trials']}", best, left]
+        table.add_row(*cells)
+    terminal().print(table)
+
+
+def _at(time: datetime | None) -> str:
+    return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+@jobs.command("status", epilog=epilog("bsearch jobs status 4711 --launcher slurm"))
+@click.argument("id")
+@_launcher_options
+@storage_option
+@json_option
+def job_status(id: str, as_json: bool, storage: str | None, **where: Any) -> None:
+    """Print the state of job ID: pending, running, succeeded, failed, stopped or unknown; and its study's progress."""
+    from ..spaces.readable import count, number, seconds
+
+    job = _submitter(**where).job(id)
+    facts = _progress({job.study}, where["study_file"], storage).get(job.study)
+    if as_json:
+        click.echo(json.dumps({**job.to_dict(), "progress": facts}, indent=2))
+        return
+    times = [f"{word} {_at(time)}" for word, time in (("submitted", job.submitted), ("started", job.started)) if time]
+    click.echo(f"job {job.id} of study {job.study}: {', '.join([job.state, *times])}")
+    if facts is not None:
+        parts = [f"{count(facts['done'])} of {facts['trials']} trials are done"]
+        parts += [] if facts["best"] is None else [f"the best {facts['metric']} is {number(facts['best'])}"]
+        parts += [] if facts["eta_s"] is None else [f"about {seconds(facts['eta_s'])} left"]
+        click.echo(", ".join(parts))
+
+
+@jobs.command("logs", epilog=epilog("bsearch jobs logs 4711 --launcher slurm --follow"))
+@click.argument("id")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the job ends.")
+@_launcher_options
+def job_logs(id: str, follow: bool, **where: Any) -> None:
+    """Print the output of job ID so far."""
+    from ..cluster.submit.submitter import followed
+
+    submitter = _submitter(**where)
+    for piece in followed(submitter, id) if follow else [submitter.logs(id)]:
+        click.echo(piece, nl=False)
+
+
+@jobs.command("stop", epilog=epilog("bsearch jobs stop 4711 --launcher slurm"))
+@click.argument("id")
+@_launcher_options
+def stop_job(id: str, **where: Any) -> None:
+    """Stop job ID. Its study keeps every finished trial; submitting it again resumes it."""
+    _submitter(**where).stop(id)
+    click.echo(f"stopping job {id}")

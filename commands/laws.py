@@ -1,0 +1,367 @@
+"""Commands that say what trials mean elsewhere: rules of the rate, other devices, larger trainings, other batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from ..search.report.completion import study_files
+from ..spaces.errors import (
+    StudyFileError,
+    cut,
+)
+from ..spaces.learning_rate import RATE_RULES, rule_fact
+from ..spaces.readable import from_here
+from ..spaces.storage import masked
+from ..spaces.study import Objectives, Speed
+from .group import (
+    epilog,
+    located_faults,
+    main,
+    terminal,
+)
+from .options import (
+    TIMES,
+    VALUE,
+    device_options,
+    json_option,
+    name_option,
+    storage_option,
+)
+
+if TYPE_CHECKING:
+    from ..search.analysis.retime import Retimed
+    from ..search.store.stored import StoredStudy
+    from ..search.suggest.scale_up import NextStudy
+
+
+@main.command(
+    epilog=epilog(
+        "bsearch retime study.yaml --profile a100.json\n"
+        "  bsearch retime study.yaml --profile a100.json --price 1.8 --profile h100.json --price 2.5"
+    )
+)
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@device_options(
+    "The other device's profile, from `bsearch profile STUDY --out FILE` there; several are compared.", required=True
+)
+@click.option(
+    "--also",
+    type=click.Choice(get_args(Speed)),
+    help="A second measure of speed, as a third objective; default: the study's objectives.also.",
+)
+@name_option
+@storage_option
+@json_option
+def retime(
+    study: str,
+    profile_files: tuple[Path, ...],
+    prices: tuple[float, ...],
+    also: Speed | None,
+    name: str | None,
+    storage: str | None,
+    as_json: bool,
+) -> None:
+    """Recompute a study's front with other devices' step times, without training.
+
+    Accuracies stay; on a device with less memory the same effective batch accumulates more. With several profiles, or with
+    prices: one front over all devices, and what its most accurate setting takes on each.
+    """
+    from ..search.analysis.retime import retimed_summary
+    from ..search.report.export import json_text, study_document
+    from ..search.report.terminal.tables import front_plot, front_table, knee_sentence
+    from ..search.store.stored import StoredStudy
+
+    stored = StoredStudy.open(study, name, storage)
+    if also == stored.spec.objectives.speed:
+        raise click.UsageError(f"--also: expected another measure than the study's own, which is {also}")
+    objectives = stored.spec.objectives.with_also(also)
+    each = retimed_on(stored, profile_files, prices, objectives)
+    console = terminal(as_json)
+    if prices or len(each) > 1:
+        _compare_devices(stored, each, objectives, console, as_json)
+        return
+    ((device, after),) = each.items()
+    if as_json:
+        document = study_document(stored.name, masked(stored.url), after.front, after.records)
+        document |= {"device": device, "was": after.was, "left_out": after.left_out, "notes": after.notes}
+        click.echo(json_text(document), nl=False)
+        return
+    trials = len(after.records) + len(after.left_out)
+    console.print(
+        f"Front of {stored.name} on {device}: {len(after.front.trials)} of {trials} trials",
+        style="bold",
+    )
+    console.print(front_table(after.front))
+    console.print(front_plot(after.front, after.records, console.width))
+    for sentence in (knee_sentence(after.front), retimed_summary(stored.front, after), *after.notes, *after.left_out):
+        console.print(sentence or "")
+
+
+def retimed_on(
+    stored: StoredStudy, profile_files: tuple[Path, ...], prices: tuple[float, ...], objectives: Objectives
+) -> dict[str, Retimed]:
+    """A study's trials on other devices, by the devices' names."""
+    from ..search.analysis.retime import read_devices, retimed
+
+    if prices and len(prices) != len(profile_files):
+        raise click.UsageError(f"expected a --price for each of {len(profile_files)} profiles, got {len(prices)}")
+    if any(price < 0 for price in prices):
+        raise click.UsageError(f"--price: expected 0 or more, got {min(prices):g}")
+    devices, attempts = read_devices(profile_files), stored.tables().attempts(stored.name)
+    return {
+        name: retimed(stored.spec, stored.identity["task"], stored.records, attempts, device, price, objectives=objectives)
+        for (name, device), price in zip(devices.items(), prices or (None,) * len(devices), strict=True)
+    }
+
+
+def _compare_devices(
+    stored: StoredStudy, each: Mapping[str, Retimed], objectives: Objectives, console: Console, as_json: bool
+) -> None:
+    """The front over several devices."""
+    from ..search.analysis.retime import front_over_devices, placements_over
+    from ..search.report.export import json_text, trial_document
+    from ..search.report.terminal.retime import placements_parts
+
+    placements = placements_over(each, objectives)
+    front = front_over_devices(placements, objectives)
+    if as_json:
+        devices = [
+            {"device": name, "price": after.price, "left_out": after.left_out, "notes": after.notes}
+            for name, after in each.items()
+        ]
+        on_front = [
+            {"device": placement.device, "cost": placement.trial.taken("cost"), **trial_document(placement.trial, stored.front)}
+            for placement in front
+        ]
+        click.echo(json_text({"study": stored.name, "devices": devices, "front": on_front}), nl=False)
+        return
+    for part in placements_parts(stored.name, placements, front, objectives):
+        console.print(part)
+    for name, after in each.items():
+        for sentence in (*after.notes, *after.left_out):
+            console.print(f"{name}: {sentence}")
+
+
+@main.command(epilog=epilog("bsearch rules\n  bsearch rules study.yaml"))
+@click.argument("study", metavar="[STUDY|URL]", required=False, shell_complete=study_files)
+@click.option(
+    "--batch",
+    "batches",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Report the best rate at this batch too; may be repeated.",
+)
+@name_option
+@storage_option
+@json_option
+def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
+    """Print the learning-rate rules: what they do, their formulas and sources.
+
+    kappa is effective_batch / reference batch. With STUDY: which rules its trials support, with a 90 % interval of the
+    exponent, and the best rate at a few batches.
+    """
+    if study is not None:
+        _study_rules(study, batches, name, storage, as_json)
+        return
+    if name is not None or batches:
+        raise click.UsageError(f"--{'batch' if batches else 'name'} needs a STUDY")
+    rows = [
+        {"rule": name, **{fact.lower(): rule_fact(name, fact) for fact in ("Summary", "Formula", "Source")}}
+        for name in RATE_RULES
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    console = terminal()
+    for row in rows:
+        console.print(Text(row["rule"], style="bold"), f" {row['summary']}\n  {row['formula']}\n  {row['source']}\n")
+
+
+@main.command("scale-up", epilog=epilog("bsearch scale-up small.yaml medium.yaml --data 10x --model 4x"))
+@click.argument("studies", metavar="STUDY...", nargs=-1, required=True, shell_complete=study_files)
+@click.option("--data", type=TIMES, default="1x", metavar="TIMES", help="Training samples, as a multiple of the largest tried.")
+@click.option(
+    "--model", type=TIMES, default="1x", metavar="TIMES", help="Model parameters, as a multiple of the largest tried."
+)
+@click.option(
+    "--then-run",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the small study that would narrow the intervals most.",
+)
+@click.option("--name", "named", multiple=True, metavar="NAME", help="Which study, if the storage holds several; repeatable.")
+@storage_option
+@json_option
+def scale_up(
+    studies: tuple[str, ...],
+    data: float,
+    model: float,
+    then_run: Path | None,
+    named: tuple[str, ...],
+    storage: str | None,
+    as_json: bool,
+) -> None:
+    """Predict the best batch, learning rate and weight decay of a training that is too large to search.
+
+    Uses the trials of one study, or of several that differ only in size (epochs, samples, width), and published scaling laws:
+    where the trials say little, the interval is the laws' disagreement.
+    """
+    from ..search.report.export import json_text
+    from ..search.report.terminal.scale_up import scale_up_document, scale_up_parts
+    from ..search.store.stored import StoredStudy
+    from ..search.suggest.scale_up import scale_up as predict
+
+    if then_run is not None and then_run.exists():
+        raise click.UsageError(f"--then-run: {then_run} exists already; name another")
+    opened = [StoredStudy.open(study, one, storage) for study in studies for one in (named or (None,))]
+    _check_alike(opened)
+    names, records = ", ".join(stored.name for stored in opened), [one for stored in opened for one in stored.records]
+    found = predict(names, records, data, model, opened[0].front.direction)
+    if as_json:
+        click.echo(json_text(scale_up_document(names, found)), nl=False)
+    console = terminal(as_json)
+    if not as_json:
+        for part in scale_up_parts(names, found):
+            console.print(part)
+    if then_run is None:
+        return
+    if found.next is None:
+        console.print("\nWrote nothing: no study that costs up to two trainings of that size would narrow an interval by 5%.")
+        return
+    widest = found.next.size.parameters
+    stored = next(one for one in opened if any((trial.facts.model_parameters or 1) == widest for trial in one.records))
+    batch, rate = (f"{1 - one:.0%}" for one in found.next.narrows)
+    console.print(
+        f"\nWrote {from_here(_write_next(then_run, stored, found.next))}: {found.next.trials} trials of "
+        f"{found.next.size.samples:,.0f} samples, in all {found.next.cost:.2g} trainings of the predicted size. It would "
+        f"narrow the interval of the batch by {batch} and that of the rate by {rate}. Run it, then name it here too."
+    )
+
+
+def _check_alike(opened: Sequence[StoredStudy]) -> None:
+    """Raise unless the studies are different ones of the same task and metric."""
+    faults = []
+    if len({(stored.url, stored.name) for stored in opened}) < len(opened):
+        faults.append("each study once")
+    if len(metrics := {(stored.front.metric, stored.front.direction) for stored in opened}) > 1:
+        faults.append(f"one metric, got {' and '.join(sorted(name for name, _ in metrics))}")
+    if len(tasks := {stored.identity["task"]["name"] for stored in opened}) > 1:
+        faults.append(f"one task, got {' and '.join(sorted(tasks))}")
+    if faults:
+        raise StudyFileError(f"expected studies that differ in their size alone: {'; '.join(faults)}")
+
+
+def _write_next(file: Path, stored: StoredStudy, found: NextStudy) -> Path:
+    import yaml
+
+    from ..search.suggest.scale_up import next_study
+    from ..spaces.files import write_file
+
+    return write_file(file, yaml.safe_dump(next_study(stored.spec, stored.records, found), sort_keys=False))
+
+
+@main.command(
+    "fit-batch", epilog=epilog("bsearch fit-batch runs.csv --at 500 --at 3000\n  bsearch fit-batch study.yaml --target 0.95")
+)
+@click.argument("source", metavar="TABLE.csv|STUDY", shell_complete=study_files)
+@click.option("--at", "batches", type=click.IntRange(1, 2**53), multiple=True, help="Predict this batch too; may be repeated.")
+@click.option("--workload", help="Only this one of the table's workloads.")
+@click.option("--target", type=VALUE, help="Value of the study's metric to reach; default: its target.")
+@name_option
+@storage_option
+@json_option
+def fit_batch(
+    source: str,
+    batches: tuple[int, ...],
+    workload: str | None,
+    target: float | None,
+    name: str | None,
+    storage: str | None,
+    as_json: bool,
+) -> None:
+    """Fit the number of samples that training needs to reach its target, as a function of the batch.
+
+    TABLE.csv has the columns effective_batch and to_target: the samples (or epochs) that one run needed, or those of several
+    runs separated by spaces. With a column workload, each workload gets its own law; with a column group (or round), each
+    group gets its own level under that law.
+
+    STUDY must have searched both effective_batch and epochs. A model of its metric then gives, for each batch, the fewest
+    samples with which the best setting reaches the target.
+    """
+    if not source.endswith(".csv"):
+        _fit_study_batches(source, batches, target, name, storage, as_json)
+        return
+    table = Path(source)
+    from ..search.analysis.samples_to_target import LEAST_BATCHES, fit_batch_law, read_runs
+    from ..search.report.export import json_text
+    from ..search.report.terminal.batch_law import law_document, law_parts
+
+    workloads = read_runs(table)
+    if workload is not None and workload not in workloads:
+        raise StudyFileError(f"{table}: expected one of {', '.join(workloads)} as workload, got {cut(workload, 60)!r}")
+    chosen = {name: points for name, points in workloads.items() if workload in (None, name)}
+    few = [name for name, points in chosen.items() if len({point.effective_batch for point in points}) < LEAST_BATCHES]
+    if len(few) == len(chosen):
+        raise StudyFileError(f"{table}: expected a workload with runs at {LEAST_BATCHES} or more batches")
+    laws = {name: fit_batch_law(points) for name, points in chosen.items() if name not in few}
+    if as_json:
+        click.echo(json_text({name: law_document(chosen[name], law, batches) for name, law in laws.items()}), nl=False)
+        return
+    console = terminal()
+    for name, law in laws.items():
+        for part in law_parts(name, chosen[name], law, batches):
+            console.print(part)
+        console.print()
+    if few:
+        names = ", ".join(name or "the rows without a workload" for name in few)
+        console.print(f"Left out, with fewer than {LEAST_BATCHES} batches: {names}")
+
+
+def _fit_study_batches(
+    study: str, batches: tuple[int, ...], target: float | None, name: str | None, storage: str | None, as_json: bool
+) -> None:
+    from ..search.report.export import json_text
+    from ..search.report.terminal.batch_law import samples_document, samples_parts
+    from ..search.store.stored import StoredStudy
+    from ..search.suggest.samples_by_batch import study_samples
+
+    stored = StoredStudy.open(study, name, storage)
+    target = stored.spec.target if target is None else target
+    if target is None:
+        raise click.UsageError(f"expected --target VALUE, a value of {stored.front.metric}, since the study has none")
+    with located_faults(None if "://" in study else Path(study)):
+        found = study_samples(stored.name, stored.spec, stored.records, target, batches)
+    if as_json:
+        click.echo(json_text(samples_document(found)), nl=False)
+        return
+    for part in samples_parts(stored.name, stored.front.metric, found):
+        terminal().print(part)
+
+
+def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
+    from ..search.report.export import json_text
+    from ..search.report.terminal.tables import rates_document, rates_table, rule_verdict
+    from ..search.store.stored import StoredStudy
+
+    stored = StoredStudy.open(study, name, storage)
+    with located_faults(None if "://" in study else Path(study)):
+        found = stored.best_rates(batches)
+    if as_json:
+        click.echo(json_text(rates_document(stored.name, found)), nl=False)
+        return
+    console = terminal()
+    left_out = f"; {found.left_out} that failed to learn are left out" if found.left_out else ""
+    console.print(f"Best rate against batch in {stored.name}: {found.trials} trials{left_out}", style="bold")
+    console.print(rule_verdict(found))
+    console.print(rates_table(found))
+    console.print(
+        "Intervals are 90 %. They apply only to the batches and rates tried, and to training runs of the same length.",
+        style="dim",
+    )

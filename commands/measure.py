@@ -1,0 +1,265 @@
+"""Commands that measure a task before its study: memory, step times, batches, plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..search.report.completion import study_files
+from ..spaces.laws.cards import card_named
+from ..spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
+from ..spaces.plan import plan_batch
+from ..spaces.study import StudySpec
+from ..spaces.study_file import read_study, resolve_study, study_from_dict
+from .group import (
+    documents_only,
+    epilog,
+    located_faults,
+    main,
+    terminal,
+)
+from .options import (
+    json_option,
+    set_option,
+    storage_option,
+    task_parameters,
+)
+
+
+@main.command(epilog=epilog("bsearch profile study.yaml --png profile.png --out profile.json"))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
+@click.option("--png", type=click.Path(path_type=Path), help="Plot memory and speed into this file.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the profile here, for `retime` and `plan`.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), help="Seconds of real steps; default: 5 for memory, budget.profile_s for speed."
+)
+@click.option("--device-like", metavar="CARD", help="Predict memory on a GPU that is not here, such as 'A100 80GB'.")
+@click.option("--energy", is_flag=True, help="Also measure the device's power, as if energy_j were an objective.")
+@click.option(
+    "--power-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="WATTS",
+    help="Limit each GPU's power to this while profiling, and restore its limit afterwards; usually needs root.",
+)
+@storage_option
+@json_option
+def profile(
+    study: Path,
+    png: Path | None,
+    out: Path | None,
+    seconds: float | None,
+    device_like: str | None,
+    energy: bool,
+    power_limit: float | None,
+    storage: str | None,
+    as_json: bool,
+) -> None:
+    """Predict memory and step time of the study in STUDY, and measure as much as time allows.
+
+    Prints peak memory by micro-batch (each size is traced, none extrapolated) and where it goes, the largest micro-batch
+    under memory.limit, and the step time fitted to whole steps timed here, with the fastest accumulation for each
+    effective batch. With --device-like, memory alone, traced as CUDA would run it; nothing is measured.
+    """
+    if device_like is not None and (energy or power_limit):
+        raise click.UsageError("--device-like measures nothing; remove --energy and --power-limit")
+    card = None if device_like is None else card_named(device_like)
+    spec = read_study(study, storage=storage)
+    from ..search.preview.check import profile_study
+    from ..search.report.export import json_text
+    from ..search.report.terminal.profile import profile_document, profile_parts, profile_picture
+    from ..spaces.files import write_file
+
+    console = terminal(as_json)
+    with located_faults(study), documents_only(as_json):
+        document = profile_document(spec, profile_study(spec, seconds, card, energy=energy, power_limit_w=power_limit))
+    for path, content in ((png, lambda: profile_picture(document)), (out, lambda: json_text(document))):
+        if path is not None:
+            write_file(path, content())
+    if as_json:
+        click.echo(json_text(document), nl=False)
+        return
+    for part in profile_parts(document, console.width):
+        console.print(part)
+    for path in (png, out):
+        if path is not None:
+            console.print(f"wrote {path}", style="dim")
+
+
+@main.command(
+    epilog=epilog("bsearch bench study.yaml --sizes around:128,around:512\n  bsearch bench tasks.py:Cifar --set width=32")
+)
+@click.argument("study", metavar="STUDY|TASK", shell_complete=study_files)
+@click.option("--sizes", default="around:128", show_default=True, help="Effective batches: 100,127,128 or around:128.")
+@click.option("--repeats", type=click.IntRange(min=2), default=8, show_default=True, help="Rounds; each times every size.")
+@click.option("--devices", type=click.IntRange(min=1), help="Devices that share each batch.")
+@click.option("--memory", metavar="LIMIT", help="Memory of one device: 10GiB, 90% or device.")
+@click.option("--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16"]))
+@click.option("--channels-last", is_flag=True, help="Use the channels-last memory format.")
+@click.option("--cudnn-benchmark", is_flag=True, help="Let cuDNN benchmark its kernels for every size.")
+@click.option("--compile", "compiled", is_flag=True, help="torch.compile the model.")
+@set_option
+@json_option
+def bench(
+    study: str,
+    sizes: str,
+    repeats: int,
+    devices: int | None,
+    memory: str | None,
+    precision: str | None,
+    channels_last: bool,
+    cudnn_benchmark: bool,
+    compiled: bool,
+    parameters: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Time training and inference at many batch sizes: do powers of two pay off on your model and device?
+
+    Sizes are timed in interleaved rounds, and only differences larger than the noise are reported. Also finds the
+    largest micro-batch that fits, and tries the sizes that a rule of thumb for convolutional nets suggests.
+    """
+    from ..search.preview.bench import run_bench, sizes_of
+    from ..search.report.export import json_text
+    from ..search.report.terminal.bench import bench_tables
+
+    wanted = sizes_of(sizes)
+    spec = _benched(study, wanted, parameters)
+    training = {
+        "precision": precision,
+        "channels_last": channels_last or None,
+        "cudnn_benchmark": cudnn_benchmark or None,
+        "compile": compiled or None,
+    }
+    changes: dict[str, dict[str, Any]] = {
+        "training": {key: value for key, value in training.items() if value is not None},
+        "devices": {} if devices is None else {"per_trial": devices},
+        "memory": {} if memory is None else {"limit": memory},
+    }
+    console = terminal(as_json)
+    with documents_only(as_json), console.status("timing ...") as status:
+        document = run_bench(spec.changed(changes), wanted, repeats, status.update)
+    if as_json:
+        click.echo(json_text(document), nl=False)
+        return
+    for part in bench_tables(document):
+        console.print(part)
+
+
+def _benched(study: str, sizes: list[int], parameters: tuple[str, ...]) -> StudySpec:
+    """The study file, or a study of the task with just these sizes."""
+    if study.endswith(".py"):
+        raise click.UsageError(f"a task is named with its file: write {study}:NAME")
+    if ":" not in study or os.path.lexists(study):
+        if parameters:
+            raise click.UsageError(f"--set is for a task; a study file has its own setting. Edit {study}.")
+        return read_study(Path(study))
+    space = {"effective_batch": sizes, "reference_rate": 0.01, "rule": "constant", **task_parameters(parameters)}
+    name = re.sub(r"[^A-Za-z0-9]+", "-", study.rpartition(":")[2]) or "bench"
+    return resolve_study(study_from_dict({"study": name, "task": study, "space": space}), Path.cwd())
+
+
+@main.command(epilog=epilog("bsearch plan 500 --devices 2 --cap 96 --rate 0.1 --at-batch 256 --rule linear"))
+@click.argument("effective_batch", type=click.IntRange(min=1))
+@click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel workers.")
+@click.option("--cap", type=click.IntRange(min=1), help="The largest micro-batch that fits in one device's memory.")
+@click.option("--accumulation", type=click.IntRange(min=1), help="Micro-batches per step; raised where fewer do not fit.")
+@click.option(
+    "--smallest",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="The smallest micro-batch the model works with.",
+)
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Reference learning rate.")
+@click.option("--at-batch", type=click.IntRange(min=1), default=256, show_default=True, help="Batch of the reference rate.")
+@click.option("--rule", type=click.Choice(list(RATE_RULES)), default="sqrt", show_default=True)
+@click.option("--exponent", type=float, default=0.5, show_default=True, help="Exponent of the rule power.")
+@click.option(
+    "--noise-batch", type=click.FloatRange(min=0, min_open=True), help="For the rules saturating and surge, in samples."
+)
+@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, help="At the reference batch, for adamw_tau.")
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    help="A profile from `bsearch profile STUDY --out FILE`: its limits apply, and training time and memory are known.",
+)
+@click.option(
+    "--epochs",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="With --profile: epochs that the training time is for.",
+)
+@click.option(
+    "--set",
+    "parameters",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="With --profile: one of its combinations of parameters that change cost.",
+)
+@json_option
+def plan(
+    effective_batch: int,
+    devices: int,
+    cap: int | None,
+    accumulation: int | None,
+    smallest: int,
+    rate: float | None,
+    at_batch: int,
+    rule: str,
+    exponent: float,
+    noise_batch: float | None,
+    weight_decay: float,
+    profile_file: Path | None,
+    epochs: float,
+    parameters: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Print how one step of EFFECTIVE_BATCH samples is made: shares, micro-batches, weights, learning rate, known time."""
+    from ..search.report.terminal.plan import plan_document, plan_parts
+
+    known = None
+    if profile_file is not None:
+        from ..search.analysis.retime import planned_on, read_profile
+
+        batch_plan, known = planned_on(
+            read_profile(profile_file, timed=False),
+            effective_batch,
+            epochs,
+            devices=devices,
+            accumulation=accumulation,
+            largest_micro_batch=cap,
+            smallest_micro_batch=smallest,
+            parameters=task_parameters(parameters),
+        )
+    elif parameters:
+        raise click.UsageError("--set chooses one of a profile's combinations; add --profile FILE")
+    else:
+        batch_plan = plan_batch(
+            effective_batch,
+            devices=devices,
+            accumulation=accumulation,
+            largest_micro_batch=cap,
+            smallest_micro_batch=smallest,
+        )
+    settings = None
+    if rate is not None:
+        settings = scaled_settings(
+            rule,
+            OptimizerSettings(rate, weight_decay=weight_decay),
+            reference_batch=at_batch,
+            effective_batch=effective_batch,
+            constants=RuleConstants.at(at_batch, exponent, noise_batch),
+        )
+    if as_json:
+        click.echo(json.dumps(plan_document(batch_plan, rule, settings, known), indent=2))
+        return
+    console = terminal()
+    scaled = None if settings is None else (rule, rate, at_batch, settings)
+    for part in plan_parts(batch_plan, accumulation, scaled, epochs, known):
+        console.print(part)

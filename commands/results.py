@@ -1,0 +1,413 @@
+"""Commands about a study's results: to look at, to export, to follow elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import webbrowser
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+from rich.console import Console
+
+from ..search.report.completion import study_files
+from ..spaces.errors import (
+    StudyFileError,
+    plain,
+)
+from ..spaces.readable import from_here
+from ..spaces.storage import masked
+from ..spaces.study import Tracker
+from ..spaces.study_file import read_study
+from .group import (
+    FAILED,
+    INTERRUPTED,
+    epilog,
+    main,
+    results_beside,
+    terminal,
+)
+from .laws import retimed_on
+from .options import (
+    VALUE,
+    choice_options,
+    device_options,
+    json_option,
+    name_option,
+    storage_option,
+)
+
+if TYPE_CHECKING:
+    from ..search.store.stored import StoredStudy
+
+
+@main.command(
+    epilog=epilog(
+        "bsearch show study.yaml --all\n  bsearch show sqlite:///study.db --trial 7\n  bsearch show study.yaml --watch"
+    )
+)
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@name_option
+@click.option("--all", "every", is_flag=True, help="Every trial, not only the front.")
+@click.option("--outcome", help="Only trials with this outcome, such as complete, diverged, error or infeasible.")
+@click.option("--trial", type=int, help="One trial: its settings, its learning curve, its traceback.")
+@click.option("--target", type=VALUE, metavar="VALUE", help="Settings whose metric reaches this value, fastest first.")
+@click.option("--watch", is_flag=True, help="Follow a study that another process runs, until it ends.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between updates, for --watch.",
+)
+@storage_option
+@json_option
+@click.pass_context
+def show(
+    ctx: click.Context,
+    study: str,
+    name: str | None,
+    every: bool,
+    outcome: str | None,
+    trial: int | None,
+    target: float | None,
+    watch: bool,
+    every_s: float,
+    storage: str | None,
+    as_json: bool,
+) -> None:
+    """Print what a study has found so far: its front, its trials, one trial, or the settings that reach a target.
+
+    With --watch, waits up to a minute for the study to begin; exits with 0 when it has met its budget, and with 1 if no driver
+    runs it.
+    """
+    if watch:
+        if as_json or every or outcome or trial is not None or target is not None:
+            raise click.UsageError(
+                "--watch cannot be combined with --all, --outcome, --trial, --target or --json; programs can poll `show --json`"
+            )
+        ctx.exit(_watch(study, name, storage, every_s))
+    if trial is not None and (every or outcome or target is not None):
+        raise click.UsageError("--trial shows one trial: it cannot be combined with --all, --outcome or --target")
+    if target is not None and (every or outcome):
+        raise click.UsageError("--target shows the settings that reach it: it cannot be combined with --all or --outcome")
+    from ..search.report.export import json_text, study_document, trial_document
+    from ..search.report.terminal.tables import trials_table
+    from ..search.store.stored import StoredStudy
+
+    stored = StoredStudy.open(study, name, storage)
+    front, records = stored.front, stored.records
+    console = terminal(as_json)
+    if trial is not None:
+        _show_trial(stored, trial, as_json)
+        return
+    if target is not None:
+        _show_target(stored, target, console, as_json)
+        return
+    chosen = [record for record in records if outcome in (None, record.outcome)]
+    if as_json:
+        document = study_document(stored.name, masked(stored.url), front, records)
+        if every or outcome:
+            document["all"] = [trial_document(record, front) for record in chosen]
+        click.echo(json_text(document), nl=False)
+        return
+    if every or outcome:
+        console.print(trials_table(chosen, front))
+        return
+    _print_study(stored, console)
+
+
+def _show_target(stored: StoredStudy, target: float, console: Console, as_json: bool) -> None:
+    from ..search.analysis.choice import chance_to_reach, settings_reaching
+    from ..search.analysis.confirm import averaged
+    from ..search.report.export import json_text, trial_document
+    from ..search.report.terminal.tables import front_table, target_sentence
+
+    front = stored.front
+    reaching = settings_reaching(front, averaged(stored.records, stored.spec.objectives), target)
+    if as_json:
+        trials = [
+            {**trial_document(trial, front), "chance": chance_to_reach(trial, target, front.direction)}
+            for trial in reaching.trials
+        ]
+        click.echo(json_text({"study": stored.name, "metric": front.metric, "target": target, "trials": trials}), nl=False)
+        return
+    if reaching.trials:
+        console.print(front_table(reaching, target=target))
+    console.print(target_sentence(stored, target))
+
+
+def _watch(study: str, name: str | None, storage: str | None, every_s: float) -> int:
+    from ..search.report.terminal.live import LiveView
+    from ..search.report.terminal.watch import begun_study, watch_study
+    from ..search.store.stored import StoredStudy
+
+    console = terminal()
+    try:
+        with LiveView(console) as view:
+            begun = begun_study(lambda: StoredStudy.open(study, name, storage), view.say)
+            budget = 0 if "://" in study else read_study(Path(study), storage=storage).budget.trials
+            end = watch_study(begun, view, every_s, budget)
+    except KeyboardInterrupt:
+        console.print("stopped watching; the study keeps running", style="dim")
+        return INTERRUPTED
+    _print_study(StoredStudy.open(study, name, storage), console)
+    console.print(end.why)
+    return 0 if end.done else FAILED
+
+
+def print_front(stored: StoredStudy, trials: int, console: Console) -> None:
+    """The front of so many trials as table, plot and sentences."""
+    from ..search.report.terminal.tables import front_plot, front_summary, front_table
+
+    front, records = stored.front, stored.records
+    console.print(f"Front of {stored.name}: {len(front.trials)} of {trials} trials", style="bold")
+    console.print(front_table(front))
+    plot = front_plot(front, records, console.width)
+    console.print(f"\n{plot}" if plot else "")
+    for sentence in front_summary(stored):
+        console.print(sentence)
+
+
+def _print_study(stored: StoredStudy, console: Console) -> None:
+    """The front, and how many trials ended in which way."""
+    from ..search.report.terminal.tables import outcome_counts
+
+    print_front(stored, len(stored.records), console)
+    console.print(f"Trials: {outcome_counts(stored.records)}")
+
+
+def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
+    from ..search.report.export import json_text, trial_document
+    from ..search.report.terminal.tables import trial_parts
+
+    front, records = study.front, study.records
+    record = next((record for record in records if record.number == number), None)
+    if record is None:
+        known = f"its trials are numbered 0 to {len(records) - 1}" if records else "it has no trials yet"
+        raise StudyFileError(f"study {study.name}: has no trial {number}; {known}")
+    tables = study.tables()
+    curve = [
+        {key: row[key] for key in ("attempt", "samples_seen", "elapsed_s", "accuracy", "train_loss")}
+        for row in tables.curve(study.name, number)
+    ]
+    attempts = [
+        {key: row[key] for key in ("attempt", "outcome", "message", "traceback", "started_at", "ended_at")}
+        for row in tables.attempts(study.name, number)
+    ]
+    document = trial_document(record, front) | {"curve": curve, "attempts": attempts}
+    if as_json:
+        click.echo(json_text(document), nl=False)
+        return
+    console = terminal()
+    for part in trial_parts(document, record, front.metric):
+        console.print(part)
+    for attempt in attempts:
+        if attempt["traceback"]:
+            console.print(attempt["traceback"])
+
+
+@main.command(
+    epilog=epilog("bsearch export study.yaml --format csv --out front.csv\n  bsearch export study.yaml --to hf --within 1%")
+)
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@name_option
+@click.option("--format", "kind", type=click.Choice(["csv", "json"]), default="csv", show_default=True)
+@click.option("--what", type=click.Choice(["front", "trials"]), default="front", show_default=True)
+@click.option(
+    "--to",
+    "framework",
+    type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "yaml"]),
+    help="Settings of one trial of the front, to paste into code for this framework.",
+)
+@choice_options("With --to: ")
+@click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")
+@storage_option
+@click.pass_context
+def export(
+    ctx: click.Context,
+    /,
+    study: str,
+    name: str | None,
+    kind: str,
+    what: str,
+    framework: str | None,
+    out: Path | None,
+    storage: str | None,
+    **choice: Any,
+) -> None:
+    """Print a study's front, or all its trials, as CSV or JSON; or one trial's settings for a framework.
+
+    docs/export.md lists the columns, and what each framework can express.
+    """
+    from ..search.report.export import csv_text, json_text, study_document, trial_document
+    from ..search.store.stored import StoredStudy
+    from ..spaces.files import write_file
+
+    _check_export(ctx, framework)
+    stored = StoredStudy.open(study, name, storage)
+    front, records = stored.front, stored.records
+    if framework is not None:
+        text = _exported(stored, framework, choice, to_terminal=out is None and sys.stdout.isatty())
+    else:
+        rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
+        if kind == "csv":
+            text = csv_text(rows)
+        else:
+            document = study_document(stored.name, masked(stored.url), front, records)
+            text = json_text(document if what == "front" else document | {"all": rows})
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"wrote {write_file(out, text)}", err=True)
+
+
+def _check_export(ctx: click.Context, framework: str | None) -> None:
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+    if framework is not None and given & {"kind", "what"}:
+        raise click.UsageError("--to prints one trial's settings; --format and --what are for tables")
+    if framework is None and given & {"trial", "knee", "best", "within", "target", "cheapest_to"}:
+        raise click.UsageError(
+            "--trial, --knee, --best, --within, --target and --cheapest-to choose a trial for --to; add --to FRAMEWORK"
+        )
+
+
+def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], *, to_terminal: bool) -> str:
+    """One trial's settings for a framework; which trial, its result, and notes that the text lacks go to stderr."""
+    from ..search.analysis.choice import Choice
+    from ..search.report.frameworks import FRAMEWORKS
+    from ..search.report.frameworks.settings import settings_to_export
+
+    chosen = settings_to_export(stored, Choice(**choice))
+    exported = FRAMEWORKS[framework](chosen)
+    click.echo(plain(f"study {stored.name}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"), err=True)
+    seen = to_terminal and "# note: " in exported.text
+    for note in () if seen else exported.notes:
+        click.echo(plain(f"note: {note}"), err=True)
+    return exported.text
+
+
+@main.command(epilog=epilog("bsearch track study.yaml\n  bsearch track study.yaml --to mlflow"))
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@click.option(
+    "--to",
+    "trackers",
+    multiple=True,
+    type=click.Choice(get_args(Tracker)),
+    help="Tracker to send trials to; default: the study's `tracking`. May be repeated.",
+)
+@name_option
+@storage_option
+@json_option
+@click.pass_context
+def track(
+    ctx: click.Context, /, study: str, trackers: tuple[Tracker, ...], name: str | None, storage: str | None, as_json: bool
+) -> None:
+    """Send a study's trials to MLflow, Weights & Biases or TensorBoard: a run each, with settings, curve and outcome.
+
+    Trials that a tracker already has are not sent again. With `tracking` in the study file, `bsearch run` does this as trials
+    train.
+    """
+    from ..search.report.tracking.follow import tell
+    from ..search.store.stored import StoredStudy
+
+    stored = StoredStudy.open(study, name, storage)
+    chosen = trackers or stored.spec.tracking
+    if not chosen:
+        raise StudyFileError(
+            "tracking: expected mlflow, wandb or tensorboard, got none. Pass --to mlflow, or write "
+            "tracking: mlflow in the study file."
+        )
+    tracked = tell(stored, chosen, results_beside(study) / stored.name)
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in tracked], indent=2))
+    else:
+        for one in tracked:
+            click.echo(one.sentence)
+    ctx.exit(FAILED if any(one.left for one in tracked) else 0)
+
+
+@main.command(
+    epilog=epilog(
+        "bsearch report study.yaml\n  bsearch report study.yaml --figures figures\n"
+        "  bsearch report study.yaml --profile a100.json --price 1.8 --profile h100.json --price 2.5"
+    )
+)
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@click.option("--out", type=click.Path(path_type=Path), help="HTML file to write; default: results/STUDY/report.html.")
+@click.option(
+    "--figures", type=click.Path(path_type=Path), help="Also write every figure into this folder, as PNG, SVG and CSV."
+)
+@click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
+@device_options("Compare this device, by its profile from `bsearch profile STUDY --out FILE` there; several may be named.")
+@name_option
+@storage_option
+def report(
+    study: str,
+    out: Path | None,
+    figures: Path | None,
+    opened: bool,
+    profile_files: tuple[Path, ...],
+    prices: tuple[float, ...],
+    name: str | None,
+    storage: str | None,
+) -> None:
+    """Write a study's results as one self-contained HTML page.
+
+    The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and the cost of
+    training faster.
+    """
+    from ..search.report.page.figures import StudyFigures
+    from ..search.report.page.page import report_page, write_figures
+    from ..search.store.stored import StoredStudy
+    from ..spaces.files import write_file
+
+    stored = StoredStudy.open(study, name, storage).with_rates()
+    drawn = StudyFigures.of(stored, retimed_on(stored, profile_files, prices, stored.spec.objectives))
+    path = write_file(out or results_beside(study) / stored.name / "report.html", report_page(drawn))
+    click.echo(f"wrote {plain(from_here(path.absolute()))}")
+    for figure in write_figures(drawn.all(), figures) if figures else ():
+        click.echo(f"wrote {plain(from_here(figure.absolute()))}")
+    if opened:
+        click.launch(str(path.absolute()))
+
+
+@main.command(epilog=epilog("bsearch dashboard study.yaml\n  bsearch dashboard sqlite:///study.db --port 0 --no-open"))
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@name_option
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 for any free port.")
+@click.option("--open/--no-open", "opens", default=None, help="Open the browser; default: if there is a display.")
+@storage_option
+def dashboard(study: str, name: str | None, port: int, opens: bool | None, storage: str | None) -> None:
+    """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
+
+    For this machine only, since it has no login. Ctrl-C stops it. docs/dashboard.md explains its pages, and how to view it
+    from another machine.
+    """
+    from ..search.report.dashboard import dashboard_server
+    from ..search.store.stored import StoredStudy
+
+    stored = StoredStudy.open(study, name, storage)
+    with dashboard_server(stored, masked(study), results_beside(study), port) as (address, serve), suppress(KeyboardInterrupt):
+        click.echo(f"study {plain(stored.name)}: {address} (Ctrl-C stops it)")
+        click.echo(f"summary: {address}/note")
+        if "SSH_CONNECTION" in os.environ:
+            own = address.split(":")[2].split("/")[0]
+            click.echo(f"from your own machine: ssh -N -L {own}:127.0.0.1:{own} {socket.gethostname()}, then the same address")
+        if _has_screen() if opens is None else opens:
+            # Some browsers run in the terminal until they are closed.
+            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        serve()
+
+
+def _has_screen() -> bool:
+    """Whether a browser opened here would be seen."""
+    display = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return sys.stdout.isatty() and display and "SSH_CONNECTION" not in os.environ

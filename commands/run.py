@@ -1,0 +1,333 @@
+"""Commands that train: a study, its check, a point of its front; and the first files of a new one."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from ..search.report.completion import study_files
+from ..spaces.errors import (
+    StudyFileError,
+    cut,
+)
+from ..spaces.readable import from_here
+from ..spaces.storage import masked
+from ..spaces.study import StudySpec
+from ..spaces.study_file import read_study, resolve_study, study_from_dict
+from .group import (
+    FAILED,
+    documents_only,
+    epilog,
+    located_faults,
+    main,
+    terminal,
+)
+from .options import (
+    SHARE,
+    choice_options,
+    json_option,
+    name_option,
+    set_option,
+    storage_option,
+    task_parameters,
+)
+from .results import print_front
+
+if TYPE_CHECKING:
+    from ..search.run.driver import StudyResult
+    from ..search.run.study_run import StudyRun
+
+
+@main.command(epilog=epilog("bsearch run study.yaml\n  bsearch run tasks.py:Cifar --batch 16:4096 --rate 1e-3:1 --trials 20"))
+@click.argument("study", shell_complete=study_files)
+@click.option("--batch", metavar="LOW:HIGH", help="Effective batch, if STUDY is a task.")
+@click.option("--rate", metavar="LOW:HIGH[@BATCH]", help="Reference rate, if STUDY is a task.")
+@click.option("--epochs", metavar="N|LOW:HIGH", help="Epochs, if STUDY is a task; default: 5.")
+@click.option("--rule", metavar="RULE[,RULE]", help="Learning-rate rules, if STUDY is a task; default: sqrt.")
+@set_option
+@click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
+@click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
+@click.option(
+    "--until-worth",
+    type=SHARE,
+    help="Start no more trials once another ten are expected to add less than this share to the front, such as 1%; instead "
+    "of budget.until_worth.",
+)
+@click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
+@click.option(
+    "--same-experiment", is_flag=True, help="Resume even though the task's code has changed; both versions are recorded."
+)
+@click.option("--serial", is_flag=True, help="Run trials one after the other in this process, without Ray.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for front.csv, front.json and front.png.")
+@click.option(
+    "--metrics", metavar="HOST:PORT", help="Serve numbers for Prometheus there while it runs, such as 127.0.0.1:9100."
+)
+@storage_option
+@json_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    study: str,
+    batch: str | None,
+    rate: str | None,
+    epochs: str | None,
+    rule: str | None,
+    parameters: tuple[str, ...],
+    name: str | None,
+    trials: int | None,
+    until_worth: float | None,
+    new: bool,
+    same_experiment: bool,
+    serial: bool,
+    out: Path | None,
+    metrics: str | None,
+    storage: str | None,
+    as_json: bool,
+) -> None:
+    """Run the study in STUDY, or resume it, and print its front.
+
+    STUDY is a study file, or a task as module:name or path/file.py:name with --batch and --rate.
+    The same command again resumes the study.
+    """
+    options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
+    file, spec = _study(study, options, trials, storage, parameters)
+    if until_worth is not None:
+        spec = spec.changed({"budget": {"until_worth": until_worth}})
+    console = terminal(as_json)
+    with located_faults(file):
+        with documents_only(as_json):
+            folder = out or _results(spec, spec.study)
+            result = _run(spec, folder, console, metrics, new=new, same_experiment=same_experiment, serial=serial)
+        _print_result(result, spec, file or Path(study), out or _results(spec, result.study.name), console, as_json)
+    ctx.exit(FAILED if result.failure else 128 + result.interrupted if result.interrupted else 0)
+
+
+def _study(
+    study: str, options: dict[str, str | None], trials: int | None, storage: str | None, parameters: tuple[str, ...]
+) -> tuple[Path | None, StudySpec]:
+    """The study that a file or the options describe."""
+    given = [key for key, value in options.items() if value is not None] + ["set"] * bool(parameters)
+    if ":" in study and not os.path.lexists(study):
+        spec = _study_of_options(study, options, storage, parameters)
+        file = None
+    else:
+        if given:
+            raise click.UsageError(f"--{given[0]} is for a task; a study file has its own setting. Edit {study}.")
+        file = Path(study)
+        spec = read_study(file, storage=storage)
+    if trials is not None:
+        spec = spec.changed({"budget": {"trials": trials}})
+    return file, spec
+
+
+def _study_of_options(task: str, options: dict[str, str | None], storage: str | None, parameters: tuple[str, ...]) -> StudySpec:
+    if options["batch"] is None or options["rate"] is None:
+        raise click.UsageError("a task needs --batch LOW:HIGH and --rate LOW:HIGH, such as --batch 16:4096 --rate 1e-3:1")
+    rate, _, at_batch = options["rate"].partition("@")
+    space: dict[str, Any] = {"effective_batch": _span("--batch", options["batch"]), "reference_rate": _span("--rate", rate)}
+    if at_batch:
+        reference = space["reference_rate"]
+        reference = reference if isinstance(reference, dict) else {"value": reference}
+        space["reference_rate"] = reference | {"at_batch": _number("--rate", at_batch)}
+    if options["epochs"]:
+        space["epochs"] = _span("--epochs", options["epochs"])
+    if options["rule"]:
+        space["rule"] = options["rule"].split(",")
+    space |= task_parameters(parameters)
+    name = options["name"] or task.rpartition(":")[2].lower()
+    return resolve_study(study_from_dict({"study": name, "task": task, "space": space}), Path.cwd(), storage)
+
+
+def _span(option: str, text: str) -> Any:
+    low, colon, high = text.partition(":")
+    return {"low": _number(option, low), "high": _number(option, high)} if colon else _number(option, low)
+
+
+def _number(option: str, text: str) -> int | float:
+    try:
+        return int(text) if text.strip().isdigit() else float(text)
+    except ValueError:
+        raise click.UsageError(f"{option}: expected LOW:HIGH such as 16:4096, got {cut(text, 60)!r}") from None
+
+
+def _results(spec: StudySpec, name: str) -> Path:
+    return spec.folder / "results" / name
+
+
+def _run(
+    spec: StudySpec, out: Path, console: Console, metrics: str | None, *, new: bool, same_experiment: bool, serial: bool
+) -> StudyResult:
+    from ..cluster.study import run_study_here
+    from ..search.report.metrics import metrics_server
+    from ..search.report.terminal.live import LiveView
+
+    with metrics_server(metrics) as serve, LiveView(console) as view:
+
+        def watch(run: StudyRun) -> None:
+            serve(run)
+            view.watch(run)
+
+        return run_study_here(
+            spec, out, serial=serial, new=new, same_experiment=same_experiment, notify=view.notify, watch=watch
+        )
+
+
+def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, console: Console, as_json: bool) -> None:
+    """The end of a run: the front, its files, and what to do next."""
+    from ..search.report.export import json_text, study_document, write_front
+    from ..search.report.page.draw import picture
+    from ..search.report.page.figures import StudyFigures
+    from ..search.report.terminal.tables import outcome_counts
+    from ..search.run.study_run import gain_sentence
+    from ..spaces.readable import count, seconds
+    from ..spaces.trial import counted
+
+    stored = result.study
+    document = study_document(stored.name, masked(stored.url), stored.front, stored.records)
+    document |= {"stopped": result.stopped or None, "elapsed_s": result.elapsed_s, "expected_gain": result.gain}
+    done = counted(stored.records)
+    console.print()
+    if stored.front.trials:
+        print_front(stored, sum(record.counts > 0 for record in stored.records), console)
+        for path in write_front(out, document, picture(StudyFigures(stored).front_figure(), "png")):
+            console.print(f"wrote {from_here(path)}", style="dim")
+    else:
+        console.print(f"{stored.name} has no finished trial yet, so there is no front.")
+    others = outcome_counts(record for record in stored.records if record.outcome not in ("complete", "waiting"))
+    if others:
+        console.print(f"Other trials: {others}")
+    again = f"bsearch run {study}" if study.suffix in (".yaml", ".yml") else "the same command again"
+    if result.failure:
+        console.print(f"The study stopped: {result.failure}")
+        failed = [record for record in stored.records if record.outcome == "error"]
+        if failed:
+            console.print(f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.")
+    elif result.stopped:
+        lower = result.stopped.startswith("budget.until_worth")
+        more = "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
+        after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
+        console.print(f"Stopped{after}: {result.stopped}. To resume: {more}{again}")
+    elif done < spec.budget.trials:
+        console.print(f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}")
+    if result.gain is not None and not result.stopped.startswith("budget.until_worth"):
+        sentence = gain_sentence(result.gain)
+        console.print(f"{sentence[0].upper()}{sentence[1:]} (a rough guide, often too high).")
+    shown = _shown(study, spec)
+    following = {
+        f"bsearch report {shown}": "an HTML page to explore and choose from",
+        f"bsearch show {shown} --all": "every trial",
+        f"bsearch train {shown} --within 1%": "train the fastest point within 1% of the best, and keep the model",
+        f"bsearch export {shown} --to hf": "that point's settings for a trainer",
+        f"bsearch dashboard {shown}": "in the browser",
+    }
+    console.print("Next:")
+    for command, what in following.items():
+        console.print(f"  {command:<{max(map(len, following))}}  {what}")
+    if as_json:
+        click.echo(json_text(document), nl=False)
+
+
+def _shown(study: Path, spec: StudySpec) -> str:
+    """The study as an argument for other commands."""
+    return str(study) if study.suffix in (".yaml", ".yml") else masked(spec.storage or "")
+
+
+@main.command(epilog=epilog("bsearch check study.yaml"))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=study_files)
+@storage_option
+@json_option
+def check(study: Path, storage: str | None, as_json: bool) -> None:
+    """Validate the study in STUDY and forecast it: a few timed steps, no training.
+
+    Prints how a few batch sizes would be trained, the fastest and slowest trial, the duration of the study,
+    the range of training times on the front, and advice.
+    """
+    spec = read_study(study, storage=storage)
+    from ..search.preview.check import check_study
+    from ..search.report.terminal.forecast import check_document, forecast_parts
+
+    console = terminal(as_json)
+    with located_faults(study), documents_only(as_json):
+        checked = check_study(spec)
+    if as_json:
+        click.echo(json.dumps(check_document(spec.study, checked), indent=2))
+        return
+    for part in forecast_parts(str(study), spec, checked):
+        console.print(part)
+
+
+@main.command(
+    epilog=epilog("bsearch train study.yaml --within 1% --out model\n  bsearch train study.yaml --best --epochs 50 --seeds 3")
+)
+@click.argument("study", metavar="STUDY|URL", shell_complete=study_files)
+@name_option
+@choice_options()
+@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), help="Epochs to train for; default: the trial's.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of seeds: 1 uses the trial's own seed, more use new seeds.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write; default: results/STUDY/trial-N.")
+@click.option("--serial", is_flag=True, help="Train in this process, without Ray.")
+@storage_option
+@json_option
+@click.pass_context
+def train(
+    ctx: click.Context,
+    /,
+    study: str,
+    name: str | None,
+    epochs: float | None,
+    seeds: int,
+    out: Path | None,
+    serial: bool,
+    storage: str | None,
+    as_json: bool,
+    **choice: Any,
+) -> None:
+    """Train a point of the front with the study's own task, and keep the model.
+
+    The folder gets the model's weights, the optimizer's state, a log and all settings. The task's test set, if it has one, is
+    scored at the end. A training that was interrupted resumes from its checkpoint.
+    """
+    from ..cluster.study import Study, train_point
+    from ..search.analysis.choice import Choice
+    from ..search.report.terminal.train import result_lines, train_document
+
+    opened, console = Study.open(study, name, storage), terminal(as_json)
+    how: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "out": out, "serial": serial, "say": console.print}
+    with documents_only(as_json):
+        stored, record, trainings = train_point(opened, Choice(**choice), **how)
+    for line in result_lines(record, trainings):
+        console.print(line)
+    if as_json:
+        click.echo(json.dumps(train_document(stored, record, trainings), indent=2))
+    ctx.exit(0 if all(one.complete for one in trainings) else FAILED)
+
+
+@main.command(epilog=epilog("bsearch init my-study && cd my-study && bsearch run study.yaml"))
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
+def init(folder: Path) -> None:
+    """Write a commented study.yaml and tasks.py into FOLDER, ready to run and to edit."""
+    from ..spaces.files import write_file
+
+    names = ("study.yaml", "tasks.py")
+    existing = [name for name in names if os.path.lexists(folder / name)]
+    if existing:
+        raise StudyFileError(
+            f"{folder}: already contains {' and '.join(existing)}; nothing was written. Choose another folder."
+        )
+    for name in names:
+        content = resources.files("bsearch.objectives.starter").joinpath(name).read_text(encoding="utf-8")
+        click.echo(f"wrote {write_file(folder / name, content)}")
+    inside = "" if folder == Path() else f"cd {folder} && "
+    click.echo(f"Next: {inside}bsearch check study.yaml && bsearch run study.yaml")
