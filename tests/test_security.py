@@ -274,7 +274,8 @@ NEVER = {
 
 
 def _sources() -> Iterator[Path]:
-    for package in ("", "spaces", "objectives", "search", "cluster", "commands", "verify", "benchmarks", "tests", "examples", "docs"):
+    packages = ("spaces", "objectives", "search", "cluster", "commands", "verify")
+    for package in ("", *packages, "benchmarks", "tests", "examples", "docs"):
         yield from sorted((ROOT / package).rglob("*.py") if package else ROOT.glob("*.py"))
 
 

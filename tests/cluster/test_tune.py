@@ -16,7 +16,7 @@ import pytest
 import ray
 from bsearch.cluster.connection import nodes
 from bsearch.cluster.tune import TuneRunner
-from bsearch.cluster.tune_internals import resources_counted_by
+from bsearch.cluster.tune_internals import end_at_once, resources_counted_by
 from bsearch.search.run.runner import Event
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import ClusterError
@@ -134,6 +134,23 @@ def test_resources_are_counted_as_ray_counts_them_and_a_head_that_is_gone_raises
     with resources_counted_by(gone), pytest.raises(ConnectionError):
         ray.cluster_resources()
     assert ray.cluster_resources is usual
+
+
+def test_a_run_whose_ray_is_gone_waits_for_no_process() -> None:
+    class Controller:
+        cleaned = 0
+
+        def _cleanup_trials(self) -> None:
+            self.cleaned += 1
+
+    controller, gone = Controller(), False
+    for _ in range(3):  # as each trial is added
+        end_at_once(controller, lambda: gone)
+    controller._cleanup_trials()
+    assert controller.cleaned == 1
+    gone = True
+    controller._cleanup_trials()
+    assert controller.cleaned == 1
 
 
 def test_a_connection_to_another_cluster_is_left_alone(ray_address: str, tmp_path: Path) -> None:
