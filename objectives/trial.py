@@ -100,6 +100,8 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             yield _out_of_memory(error, setup)
+        elif _ends_the_process(error):
+            yield Outcome("interrupted", f"{NODE_DIED}: its worker was ended")
         else:
             place = user_code_location(error)
             yield Outcome(
@@ -112,6 +114,12 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
         if not isinstance(task, Task):
             gc.collect()  # trainers and their callbacks form reference cycles that hold the model
         release_memory(setup.device)
+
+
+def _ends_the_process(error: BaseException) -> bool:
+    """Whether Ray is ending the process, in the midst of the task's code, such as where it has lost its machine."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, SystemExit) and bool(frames) and frames[-1].filename.endswith("ray/_raylet.pyx")
 
 
 def _check(measurement: object, last: Measurement | None, setup: TrialSetup, name: str) -> None:

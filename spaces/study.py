@@ -430,6 +430,8 @@ def _device_numbers(domain: Domain) -> Domain:
     if isinstance(domain, Range):
         raise fault("expected a number or a list of numbers, got a range. Write [1, 2, 4].")
     share = domain.value if isinstance(domain, Fixed) else None
+    if isinstance(share, str):
+        raise fault(f"expected a number of devices, a share of a GPU such as 0.5, or auto; got {cut(repr(share), 60)}")
     if not isinstance(share, float) or share.is_integer():
         return whole_numbers(domain)
     if 0 < share < 1 and abs(1 / share - round(1 / share)) < _SHARE_ERROR:

@@ -67,6 +67,14 @@ class Raises(Points):
         return Score(0, 1)
 
 
+class IsEndedBy(Points):
+    """Its process is ended in the midst of it, by code of the file that a parameter names."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        exec(compile("raise SystemExit(1)", str(setup.parameters["file"]), "exec"))  # noqa: S102
+        return super().loss(model, batch, setup)
+
+
 class RaisesForSome(Points):
     """The first three trials fail, each with another message."""
 

@@ -51,6 +51,12 @@ def test_an_exception_is_an_error_with_the_users_line_and_a_traceback() -> None:
     assert "Traceback" in outcome.traceback
 
 
+def test_a_worker_that_ray_ends_is_an_interruption_and_one_that_the_task_ends_an_error() -> None:
+    assert ending("IsEndedBy", parameters={"file": "python/ray/_raylet.pyx"}).kind == "interrupted"
+    outcome = ending("IsEndedBy", parameters={"file": "train.py"})
+    assert (outcome.kind, outcome.message) == ("error", "IsEndedBy: SystemExit: 1 (train.py:1)")
+
+
 def test_torchs_memory_error_names_the_micro_batch() -> None:
     outcome = ending("SmallMemory", batch=200, accumulation=2)
     assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", 100)

@@ -139,6 +139,11 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
             "per_trial: 0.7",
             "devices.per_trial: expected a whole number of devices, or a share of a GPU such as 0.5, 0.25 or 0.2, got 0.7",
         ),
+        (
+            "per_trial: 1",
+            "per_trial: atuo",
+            "devices.per_trial: expected a number of devices, a share of a GPU such as 0.5, or auto; got 'atuo'",
+        ),
         ("per_trial: 1", "per_trial: [0.5, 1]", "devices.per_trial: expected an integer >= 1, got 0.5"),
         (
             "per_trial: 1",
