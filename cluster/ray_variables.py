@@ -15,7 +15,7 @@ os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "1000000")
 # Leaving a Ray whose head is gone would wait five seconds for events of tasks to be sent to it, which nobody reads. A head that
 # comes back meanwhile ends this process.
-os.environ.setdefault("RAY_task_events_shutdown_flush_timeout_ms", "100")
+os.environ.setdefault("RAY_task_events_shutdown_flush_timeout_ms", "1000")
 # We handle Ctrl-C (search.run.driver): Tune would stop without reporting anything.
 os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
 # Tune counts the cluster's resources for its own display and for warnings that we give ourselves, and Ray ends the whole
