@@ -391,6 +391,7 @@ def test_out_of_memory_on_two_devices_is_planned_anew_and_priced_so(study_file: 
     assert all(record.facts.micro_batch <= 50 for record in result.study.records)
 
 
+@pytest.mark.slow
 def test_a_contended_trial_keeps_its_known_time_and_is_marked(study_file: Callable[..., Path]) -> None:
     """Slow sleeps while it trains and not while it is timed: the neighbour that no profile saw."""
     path = study_file(

@@ -68,6 +68,7 @@ def trials(
     return made
 
 
+@pytest.mark.slow
 def test_exponents_of_ones_own_replace_the_published() -> None:
     """Far from both laws: the batch follows the model and hardly the data."""
     inside, closer = [], []
@@ -200,6 +201,7 @@ def width(found: ScaledUp) -> float:
     return math.log(found.batch.high / found.batch.low) + math.log(rate.high / rate.low)
 
 
+@pytest.mark.slow
 def test_no_rate_is_recommended_that_diverged() -> None:
     """A cliff a little above the ridge: half of the trials are beyond it."""
     exponents = (0.5, 0.0, 0.25, -0.5)
