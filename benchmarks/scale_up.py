@@ -8,8 +8,8 @@ FOLDER, which holds CIFAR-10's train/ and test/, a small convolutional network o
 1, 3, 10. Small trainings are at random batches and rates. At the large end as many are trained at random, then half as many
 around the best of them. Compared are the prediction, the smaller best carried over unchanged, each published law alone, and
 what the search at the large end found; each of a ladder's settings is trained with further seeds. Which of the search's three
-best counts is chosen by half of these seeds, and its accuracy is that of the other
-half: the best of three means would flatter it.
+best counts is chosen by half of these seeds, and its accuracy is that of the other half: the best of three means would flatter
+it.
 """
 
 from __future__ import annotations

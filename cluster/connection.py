@@ -44,8 +44,8 @@ _PRELOADED = ["ray.tune", "bsearch.objectives.trial"]
 # Ray ends a worker that has been idle for this long.
 _WAITS_S = 600
 # How often Ray's own processes are checked. One of a cluster that we joined counts as lost after so long without an answer:
-# before Ray itself ends this process. It also does where its head is started anew on the same port while a call is on its way,
-# so a head that is gone has to be noticed before that.
+# before Ray itself ends this process. Ray also ends it where a head comes back on the same port while a call to the old one is
+# on its way, so a head that is gone has to be noticed before that.
 _CHECKED_S, _ANSWERS_WITHIN_S, _LOST_S = 0.25, 2.0, 30.0
 # How often a Ray of our own is started again in a run, and how long one that we joined is waited for.
 RESTARTS, WAITED_FOR_S = 5, 3600.0

@@ -13,7 +13,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 # Where Ray's head is gone, we start it again or wait for it (`connection`); Ray would end the whole process after a minute.
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "1000000")
-# Leaving a Ray whose head is gone would wait five seconds for events of tasks to be sent to it, which nobody reads. A head that
+# Ray's shutdown waits up to five seconds to flush task events, which nobody reads, to a head that may be gone. A head that
 # comes back meanwhile ends this process.
 os.environ.setdefault("RAY_task_events_shutdown_flush_timeout_ms", "1000")
 # We handle Ctrl-C (search.run.driver): Tune would stop without reporting anything.

@@ -33,12 +33,6 @@ if TYPE_CHECKING:
     from .tune import TuneRunner
 
 _T = TypeVar("_T")
-
-
-class RayIsGoneError(Exception):
-    """Ends Tune's run where Ray is gone."""
-
-
 # Machines that join or leave, and other studies, are noticed within this time.
 REFRESH_S = 5.0
 # One suggestion is always made ahead of a free slot, and one more per this many slots.
@@ -233,6 +227,10 @@ class SilentReporter(ProgressReporter):
         return False
 
     def report(self, trials: list[Any], done: bool, *sys_info: str) -> None: ...
+
+
+class RayIsGoneError(Exception):
+    """Ends Tune's run where Ray is gone."""
 
 
 class InOrder(FIFOScheduler):

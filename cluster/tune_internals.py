@@ -1,8 +1,10 @@
-"""What we change inside Ray Tune: its processes run one attempt after another, and it forgets the trials that have ended.
+"""What we change inside Ray Tune: its processes run one attempt after another, it forgets the trials that have ended, and it
+ends at once where Ray is gone.
 
 A process imports torch for seconds, so an attempt should find one ready. Tune ends those that no trial waits for at the
 moment, and those still starting whose trial found another; with trials as short as a start, they are ended as they come up.
-It also keeps every trial to the end of its run, for a list of results that nobody reads here.
+It also keeps every trial to the end of its run, for a list of results that nobody reads here; and it waits for a Ray that is
+gone, or lets it end the whole process.
 
 These are Tune's internals, which its releases may rename: where one is missing, Tune's own rules hold, which are slower and
 take more memory.

@@ -15,14 +15,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..search.report.terminal.signals import handled_signals, is_termination
-from ..spaces.errors import (
-    BsearchError,
-    ClusterError,
-    OutputError,
-    StorageError,
-    StudyFileError,
-    plain,
-)
+from ..spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, plain
 from ..spaces.storage import masked
 from ..spaces.study_file import located
 

@@ -11,23 +11,11 @@ import click
 from rich.table import Table
 
 from ..search.report.completion import launchers, study_files
-from ..spaces.errors import (
-    NoStudyError,
-    StorageError,
-    plain,
-)
+from ..spaces.errors import NoStudyError, StorageError, plain
 from ..spaces.storage import masked
 from ..spaces.study_file import read_study
-from .group import (
-    epilog,
-    located_faults,
-    main,
-    terminal,
-)
-from .options import (
-    json_option,
-    storage_option,
-)
+from .group import epilog, located_faults, main, terminal
+from .options import json_option, storage_option
 
 if TYPE_CHECKING:
     from ..cluster.submit.submitter import Submitter

@@ -12,28 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ..search.report.completion import study_files
-from ..spaces.errors import (
-    StudyFileError,
-    cut,
-)
+from ..spaces.errors import StudyFileError, cut
 from ..spaces.learning_rate import RATE_RULES, rule_fact
 from ..spaces.readable import from_here
 from ..spaces.storage import masked
 from ..spaces.study import Objectives, Speed
-from .group import (
-    epilog,
-    located_faults,
-    main,
-    terminal,
-)
-from .options import (
-    TIMES,
-    VALUE,
-    device_options,
-    json_option,
-    name_option,
-    storage_option,
-)
+from .group import epilog, located_faults, main, terminal
+from .options import TIMES, VALUE, device_options, json_option, name_option, storage_option
 
 if TYPE_CHECKING:
     from ..search.analysis.retime import Retimed

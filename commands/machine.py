@@ -12,22 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..search.report.completion import study_files
-from ..spaces.errors import (
-    OutputError,
-    StudyFileError,
-)
+from ..spaces.errors import OutputError, StudyFileError
 from ..spaces.study import StudySpec
 from ..spaces.study_file import read_study
-from .group import (
-    FAILED,
-    epilog,
-    main,
-    terminal,
-)
-from .options import (
-    json_option,
-    storage_option,
-)
+from .group import FAILED, epilog, main, terminal
+from .options import json_option, storage_option
 
 
 @main.command(epilog=epilog("bsearch doctor study.yaml\n  bsearch doctor --no-ray"))

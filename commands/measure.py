@@ -16,19 +16,8 @@ from ..spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants,
 from ..spaces.plan import plan_batch
 from ..spaces.study import StudySpec
 from ..spaces.study_file import read_study, resolve_study, study_from_dict
-from .group import (
-    documents_only,
-    epilog,
-    located_faults,
-    main,
-    terminal,
-)
-from .options import (
-    json_option,
-    set_option,
-    storage_option,
-    task_parameters,
-)
+from .group import documents_only, epilog, located_faults, main, terminal
+from .options import json_option, set_option, storage_option, task_parameters
 
 
 @main.command(epilog=epilog("bsearch profile study.yaml --png profile.png --out profile.json"))

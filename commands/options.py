@@ -11,16 +11,12 @@ from typing import Any
 import click
 
 from ..search.report.completion import study_names
-from ..spaces.errors import (
-    cut,
-)
+from ..spaces.errors import cut
 from ..spaces.storage import storage_of
 from ..spaces.study import share
 from ..spaces.study_file import plain_value
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
-
-
 storage_option = click.option(
     "--storage",
     metavar="URL",
@@ -73,7 +69,6 @@ class _Times(click.ParamType[float]):
 
 
 SHARE, VALUE, TIMES = _Share(), _Value(), _Times()
-
 
 set_option = click.option(
     "--set",

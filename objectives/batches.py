@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 # Micro-batches are indexed together up to this many bytes, half of a small cache: of steps of 1.3 ms, indexing each
 # by itself took 4 % (docs/log.md).
 _INDEXED_BYTES = 1 << 19
-# And up to so many samples: a GPU may have to be waited for until a longer list of their places is there.
-_INDEXED = 8000
+# And up to this many samples: a longer index may not be copied to a GPU without waiting for it.
+_INDEXED_SAMPLES = 8000
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -202,7 +202,7 @@ class Fetcher(Dataset[Any]):
         if self._tensors is None:
             yield from map(self.fetch, micro_batches)
             return
-        most = min(_INDEXED_BYTES // max(sum(tensor[:1].nbytes for tensor in self._tensors), 1), _INDEXED)
+        most = min(_INDEXED_BYTES // max(sum(tensor[:1].nbytes for tensor in self._tensors), 1), _INDEXED_SAMPLES)
         for group in _grouped(micro_batches, most):
             if len(group) == 1:
                 yield self._indexed(group)  # nothing here holds it while it is used, so the next one takes the same memory

@@ -1,4 +1,4 @@
-"""How many trials to run on one GPU: trainings side by side, each with its share of memory and cores, timed together."""
+"""How many trials to run on one GPU: training runs side by side, each with its share of memory and cores, timed together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...spaces.laws.device import SHARING_PAYS, DeviceProfile, ProfileRequest
 from ...spaces.plan import plan_batch
 from ...spaces.trial import TrialSetup
 from ..loading import load_task
-from ..machine.device_memory import is_out_of_memory
+from ..machine.device_memory import is_out_of_memory, release_memory
 from ..task import Task
 from ..training import TrainingRun
 
@@ -34,15 +34,15 @@ _READY_S = 300.0
 def with_sharing(
     reference: str, profile: DeviceProfile, request: ProfileRequest, bytes_of_share: Callable[[float], int]
 ) -> DeviceProfile:
-    """The profile with what 1, 2, 4, ... trainings of `request.shared_batch` train together, as long as each doubling pays.
+    """The profile with the total throughput of 1, 2, 4, ... runs with `request.shared_batch`, as long as each doubling pays.
 
     Not further than memory allows without more micro-batches a step, nor beyond one core each.
 
     Args:
-        bytes_of_share: what a training may allocate with a share of the device.
+        bytes_of_share: what a run may allocate with a share of the device.
 
     Raises:
-        ProfilingError: not even one training ran.
+        ProfilingError: not even one run trained.
     """
     if not request.shared_batch or not isinstance(load_task(reference), Task):
         return profile
@@ -59,11 +59,14 @@ def with_sharing(
             largest = profile.memory.largest_micro_batch(shared.usable_bytes(1, request.memory.headroom))
             if largest is None:
                 break
-        at_this_share = plan_batch(batch, largest_micro_batch=largest)
+        at_this_share = plan_batch(
+            batch, largest_micro_batch=largest, smallest_micro_batch=min(profile.smallest_micro_batch, batch)
+        )
         plan = plan or at_this_share
         if at_this_share != plan:
             break  # memory, not speed, would be shared: more micro-batches a step, which batch statistics see
         setup = replace(request.setup, plan=plan, cpus=max(request.setup.cpus // trials, 1), memory_limit_bytes=limit)
+        release_memory(profile.kind)  # what this process has cached is not theirs to use
         samples_per_s = side_by_side(reference, setup, trials, _MEASURED_S)
         if samples_per_s is None:
             break
@@ -76,7 +79,7 @@ def with_sharing(
 
 
 def side_by_side(reference: str, setup: TrialSetup, trials: int, seconds: float) -> float | None:
-    """Samples per second of so many trainings with this setup, together, each in a process of its own.
+    """Total samples per second of so many runs with this setup, each in a process of its own.
 
     Returns:
         None where one of them ran out of memory or its process died.
@@ -107,7 +110,7 @@ def _keep(meeting: Any) -> None:
 
 
 def _trained(reference: str, setup: TrialSetup, seconds: float) -> tuple[float | None, str]:
-    """Samples per second of one training beside others; None and why it failed, which is empty where memory ran out."""
+    """Samples per second of one run beside others; None and why it failed, which is empty where memory ran out."""
     try:
         task = load_task(reference)
         assert isinstance(task, Task)

@@ -124,7 +124,6 @@ def run_study(
             spec = with_trials_per_device(
                 study.spec, opened, task_hash, records, lambda text: notify(Event("message", text=text))
             )
-            opened.use(spec.devices)
             study = replace(study, spec=spec.with_cores(opened.cores))
             profiles, feasible = _profile(study, opened, task_hash, notify)
             return _drive(study, opened, profiles, feasible, task_hash, notify, watch)

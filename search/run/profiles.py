@@ -55,7 +55,7 @@ def study_profiles(
 def with_trials_per_device(
     spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[str], None]
 ) -> StudySpec:
-    """The study with `devices.per_trial: auto` resolved, by what trainings side by side do on the first kind of GPU.
+    """The study, and its runner, with `devices.per_trial: auto` resolved, by the throughput of runs side by side on a GPU.
 
     One trial a device on CPUs, where trials do not share devices, and where energy is counted, which is a whole device's.
     """
@@ -69,12 +69,14 @@ def with_trials_per_device(
     about = _about(alone, task_hash, request, cost_keys(alone)[0], runner.device_id(kind))
     stored = records.profile(about)
     if stored is None:
-        notify("measuring how many trials a GPU serves best ...")
+        notify("measuring how many trials to run on each GPU ...")
         stored = runner.profile(spec.task, request, kind).to_dict()
         records.save_profile(about, stored)
     profile = DeviceProfile.from_dict(stored)
     notify(sharing_sentence(profile))
-    return spec.with_trials_per_device(profile.trials_at_once)
+    shared = spec.with_trials_per_device(profile.trials_per_device)
+    runner.use(shared.devices)
+    return shared
 
 
 def sharing_sentence(profile: DeviceProfile) -> str:
@@ -83,7 +85,7 @@ def sharing_sentence(profile: DeviceProfile) -> str:
     >>> sharing_sentence(DeviceProfile("gpu", "H100", None, sharing=((1, 900.0), (2, 1700.0), (4, 1800.0))))
     'devices.per_trial: auto: 2 trials on each GPU (samples per second: 900 with 1, 1700 with 2, 1800 with 4)'
     """
-    trials = profile.trials_at_once
+    trials = profile.trials_per_device
     each = ", ".join(f"{rate:.0f} with {count}" for count, rate in profile.sharing)
     why = f" (samples per second: {each})" if each else ", since a training loop of your own is not measured beside others"
     return f"devices.per_trial: auto: {trials} trial{'s' * (trials > 1)} on each GPU{why}"

@@ -20,8 +20,8 @@ from .step_time import PRECISION, StepTime
 # extrapolated to sizes that were not measured, a few percent less would be a promise too much.
 _MORE, _LESS = 0.02, 0.1
 
-# Twice as many trainings on a device are worth it where together they train this many times as many samples per second: with
-# more trials at once, each ends later and suggestions know less.
+# Twice as many trials on a device are worth it where total throughput grows by this factor: with more trials in parallel, each
+# ends later and suggestions know less.
 SHARING_PAYS = 1.25
 
 
@@ -53,7 +53,7 @@ class DeviceProfile:
         step_times: the step-time law for each number of devices that a trial may have; empty if steps were not timed.
         other_costs: (parameter, value, factor): a value that changes the bytes or operations of a step considerably, by this
             factor; the laws do not hold for it.
-        sharing: samples per second of so many trainings side by side on the device, together, where that was asked for.
+        sharing: total samples per second by the number of runs side by side on the device, where that was asked for.
         note: why memory is not known, where it could have been.
         no_energy: why energy is not known, where it was asked for.
         activation_checkpointing: what the laws hold for: the least that fits.
@@ -110,10 +110,10 @@ class DeviceProfile:
             raise ProfilingError(f"device profile: {where}: {first['msg']}, got {cut(repr(first['input']), 60)}") from None
 
     @property
-    def trials_at_once(self) -> int:
-        """The number of trainings to run side by side on the device: more as long as together they are considerably faster.
+    def trials_per_device(self) -> int:
+        """The number of trials to run side by side on the device: doubled as long as total throughput grows enough.
 
-        >>> DeviceProfile("gpu", "H100", None, sharing=((1, 900.0), (2, 1700.0), (4, 1800.0))).trials_at_once
+        >>> DeviceProfile("gpu", "H100", None, sharing=((1, 900.0), (2, 1700.0), (4, 1800.0))).trials_per_device
         2
         """
         best, rate = 1, math.inf
@@ -221,7 +221,7 @@ class ProfileRequest:
         share: of a GPU's memory that a trial gets, beside others on the same GPU.
         timing_s: time limit of step timing for each number of devices; 0: no timing.
         energy: measure the devices' power too.
-        shared_batch: measure how many trainings with this effective batch a GPU serves best; 0: do not.
+        shared_batch: measure how many trials to run on one GPU, with this effective batch; 0: do not.
         others: parameters and values that trials may use instead, each with all parameters then; expected to cost the same.
     """
 

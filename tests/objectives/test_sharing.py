@@ -29,14 +29,14 @@ def test_twice_as_many_trials_run_as_long_as_that_pays(factors: list[float]) -> 
         if 100 * factor < 100 * SHARING_PAYS:
             break
         slow_twin *= 2
-    assert profile.trials_at_once == slow_twin
+    assert profile.trials_per_device == slow_twin
 
 
 def test_own_loops_and_studies_that_do_not_ask_are_not_measured() -> None:
     profile = DeviceProfile("gpu", "", 400)
     assert with_sharing(POINTS, profile, ProfileRequest(setup(), Memory(), 100), int) is profile
     loop = ProfileRequest(setup(), Memory(), 100, shared_batch=20)
-    assert with_sharing(f"{TASKS}:own_loop", profile, loop, int).trials_at_once == 1
+    assert with_sharing(f"{TASKS}:own_loop", profile, loop, int).trials_per_device == 1
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from bsearch.search.run.profiles import with_trials_per_device
 from bsearch.search.store.records import Records
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
+from bsearch.spaces.study import Devices
 from bsearch.spaces.study_file import read_study
 
 StudyFile = Callable[..., Path]
@@ -27,6 +28,9 @@ class Gpus:
 
     def device_id(self, kind: str = "") -> str:
         return kind
+
+    def use(self, devices: Devices) -> None:
+        assert devices.share == 0.5
 
     def profile(self, reference: str, request: ProfileRequest, kind: str = "") -> DeviceProfile:
         self.asked.append((kind, request))
