@@ -57,7 +57,7 @@ def with_trials_per_device(
 ) -> StudySpec:
     """The study, and its runner, with `devices.per_trial: auto` resolved, by the throughput of runs side by side on a GPU.
 
-    One trial a device on CPUs, where trials do not share devices, and where energy is counted, which is a whole device's.
+    One trial per device on CPUs, where trials do not share devices, and where energy is counted, which is that of a whole device.
     """
     if not spec.devices.auto_share:
         return spec
