@@ -57,7 +57,7 @@ def with_trials_per_device(
 ) -> StudySpec:
     """The study, and its runner, with `devices.per_trial: auto` resolved, by the throughput of runs side by side on a GPU.
 
-    One trial per device on CPUs, where trials do not share devices, and where energy is counted, which is that of a whole device.
+    One trial per device on CPUs, whose cores trials do not share, and where energy is counted, which is a whole device's.
     """
     if not spec.devices.auto_share:
         return spec
