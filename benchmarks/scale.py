@@ -55,7 +55,7 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.study_run import StudyRun
-from bsearch.search.run.suggestion_queue import RUNNING_FOR_ONE_MORE
+from bsearch.search.run.suggestion_queue import from_one_fit
 from bsearch.search.store.database import RetryPolicy, storage_engine
 from bsearch.search.store.optuna_storage import frozen_record, open_storage
 from bsearch.search.store.write_buffer import WriteBuffer
@@ -281,7 +281,7 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
         taken[what].append(1e3 * (time.perf_counter() - started))
         return answer
 
-    ahead = 1 + running // RUNNING_FOR_ONE_MORE  # as a driver has them made, in another thread
+    ahead = from_one_fit(running)  # as a driver has them made, in another thread
     for _ in range(times):
         if not suggester.ready:
             cpu_started = time.thread_time()

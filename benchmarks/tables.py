@@ -3,6 +3,8 @@
     .venv/bin/python benchmarks/tables.py digits          # 720 settings x 3 seeds, ten minutes on one core
     .venv/bin/python benchmarks/tables.py cifar FOLDER    # 640 x 3, forty minutes; FOLDER holds the images' train/ and test/
 
+`digits-ladder` (ten minutes) and `cifar-ladder FOLDER` (an hour) have AdamW, and the sizes of benchmarks/scale_up.py.
+
 A row is one training by bsearch's own loop: its settings, seconds of training, and the accuracy at each tenth of its budget
 (those under wsd: at its end). An interrupted table is resumed.
 """
@@ -70,6 +72,37 @@ for _name, _fixed in (("digits", {}), ("cifar", {"width": 8})):
         "parameters": TABLES[_name]["parameters"] | _fixed,
         "training": {"schedule": "wsd", "evaluations": 1},
     }
+# AdamW at the sizes from which benchmarks/scale_up.py predicts, and at the one that it predicts. Larger sizes of digits repeat
+# its images, those of CIFAR-10 have more of them.
+LADDER: dict[str, Any] = {"optimizer": "adamw"}
+TABLES["digits-ladder"] = {
+    "task": "bsearch.objectives.digits:Digits",
+    "samples": 1197,
+    "reference_batch": 64,
+    "settings": {
+        "effective_batch": (4, 7, 13, 24, 43, 78, 142, 256),
+        "reference_rate": tuple(round(10**power, 5) for power in np.linspace(-3.3, -0.9, 9)),
+        "epochs": (1, 3, 10),
+        "width": (16, 32, 64),
+    },
+    "parameters": LADDER,
+    "training": {"evaluations": 1},
+}
+TABLES["cifar-ladder"] = {
+    "task": "bsearch.objectives.vision:Vision",
+    "samples": None,
+    "reference_batch": 64,
+    "settings": {
+        "effective_batch": (8, 16, 32, 64, 128, 256, 512),
+        "reference_rate": tuple(round(10**power, 5) for power in np.linspace(-3.6, -1.2, 8)),
+        "epochs": (4,),
+        "train_samples": (1000, 3000, 10000),
+        "width": (8, 16, 32),
+    },
+    "sizes": ((1000, 8), (3000, 8), (1000, 16), (3000, 16), (10000, 32)),  # samples and width
+    "parameters": LADDER | {"dataset": "folder", "image_size": 16, "evaluation_samples": 2000, "augment": "flip"},
+    "training": {"evaluations": 1},
+}
 
 
 def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[float, list[float]]:
@@ -77,15 +110,16 @@ def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[
     table = TABLES[name]
     batch, epochs = settings["effective_batch"], settings["epochs"]
     rate = settings["reference_rate"] * math.sqrt(batch / table["reference_batch"])
-    parameters = table["parameters"] | {key: value for key, value in settings.items() if key == "width"}
-    warmup = 0.05 * (min(table["settings"]["epochs"]) / epochs if table["training"] else 1)
+    parameters = table["parameters"] | {key: value for key, value in settings.items() if key in ("width", "train_samples")}
+    samples = settings.get("train_samples", table["samples"])
+    warmup = 0.05 * (min(table["settings"]["epochs"]) / epochs if "schedule" in table["training"] else 1)
     setup = TrialSetup(
         study="table",
         number=0,
         attempt=0,
         plan=BatchPlan(batch),
         optimizer=OptimizerSettings(rate),
-        samples_budget=table["samples"] * epochs,
+        samples_budget=samples * epochs,
         training=Training(**{"evaluations": FRACTIONS, "seed": seed, "warmup": warmup, **table["training"]}),
         epochs=epochs,
         parameters=parameters | ({"root": root} if root else {}),
@@ -100,9 +134,11 @@ def trained(name: str, settings: dict[str, Any], seed: int, root: str) -> tuple[
 
 
 def settings_of(name: str) -> Iterator[dict[str, Any]]:
-    table = TABLES[name]["settings"]
+    table, sizes = TABLES[name]["settings"], TABLES[name].get("sizes")
     for values in product(*table.values()):
-        yield dict(zip(table, values, strict=True))
+        settings = dict(zip(table, values, strict=True))
+        if sizes is None or (settings["train_samples"], settings["width"]) in sizes:
+            yield settings
 
 
 def main() -> None:

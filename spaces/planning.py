@@ -314,6 +314,8 @@ def known_taken(
         depends_on += ["rule", *BETAS]
     if grows:
         depends_on += ["batch_schedule", "schedule", "warmup"]
+    names = (*costly, *depends_on)
+    defaults = [fixed.get(name) for name in names]
     cached: dict[Any, tuple[float, ...]] = {}
 
     @cache
@@ -343,10 +345,10 @@ def known_taken(
             return math.nan, None
 
     def taken(parameters: Mapping[str, Any]) -> tuple[float, ...]:
-        values = {**fixed, **parameters}
-        key = tuple((name, values[name]) for name in costly)
-        relevant = (key, *map(values.get, depends_on))
+        relevant = tuple(map(parameters.get, names, defaults))
         if relevant not in cached:
+            values = {**fixed, **parameters}
+            key = tuple((name, values[name]) for name in costly)
             known_s, watts = seconds_and_watts(key, values)
             each = (taken_per_second(speed, int(values["devices"]), price, watts) for speed in speeds)
             cached[relevant] = tuple(math.nan if one is None else known_s * one for one in each)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg import blas, cho_solve, lapack, solve_triangular
 from scipy.optimize import minimize
 from threadpoolctl import ThreadpoolController
 
@@ -109,10 +109,15 @@ class GaussianProcess:
         """Posterior mean and standard deviation of the noise-free function at points (m, d): two of (m,)."""
         z, features, cross = self._cross(points)
         middle = self.structure.mean(z) + cross @ self.weights
-        solved = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
+        solved = blas.dtrmm(1.0, self._inverse_factor, cross.T, lower=1)
         prior = 1.0 + np.einsum("ij,ij->i", features, features)
         variance = np.maximum(prior - np.einsum("ij,ij->j", solved, solved), 1e-12)
         return self.mean + self.std * middle, self.std * np.sqrt(variance)
+
+    @cached_property
+    def _inverse_factor(self) -> Array:
+        """For thousands of points to predict, a product takes a third of the time of a triangular system."""
+        return np.asarray(lapack.dtrtri(self.factor, lower=1)[0])
 
     def joint(self, points: Array) -> tuple[Array, Array]:
         """Posterior mean (m,) and covariance (m, m) of the noise-free function at points (m, d)."""
@@ -263,8 +268,10 @@ def _covariance(noise: Array) -> Array:
 def distances(some: Array, others: Array, log_scales: Array) -> Array:
     """Scaled distances r of points (n, d) and others (m, d), as (n, m)."""
     a, b = some * np.exp(-log_scales), others * np.exp(-log_scales)
-    squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
-    return np.asarray(np.sqrt(np.maximum(squared, 0.0)))
+    squared = -2 * a @ b.T
+    squared += (a**2).sum(1)[:, None]
+    squared += (b**2).sum(1)[None, :]
+    return np.asarray(np.sqrt(np.maximum(squared, 0.0, out=squared), out=squared))
 
 
 def single_threaded_blas() -> Any:
@@ -280,7 +287,14 @@ def _blas_libraries() -> ThreadpoolController:
 def matern52(distance: Array, log_amplitude: float = 0.0) -> Array:
     """The Matérn-5/2 kernel k(r) of scaled distances, elementwise."""
     scaled = _SQRT5 * distance
-    return np.asarray((1.0 + scaled + scaled**2 / 3.0) * (math.exp(2 * log_amplitude) * np.exp(-scaled)))
+    # In place: most of an ask is this, on matrices of which each copy leaves the cache.
+    value = scaled * scaled
+    value /= 3.0
+    value += scaled
+    value += 1.0
+    np.exp(np.negative(scaled, out=scaled), out=scaled)
+    value *= scaled
+    return np.asarray(value if log_amplitude == 0.0 else value * math.exp(2 * log_amplitude))
 
 
 def matern52_derivative(distance: Array, log_amplitude: float = 0.0) -> Array:

@@ -19,13 +19,22 @@ from typing import Any, Literal
 from ...spaces.trial import Suggestion
 from ..suggest.suggester import Suggester
 
-# Beyond those, one more is made for this many running trials: the models then lack the outcomes of a few trials among many
-# that they lack anyway, and one fit serves them all.
-RUNNING_FOR_ONE_MORE = 16
+# Beyond those, one more is made for so many running trials (half of them make it two): the models then lack the outcomes of a
+# few trials among many that they lack anyway, and one fit serves them all.
+_RUNNING_FOR_ONE_MORE = 16
 # The most that are made for free devices by one fit: they wait until all are made.
 _MOST_FREE = 64
 # Suggestions may have to last for this many times the seconds that making them took.
 _LASTS = 2.0
+
+
+def from_one_fit(running: int) -> int:
+    """How many suggestions are made ahead by one fit beside so many running trials.
+
+    >>> [from_one_fit(running) for running in (1, 7, 8, 23, 24, 64)]
+    [1, 1, 2, 2, 3, 5]
+    """
+    return 1 + (running + _RUNNING_FOR_ONE_MORE // 2) // _RUNNING_FOR_ONE_MORE
 
 
 class SuggestionQueue:
@@ -83,7 +92,7 @@ class SuggestionQueue:
 
     def _prepare(self, running: int, free: int, most: int, new: bool) -> None:
         if self._preparing is None:
-            wanted = max(min(free, _MOST_FREE), 1 + running // RUNNING_FOR_ONE_MORE)
+            wanted = max(min(free, _MOST_FREE), from_one_fit(running))
             self._preparing = self._thread.submit(self._make, wanted, most, new)
 
     def _check(self) -> None:
@@ -108,4 +117,4 @@ def _yield_to_trials() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
-__all__ = ["RUNNING_FOR_ONE_MORE", "SuggestionQueue"]
+__all__ = ["SuggestionQueue", "from_one_fit"]

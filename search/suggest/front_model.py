@@ -25,6 +25,8 @@ from .trial_history import MOST_POINTS, Observations, PausedTrials, front_places
 
 # Candidates evaluated: spread over the space, then around the best, in several rounds of shrinking radius.
 _SPREAD, _AROUND, _ROUNDS = 1024, 256, 3
+# Candidates evaluated at a time: with all at once, their matrices leave the cache.
+_BLOCK = 256
 # Candidates evaluated at once when points are chosen after the first; as many are added around the best, within this radius.
 _AGAIN, _AGAIN_RADIUS = 128, 0.03
 # L-BFGS steps of a fit from the priors, and from the previous fit, which one more point changes little.
@@ -84,7 +86,7 @@ class FrontModel:
         self._set_accuracy(observations, place)
         self.accuracy_model = self._fit("accuracy", self.accuracy, self.own_noise)
         self._taken_models: list[GaussianProcess] = []  # where laws know what all trials take, they are never fitted
-        self.success = success_model(observations, self._current_fit("success"))
+        self.success = success_model(observations, self._current_fit("success"), self._start("success", len(self.points)))
         if self.success is not None:
             self._store_fit("success", self.success)
 
@@ -115,6 +117,11 @@ class FrontModel:
         current = len(scales) == self._size(name) and MOST_POINTS < self._ended < _REFIT_GROWTH * ended
         return (scales, noise) if current else None
 
+    def _start(self, name: str, count: int) -> tuple[Array, float] | None:
+        """Where a fit to that many trials starts, where one more changes little: at the last fit."""
+        scales, noise, _ = self._last.get(name, (np.empty(0), 0.0, 0))
+        return (scales, noise) if len(scales) == self._size(name) and count >= _WARM_START_FROM else None
+
     def _store_fit(self, name: str, process: GaussianProcess) -> None:
         if self._current_fit(name) is None:
             self._last[name] = process.free, process.log_noise, self._ended
@@ -124,11 +131,8 @@ class FrontModel:
         if (known := self._current_fit(name)) is not None:
             mean, std = float(values.mean()), float(values.std()) or 1.0
             return conditioned(points, values, *known, mean, std, own_noise, structure=structure)
-        start = self._last.get(name)
-        near = start is not None and len(start[0]) == self._size(name) and len(points) >= _WARM_START_FROM
-        start_from = start[:2] if start is not None and near else None
-        steps = _MORE_STEPS if near else _FIRST_STEPS
-        process = fitted(points, values, start_from, steps, own_noise, structure=structure)
+        start = self._start(name, len(points))
+        process = fitted(points, values, start, _MORE_STEPS if start else _FIRST_STEPS, own_noise, structure=structure)
         self._store_fit(name, process)
         return process
 
@@ -181,8 +185,18 @@ class FrontModel:
         Returns:
             (m,); -1 for points that cannot be planned. Weighted by the probability that training finishes.
         """
+        cells = self._front_cells()
+        blocks = [slice(begin, begin + _BLOCK) for begin in range(0, len(points), _BLOCK)]
+        each = ([None if some is None else some[block] for some in (log_taken, until)] for block in blocks)
+        parts = [self._improvement(cells, points[block], *rest) for block, rest in zip(blocks, each, strict=True)]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _improvement(
+        self, cells: tuple[list[Array], Array], points: Array, log_taken: Array | None, until: Array | None
+    ) -> Array:
+        """`expected_hypervolume_improvement` over the front's cells of some of the points."""
+        cuts, levels = cells
         mean, std = self.accuracy_model.predict(points)
-        cuts, levels = self._front_cells()
         widths = []
         for measure, ends in enumerate(cuts):
             if log_taken is None:
@@ -195,7 +209,8 @@ class FrontModel:
             widths.append(np.diff(below, axis=1, prepend=0.0))
         drawn = self.scale.back(mean[:, None] + std[:, None] * _NODES[None, :])  # (m, nodes), as accuracy
         each, place = np.unique(levels, return_inverse=True)
-        rises = np.maximum(drawn[:, :, None] - each[None, None, :], 0.0).transpose(0, 2, 1) @ _WEIGHTS
+        above = drawn[:, None, :] - each[None, :, None]
+        rises = np.maximum(above, 0.0, out=above) @ _WEIGHTS
         if len(widths) == 1:
             improvement = (widths[0] * rises[:, place]).sum(axis=1)
         else:
@@ -259,8 +274,7 @@ class FrontModel:
             branches: a point's branches improve the front as well.
         """
 
-        def worth_of(points: Array) -> tuple[Array, Array]:
-            times = known(points)
+        def worth_of(points: Array, times: Array | None) -> tuple[Array, Array]:
             improvement = self.expected_hypervolume_improvement(points, times)
             if branches:
                 more = self._of_branches(points, transform, known)
@@ -272,22 +286,27 @@ class FrontModel:
         # It takes a second to import, and the first points do without it: other trials are running by now.
         from scipy.stats import qmc
 
-        spread = np.asarray(qmc.Sobol(transform.width, scramble=True, rng=rng).random(_SPREAD))
-        taken = known(spread)
+        spread = transform.round_to_feasible(qmc.Sobol(transform.width, scramble=True, rng=rng).random(_SPREAD))
+        times = taken = known(spread)
         if taken is None or np.isnan(taken).all():
             taken = self._log_taken_at(spread, None)
         # The last strip ends at the slowest candidate: points better and slower than the front improve it up to there.
         self.most = np.nanmax(taken, axis=0)
-        front = self.points[np.argsort(-self.margin_to_front())[:8]]
-        candidates = _Candidates(worth_of, transform.round_to_feasible(np.vstack([spread, _perturb(front, _AROUND, 0.1, rng)])))
+        candidates = _Candidates(worth_of, spread, times)
+
+        def add_around(points: Array, count: int, radius: float) -> None:
+            near = transform.round_to_feasible(_perturb(points, count, radius, rng))
+            candidates.add(near, known(near))
+
+        add_around(self.points[np.argsort(-self.margin_to_front())[:8]], _AROUND, 0.1)
         for part in range(_ROUNDS):
-            candidates.add(transform.round_to_feasible(_perturb(candidates.top(8), _AROUND, 0.1 / 3**part, rng)))
+            add_around(candidates.top(8), _AROUND, 0.1 / 3**part)
         while True:
             chosen, improvement = candidates.best()
             yield chosen, improvement
             self.believe(chosen[None, :], known(chosen[None, :]))
             candidates.evaluate_again()
-            candidates.add(transform.round_to_feasible(_perturb(candidates.top(8), _AGAIN, _AGAIN_RADIUS, rng)))
+            add_around(candidates.top(8), _AGAIN, _AGAIN_RADIUS)
 
     def _of_branches(self, points: Array, transform: SpaceTransform, known: KnownLogTaken) -> Array:
         """What the branches of points (m, width) are expected to add to their own improvement, (m,).
@@ -339,18 +358,21 @@ class _Candidates:
     """Points with their expected improvements, and what they are worth.
 
     Args:
-        worth_of: improvements and worths of points (n, width), two of (n,).
-        points: (n, width), the first ones.
+        worth_of: improvements and worths, two of (n,), of points (n, width) and the logs of what they take by law.
+        points: (n, width), the first ones; `times`: those logs, None where there is no law.
     """
 
-    def __init__(self, worth_of: Callable[[Array], tuple[Array, Array]], points: Array) -> None:
-        self._worth_of = worth_of
-        self._points = points
-        self._improvement, self._worth = worth_of(points)
+    def __init__(
+        self, worth_of: Callable[[Array, Array | None], tuple[Array, Array]], points: Array, times: Array | None
+    ) -> None:
+        self._worth_of, self._points, self._times = worth_of, points, times
+        self._improvement, self._worth = worth_of(points, times)
 
-    def add(self, points: Array) -> None:
+    def add(self, points: Array, times: Array | None) -> None:
         self._points = np.vstack([self._points, points])
-        new = self._worth_of(points)
+        if self._times is not None and times is not None:
+            self._times = np.vstack([self._times, times])
+        new = self._worth_of(points, times)
         self._improvement, self._worth = np.append(self._improvement, new[0]), np.append(self._worth, new[1])
 
     def top(self, count: int) -> Array:
@@ -371,15 +393,20 @@ class _Candidates:
         order, done = np.argsort(-self._worth), 0
         while done < len(order) and (not done or self._worth[order[done]] > self._worth[order[:done]].max()):
             part = order[done : done + _AGAIN]
-            self._improvement[part], self._worth[part] = self._worth_of(self._points[part])
+            self._improvement[part], self._worth[part] = self._worth_of(
+                self._points[part], None if self._times is None else self._times[part]
+            )
             done += len(part)
 
 
-def success_model(observations: Observations, known: tuple[Array, float] | None = None) -> GaussianProcess | None:
+def success_model(
+    observations: Observations, known: tuple[Array, float] | None = None, start: tuple[Array, float] | None = None
+) -> GaussianProcess | None:
     """A model of the probability that training finishes; None where it never failed.
 
     Args:
         known: log length scales and log noise variance of an earlier fit, else they are fitted.
+        start: those that the fit starts from; None: the prior's.
     """
     if not len(observations.failed):
         return None
@@ -389,7 +416,8 @@ def success_model(observations: Observations, known: tuple[Array, float] | None 
     prior = 1.0, 0.5
     if known is not None:
         return conditioned(tried, ended, *known, *prior)
-    return fitted(tried, ended, None, _FIRST_STEPS, prior=prior, structure=Plain(tried.shape[1], math.log(0.4)))
+    steps = _MORE_STEPS if start else _FIRST_STEPS
+    return fitted(tried, ended, start, steps, prior=prior, structure=Plain(tried.shape[1], math.log(0.4)))
 
 
 def gap_kernel(place: BatchRate | None, last: Fits, width: int) -> GapKernel:

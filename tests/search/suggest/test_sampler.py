@@ -368,18 +368,18 @@ def test_what_is_not_evaluated_again_would_not_have_been_chosen() -> None:
     seen = Observations(points, seconds, accuracy, np.zeros(20), np.ones(20, bool), nothing, nothing, *rung, none)
     model = FrontModel(seen, {})
 
-    def worth_of(some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        worth = model.expected_hypervolume_improvement(some, None)
+    def worth_of(some: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        worth = model.expected_hypervolume_improvement(some, times)
         return worth, worth
 
-    candidates = _Candidates(worth_of, rng.random((3000, 2)))
+    candidates = _Candidates(worth_of, rng.random((3000, 2)), None)
     evaluated = 0
     for _ in range(6):
         model.believe(candidates.best()[0][None, :], None)
         before = candidates._worth.copy()
         candidates.evaluate_again()
         evaluated += int((candidates._worth != before).sum())
-        everything = worth_of(candidates._points)[1]
+        everything = worth_of(candidates._points, None)[1]
         assert candidates.best()[1] == pytest.approx(everything.max(), rel=1e-6)
     assert evaluated < 6 * 3000 / 3
 
