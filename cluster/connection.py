@@ -69,6 +69,7 @@ class RayConnection:
 
     Attributes:
         started_here: this process started it.
+        unused: is set once no other thread of this process is in one of Ray's calls.
     """
 
     def __init__(self, address: str, threads: int, log_file: Path, say: Callable[[str], None]) -> None:
@@ -76,6 +77,8 @@ class RayConnection:
         self._threads, self._log_file, self._say = threads, log_file, say
         self._restarts = 0
         self.started_here = self._stuck = False
+        self.unused = threading.Event()
+        self.unused.set()
         _redirect_ray_logs(log_file)
         self._found_here = ray.is_initialized()
         self._connect()
@@ -162,6 +165,9 @@ class RayConnection:
         if self._stuck:
             # Ray would block the interpreter's exit for a minute, and then abort it.
             atexit.register(_hard_exit)
+        elif not self.unused.is_set():
+            # The connection ends with this process, and what was started here as well, by an exit handler of its own.
+            atexit.unregister(ray_worker.shutdown)
         elif ray.is_initialized() and not self._found_here:
             ray.shutdown()
 

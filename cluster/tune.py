@@ -403,6 +403,8 @@ class TuneRunner:
     def _fit(self, tuner: tune.Tuner, study: StudyRun, searcher: StudySearcher) -> str:
         """Run Tune in a second thread, so that this one can handle signals and check on Ray; returns what of it is gone."""
         failed: list[BaseException] = []
+        # An interrupted `Thread.join` takes the thread for ended.
+        ended = threading.Event()
 
         def fit() -> None:
             try:
@@ -410,17 +412,33 @@ class TuneRunner:
                     tuner.fit()
             except BaseException as error:
                 failed.append(error)
+            finally:
+                ended.set()
 
-        thread = threading.Thread(target=fit, daemon=True, name="bsearch-tune")
-        thread.start()
-        asked: set[str] = set()
-        asked_at = time.monotonic()
-        while thread.is_alive():
-            thread.join(_WAKE_S)
-            if lost := self._ray.lost():
+        threading.Thread(target=fit, daemon=True, name="bsearch-tune").start()
+        try:
+            if lost := self._until(ended, study, searcher):
+                return lost
+        finally:
+            # Where a second signal ends the wait, or Ray is gone: Ray must not be left while a thread is in one of its calls,
+            # which would end this process with SIGSEGV.
+            if not ended.is_set():
+                self._ray.unused = ended
                 searcher.close()
                 self._ray.keep_away()
-                thread.join(_TUNE_ENDS_S)
+                ended.wait(_TUNE_ENDS_S)
+        if failed and (lost := self._ray.lost(now=True)):
+            return lost
+        if failed:
+            raise failed[0]
+        return ""
+
+    def _until(self, ended: threading.Event, study: StudyRun, searcher: StudySearcher) -> str:
+        """Wait for the end of Tune's run; returns what of Ray is gone meanwhile."""
+        asked: set[str] = set()
+        asked_at = time.monotonic()
+        while not ended.wait(_WAKE_S):
+            if lost := self._ray.lost():
                 return lost
             if study.leaving and not study.stop_reason:
                 if time.monotonic() - asked_at > _ASKED_AGAIN_S:
@@ -430,10 +448,6 @@ class TuneRunner:
                     self._ask_to_leave(dict(searcher.processes), asked)
                 if not study.trains:
                     study.stop_reason = study.leaving
-        if failed and (lost := self._ray.lost(now=True)):
-            return lost
-        if failed:
-            raise failed[0]
         return ""
 
 

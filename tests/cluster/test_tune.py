@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +18,7 @@ from typing import Any
 import optuna
 import pytest
 import ray
-from bsearch.cluster.connection import nodes
+from bsearch.cluster.connection import RayConnection, nodes
 from bsearch.cluster.tune import TuneRunner
 from bsearch.cluster.tune_internals import end_at_once, resources_counted_by
 from bsearch.search.run.runner import Event
@@ -68,6 +72,30 @@ class TestTuneRunner(RunnerContract):
         assert [trial.state.name for trial in kept().trials] == ["COMPLETE"] * 3
         assert all(trial.user_attrs["attempts"] == 1 for trial in kept().trials)
         assert not any("interrupted" in text for text in texts)
+
+    def test_ray_is_not_left_while_tunes_thread_is_in_one_of_its_calls(
+        self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """That ends the process with SIGSEGV now and then, after a second Ctrl-C."""
+        leave, threads, signalled = RayConnection.close, list[str](), list[int]()
+
+        def close(self: RayConnection) -> None:
+            threads.extend(thread.name for thread in threading.enumerate())
+            leave(self)
+
+        def stop(event: Event) -> None:
+            if event.kind == "ended" and not signalled:
+                for number in (signal.SIGINT, signal.SIGINT):
+                    signalled.append(number)
+                    os.kill(os.getpid(), number)
+                    time.sleep(0.3)
+
+        monkeypatch.setattr(RayConnection, "close", close)
+        with contextlib.suppress(KeyboardInterrupt):
+            go("Slow", budget={"trials": 30}, notify=stop)
+        assert threads
+        assert "bsearch-tune" not in threads
+        assert 1 <= sum(trial.state.name == "COMPLETE" for trial in kept().trials) < 30
 
     @pytest.mark.long
     def test_a_killed_worker_costs_an_attempt_and_no_trial(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

@@ -30,6 +30,8 @@ TASKS = Path(__file__).parent.parent / "tasks_for_tests.py"
 EVALUATIONS = 10
 # A driver that neither ends nor finishes a trial for so long hangs.
 PATIENCE_S = 120.0
+# Exit codes of a driver that was killed.
+KILLED = (-9, 137)
 
 
 def study(trials: int, seed: int = 0) -> dict[str, Any]:
@@ -106,7 +108,8 @@ class Chaos:
         self.driver: subprocess.Popen[bytes] | None = None
         self.seen: dict[int, tuple[float, ...]] = {}
         self.violations: list[str] = []
-        self._expected = (0, 1, 130, 143, -9, 137, -2, -15)
+        self._expected = (0, 1, 130, 143, *KILLED, -2, -15)
+        self._killed = False  # the last driver, so that it did not let go of the study
 
     # What a person would do
 
@@ -125,6 +128,7 @@ class Chaos:
             [BIN / "bsearch", "run", self.folder / "study.yaml"],
             self.folder / "driver.log",
             RAY_ADDRESS=f"{self.head.address}:6379",
+            PYTHONFAULTHANDLER="1",
             TMPDIR=str(self.folder / "private"),
         )
 
@@ -165,7 +169,7 @@ class Chaos:
 
     def kill_head(self) -> None:
         self.head.kill()
-        self.driver = None
+        self.driver, self._killed = None, True
         # Members of a cluster without a head give up after a minute; whoever starts it again starts them again.
         self.member.kill()
         self.start_head()
@@ -237,10 +241,7 @@ class Chaos:
         self.start_driver()
         waiting = list(faults)
         while not self._done():
-            if self.driver is None or self.driver.poll() is not None:
-                self._ended()
-                if self._done():
-                    break
+            if self.driver is None:
                 self.start_driver()
             self._next_finish(rng.uniform(0.0, 2.0))
             if waiting and self.driver is not None and self.driver.poll() is None:
@@ -300,14 +301,17 @@ class Chaos:
         return found
 
     def _done(self) -> bool:
-        return len(finished(self.folder)) >= self.trials and (self.driver is None or self.driver.poll() is not None)
+        """Whether all trials are finished, and a driver has ended by itself after that."""
+        self._ended()
+        return len(finished(self.folder)) >= self.trials and self.driver is None and not self._killed
 
     def _ended(self) -> None:
         """See how a driver ended, if it did: cleanly, by our signal, or because the cluster under it went."""
         if self.driver is not None and (code := self.driver.poll()) is not None:
             if code not in self._expected:
-                self.violations.append(f"the driver ended with exit code {code}")
-            self.driver = None
+                said = (self.folder / "driver.log").read_text(errors="replace")[-6000:]
+                self.violations.append(f"the driver ended with exit code {code}; its last words:\n{said}")
+            self.driver, self._killed = None, code in KILLED
 
     def until_finished(self, trials: int) -> None:
         """Wait until so many are; each next one within the patience."""
