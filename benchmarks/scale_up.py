@@ -1,15 +1,17 @@
 """How far from the best a larger training is with the settings that `bsearch scale-up` predicts from smaller ones.
 
-    .venv/bin/python benchmarks/scale_up.py tables [--seeds 20] [--trials 24]
+    .venv/bin/python benchmarks/scale_up.py tables [--only digits] [--seeds 20] [--trials 20]
     .venv/bin/python benchmarks/scale_up.py ladder [--images FOLDER] [--optimizer adamw] [--trials 20]
 
-`tables` looks trials up in the measured tables of benchmarks/search.py (SGD with momentum), `ladder` trains: digits, and with
-FOLDER, which holds CIFAR-10's train/ and test/, a small convolutional network on 16 x 16 pixels; widths 1, 2, 4 and samples
-1, 3, 10. Small trainings are at random batches and rates. At the large end as many are trained at random, then half as many
-around the best of them. Compared are the prediction, the smaller best carried over unchanged, each published law alone, and
-what the search at the large end found; each of a ladder's settings is trained with further seeds. Which of the search's three
-best counts is chosen by half of these seeds, and its accuracy is that of the other half: the best of three means would flatter
-it.
+`tables` looks trials up in measured tables (benchmarks/tables.py; SGD with momentum, and AdamW on two ladders of sizes): for
+each of `--seeds` studies, so many random trials at each small size. Printed is how far each way's setting is below the best of
+the large size, and below the prediction's, mean and standard error over studies.
+
+`ladder` trains one study of each: digits, and with FOLDER, which holds CIFAR-10's train/ and test/, a small convolutional
+network on 16 x 16 pixels; widths 1, 2, 4 and samples 1, 3, 10. At the large end as many are trained at random, then half as
+many around the best of them. Compared are the prediction, the smaller best carried over unchanged, each published law alone,
+and what the search at the large end found; each setting is trained with further seeds. Which of the search's three best counts
+is chosen by half of these seeds, and its accuracy is that of the other half: the best of three means would flatter it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from bsearch.objectives.trial import start_attempt
+from bsearch.objectives.vision import small_cnn
 from bsearch.search.suggest.scale_up import LAWS, ScaledUp, scale_up
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
@@ -74,6 +77,22 @@ CASES: dict[str, tuple[str, Sequence[dict[str, float]], dict[str, float]]] = {
         [{"epochs": epochs, "width": width} for epochs in (1, 2) for width in (8, 16)],
         {"epochs": 8, "width": 16},
     ),
+    "digits' ladder": (
+        "digits-ladder",
+        [{"epochs": epochs, "width": width} for epochs in (1, 3) for width in (16, 32)],
+        {"epochs": 10, "width": 64},
+    ),
+    "digits' ladder, from one size": ("digits-ladder", [{"epochs": 1, "width": 16}], {"epochs": 10, "width": 64}),
+    "cifar's ladder": (
+        "cifar-ladder",
+        [{"epochs": 4, "train_samples": samples, "width": width} for samples in (1000, 3000) for width in (8, 16)],
+        {"epochs": 4, "train_samples": 10000, "width": 32},
+    ),
+    "cifar's ladder, from one size": (
+        "cifar-ladder",
+        [{"epochs": 4, "train_samples": 1000, "width": 8}],
+        {"epochs": 4, "train_samples": 10000, "width": 32},
+    ),
 }
 
 
@@ -83,24 +102,29 @@ class Surface:
     def __init__(self, table: Table, name: str, size: dict[str, float]) -> None:
         self.reference = TABLES[name]["reference_batch"]
         batches, rates = table.grid[0], table.grid[1]
-        values = np.empty((3, len(batches), len(rates)))
-        for i, batch in enumerate(batches):
-            for j, rate in enumerate(rates):
-                curves = table.curves[(batch, rate, *(size[key] for key in table.names[2:]))]
-                values[:, i, j] = [curve[-1] for curve in curves]
+        runs = {
+            (batch, rate): [curve[-1] for curve in table.curves[(batch, rate, *(size[key] for key in table.names[2:]))]]
+            for batch in batches
+            for rate in rates
+        }
+        values = np.array([[runs[batch, rate] for rate in rates] for batch in batches])  # (batches, rates, seeds)
         axes = (np.log(batches), np.log(rates))
         self.low, self.high = (np.array([axis[end] for axis in axes]) for end in (0, -1))
-        self.runs = [RegularGridInterpolator(axes, one) for one in values]
+        self.runs = [RegularGridInterpolator(axes, values[:, :, seed]) for seed in range(values.shape[2])]
         fine = np.stack(np.meshgrid(*(np.linspace(*ends, 60) for ends in zip(self.low, self.high, strict=True))), -1)
         self.best = float(np.mean([run(fine.reshape(-1, 2)) for run in self.runs], axis=0).max())
 
-    def at(self, setting: Setting, run: int | None = None) -> float:
-        """Accuracy of one of the seeds, or of their mean; beyond the table that of its edge."""
+    def _at(self, setting: Setting) -> list[float]:
+        """Accuracy of each seed; beyond the table that of its edge."""
         batch, rate = setting
-        point = np.log([batch, rate / math.sqrt(batch / self.reference)])
-        point = np.clip(point, self.low, self.high)
-        runs = self.runs if run is None else [self.runs[run]]
-        return float(np.mean([one(point)[0] for one in runs]))
+        point = np.clip(np.log([batch, rate / math.sqrt(batch / self.reference)]), self.low, self.high)
+        return [float(one(point)[0]) for one in self.runs]
+
+    def true(self, setting: Setting) -> float:
+        return statistics.fmean(self._at(setting))
+
+    def run(self, setting: Setting, seed: int) -> float:
+        return self._at(setting)[seed % len(self.runs)]
 
     def random(self, rng: np.random.Generator) -> Setting:
         batch, rate = np.exp(self.low + (self.high - self.low) * rng.random(2))
@@ -108,41 +132,55 @@ class Surface:
 
 
 def parameters_of(name: str, size: dict[str, float]) -> float:
-    if name == "digits":
-        return 256 * 64 + 64 * 10 + 234.0
-    from bsearch.objectives.vision import small_cnn
-
-    return float(sum(one.numel() for one in small_cnn(10, int(size["width"])).parameters()))
+    if name.startswith("digits"):
+        return 267.0 * size.get("width", 64) + 170
+    return float(sum(one.numel() for one in small_cnn(int(size["width"]), 10).parameters()))
 
 
-def from_tables(seeds: int, trials: int) -> None:
-    for label, (name, small, large) in CASES.items():
+def samples_of(name: str, size: dict[str, float]) -> int:
+    return int(size.get("train_samples", TABLES[name]["samples"]) * size["epochs"])
+
+
+def from_tables(cases: Sequence[str], seeds: int, trials: int) -> None:
+    for label in cases:
+        name, small, large = CASES[label]
+        optimizer = TABLES[name]["parameters"].get("optimizer", "sgd")
         table = Table(name, 0.0)
         surfaces = [Surface(table, name, size) for size in small]
         target = Surface(table, name, large)
-        samples = [int(TABLES[name]["samples"] * size["epochs"]) for size in (*small, large)]
+        samples = [samples_of(name, size) for size in (*small, large)]
         parameters = [parameters_of(name, size) for size in (*small, large)]
         below: dict[str, list[float]] = {way: [] for way in WAYS}
+        exponents: dict[str, list[float]] = {}
         for seed in range(seeds):
             rng, made = np.random.default_rng(seed), []
-            for number in range(trials):
+            for number in range(trials * len(small)):
                 place = number % len(small)
                 setting = surfaces[place].random(rng)
-                accuracy = surfaces[place].at(setting, int(rng.integers(3)))
+                accuracy = surfaces[place].run(setting, int(rng.integers(100)))
                 epochs = small[place]["epochs"]
-                made.append(record(number, setting, samples[place], epochs, parameters[place], "SGD", accuracy))
+                made.append(record(number, setting, samples[place], epochs, parameters[place], optimizer, accuracy))
             found = scale_up(label, made, samples[-1] / max(samples[:-1]), parameters[-1] / max(parameters[:-1]))
             for way, setting in settings_of(found).items():
-                below[way].append(target.best - target.at(setting))
+                below[way].append(target.best - target.true(setting))
+            for key, (_, after) in found.exponents.items():
+                exponents.setdefault(key, []).append(after.value)
         show(label, target.best, below)
+        print("  exponents, mean:", ", ".join(f"{key} {statistics.fmean(each):.2f}" for key, each in exponents.items()))
 
 
 def show(label: str, best: float, below: dict[str, list[float]]) -> None:
-    print(f"\n{label}: best {best:.4f}; points below it, median, mean, worst; share within 1 %")
+    print(f"\n{label}: best {best:.4f}; points below it, median, mean, worst; below the prediction; share within 1 %")
     for way, each in below.items():
         points = 100 * np.array(each)
         near = np.mean(points <= best)
-        print(f"  {way:12} {np.median(points):6.2f} {points.mean():6.2f} {points.max():6.2f}   {near:4.0%}", flush=True)
+        worse = points - 100 * np.array(below["predicted"])
+        error = worse.std(ddof=1) / math.sqrt(len(worse))
+        print(
+            f"  {way:12} {np.median(points):6.2f} {points.mean():6.2f} {points.max():6.2f}   "
+            f"{worse.mean():+6.2f} ± {error:.2f}   {near:4.0%}",
+            flush=True,
+        )
 
 
 # ---------------------------------------------------------------- ladder
@@ -240,16 +278,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["tables", "ladder"])
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--trials", type=int, default=24, help="in all, or at each size of a ladder")
+    parser.add_argument("--trials", type=int, default=20, help="at each small size")
     parser.add_argument("--repeats", type=int, default=10, help="seeds of each of a ladder's settings at the large end")
-    parser.add_argument("--only", choices=[*LADDERS], help="one ladder")
+    parser.add_argument("--only", choices=[*LADDERS], help="one task")
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--images", default="", metavar="FOLDER")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if options.what == "tables":
-        from_tables(options.seeds, options.trials)
+        from_tables([one for one in CASES if one.startswith(options.only or "")], options.seeds, options.trials)
         return
     names: list[str] = ["digits", *(["cifar"] if options.images else [])]
     for name in names:

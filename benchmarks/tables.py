@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/tables.py digits          # 720 settings x 3 seeds, ten minutes on one core
     .venv/bin/python benchmarks/tables.py cifar FOLDER    # 640 x 3, forty minutes; FOLDER holds the images' train/ and test/
 
-`digits-ladder` (ten minutes) and `cifar-ladder FOLDER` (an hour) have AdamW, and the sizes of benchmarks/scale_up.py.
+`digits-ladder` (ten minutes) and `cifar-ladder FOLDER` (half an hour) have AdamW, and the sizes of benchmarks/scale_up.py.
 
 A row is one training by bsearch's own loop: its settings, seconds of training, and the accuracy at each tenth of its budget
 (those under wsd: at its end). An interrupted table is resumed.
@@ -99,6 +99,7 @@ TABLES["cifar-ladder"] = {
         "train_samples": (1000, 3000, 10000),
         "width": (8, 16, 32),
     },
+    "seeds": (0,),
     "sizes": ((1000, 8), (3000, 8), (1000, 16), (3000, 16), (10000, 32)),  # samples and width
     "parameters": LADDER | {"dataset": "folder", "image_size": 16, "evaluation_samples": 2000, "augment": "flip"},
     "training": {"evaluations": 1},
@@ -156,7 +157,7 @@ def main() -> None:
         writer = csv.writer(out, lineterminator="\n")
         if not done:
             writer.writerow([*TABLES[options.table]["settings"], "seed", "train_s", "curve"])
-        for seed in SEEDS:
+        for seed in TABLES[options.table].get("seeds", SEEDS):
             for settings in settings_of(options.table):
                 if tuple(map(str, [*settings.values(), seed])) in done:
                     continue
