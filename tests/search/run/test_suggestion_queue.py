@@ -21,8 +21,10 @@ DOMAINS = {"effective_batch": Range(low=1, high=1000, log=True), "reference_rate
 @contextmanager
 def queue(sampler: str = "front", ending: Callable[[float], int] = lambda seconds: 0) -> Iterator[SuggestionQueue]:
     made = SuggestionQueue(Suggester(None, "ahead", DOMAINS, Objectives(), sampler=sampler), ending)
-    yield made
-    made.close()
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def taken(made: SuggestionQueue, running: int, most: int = 100) -> Suggestion:
@@ -41,14 +43,14 @@ def end(made: SuggestionQueue, number: int) -> None:
 
 def test_beside_few_trials_each_suggestion_knows_all_that_ended() -> None:
     with queue() as made:
-        for running in (0, 1, 3, 15):
+        for running in (0, 1, 3, 7):
             assert end(made, taken(made, running).number) is None
             assert made._suggester.ready == 0
             assert made._preparing is None
 
 
 @pytest.mark.parametrize(
-    ("running", "ending", "most", "ahead"), [(16, 0, 100, 2), (256, 3, 100, 20), (256, 3, 5, 5), (4, 2, 9, 3)]
+    ("running", "ending", "most", "ahead"), [(8, 0, 100, 2), (16, 0, 100, 2), (256, 3, 100, 20), (256, 3, 5, 5), (4, 2, 9, 3)]
 )
 def test_one_fit_serves_many_trials(running: int, ending: int, most: int, ahead: int) -> None:
     with queue(ending=lambda seconds: ending) as made:
