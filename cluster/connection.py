@@ -69,7 +69,8 @@ class RayConnection:
 
     Attributes:
         started_here: this process started it.
-        unused: is set once no other thread of this process is in one of Ray's calls.
+        found_here: this process was connected already.
+        unused: not set while Tune's thread has outlived the wait for it, and may be in one of Ray's calls.
     """
 
     def __init__(self, address: str, threads: int, log_file: Path, say: Callable[[str], None]) -> None:
@@ -80,7 +81,7 @@ class RayConnection:
         self.unused = threading.Event()
         self.unused.set()
         _redirect_ray_logs(log_file)
-        self._found_here = ray.is_initialized()
+        self.found_here = ray.is_initialized()
         self._connect()
 
     def _connect(self) -> None:
@@ -89,7 +90,7 @@ class RayConnection:
         on_sigterm = signal.getsignal(signal.SIGTERM)
         joined: dict[str, Any] = _QUIET | {"runtime_env": {"env_vars": _threads(self._threads)}}
         try:
-            own = ray.get_runtime_context().gcs_address if self._found_here else ""
+            own = ray.get_runtime_context().gcs_address if self.found_here else ""
             if own and address in ("local", "auto", own):
                 pass
             elif address == "auto":
@@ -160,15 +161,17 @@ class RayConnection:
 
     def close(self) -> None:
         """Disconnect, and end what was started here."""
-        if self._found_here:
+        if self.found_here:
             depart()
         if self._stuck:
             # Ray would block the interpreter's exit for a minute, and then abort it.
             atexit.register(_hard_exit)
+        elif self.found_here or not ray.is_initialized():
+            pass
         elif not self.unused.is_set():
-            # The connection ends with this process, and what was started here as well, by an exit handler of its own.
+            # The connection ends with this process, and what was started here with it.
             atexit.unregister(ray_worker.shutdown)
-        elif ray.is_initialized() and not self._found_here:
+        else:
             ray.shutdown()
 
     def lost(self, *, now: bool = False) -> str:
@@ -201,7 +204,7 @@ class RayConnection:
             lost: what of it is gone.
             stops: whether to give up.
         """
-        if self._found_here:
+        if self.found_here:
             return f"{lost}. Start Ray again, then this study: it resumes after the finished trials"
         self._restarts += 1
         if self.started_here and self._restarts > RESTARTS:
@@ -217,6 +220,8 @@ class RayConnection:
         if ending.is_alive():
             self._stuck = True
             return f"{lost}, and Ray cannot be left. Run the study again: it resumes after the finished trials"
+        self.unused = threading.Event()  # Ray has been left
+        self.unused.set()
         until = time.monotonic() + WAITED_FOR_S
         while not stops():
             try:

@@ -59,7 +59,7 @@ class StudySearcher(Searcher):
         self.died: dict[str, str] = {}  # why a trial's worker died; set by the scheduler, which learns of it first
         self._outcomes: dict[str, str] = {}  # outcomes reported before Tune ended the trial
         self._lock = threading.RLock()
-        self.closed = False  # Ray is gone: whatever Tune says now is of no attempt any more
+        self.closed = self.ends_at_once = False  # whatever Tune says once it is closed is of no attempt any more
 
     def suggest(self, trial_id: str) -> Any:
         """A Tune config, `FINISHED`, or None for "ask again later"."""
@@ -202,10 +202,14 @@ class StudySearcher(Searcher):
                 self._study.crash(error)
                 return None
 
-    def close(self) -> None:
-        """Let nothing that Tune still says reach the study."""
+    def close(self, *, at_once: bool) -> None:
+        """Let nothing that Tune still says reach the study.
+
+        Args:
+            at_once: Tune does not end its processes one by one, since Ray is gone, or will be left.
+        """
         with self._lock:
-            self.closed = True
+            self.closed, self.ends_at_once = True, at_once
 
     def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -230,7 +234,7 @@ class SilentReporter(ProgressReporter):
 
 
 class RayIsGoneError(Exception):
-    """Ends Tune's run where Ray is gone."""
+    """Ends Tune's run where Ray is gone, or a second signal ended the wait for it."""
 
 
 class InOrder(FIFOScheduler):
@@ -246,7 +250,7 @@ class InOrder(FIFOScheduler):
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         keep_processes(controller, self._searcher.holds_too_many)
-        end_at_once(controller, lambda: self._searcher.closed)
+        end_at_once(controller, lambda: self._searcher.ends_at_once)
         super().on_trial_add(controller, trial)
 
     def choose_trial_to_run(self, controller: Any) -> Any:

@@ -416,6 +416,7 @@ class TuneRunner:
                 ended.set()
 
         threading.Thread(target=fit, daemon=True, name="bsearch-tune").start()
+        lost = ""
         try:
             if lost := self._until(ended, study, searcher):
                 return lost
@@ -424,7 +425,7 @@ class TuneRunner:
             # which would end this process with SIGSEGV.
             if not ended.is_set():
                 self._ray.unused = ended
-                searcher.close()
+                searcher.close(at_once=bool(lost) or not self._ray.found_here)
                 self._ray.keep_away()
                 ended.wait(_TUNE_ENDS_S)
         if failed and (lost := self._ray.lost(now=True)):

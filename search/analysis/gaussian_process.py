@@ -26,6 +26,8 @@ _LENGTH_STD = math.sqrt(3.0)
 _NOISE_MEAN, _NOISE_STD = -4.0, 1.0  # of log noise variance, values standardised
 _SQRT5 = math.sqrt(5.0)
 _JITTER = 1e-8
+# The factor of so many points is inverted to predict others; with more, each inverse costs more than it saves.
+_INVERTED = 512
 
 
 class Structure:
@@ -109,7 +111,10 @@ class GaussianProcess:
         """Posterior mean and standard deviation of the noise-free function at points (m, d): two of (m,)."""
         z, features, cross = self._cross(points)
         middle = self.structure.mean(z) + cross @ self.weights
-        solved = blas.dtrmm(1.0, self._inverse_factor, cross.T, lower=1)
+        if len(self.points) <= _INVERTED:
+            solved = blas.dtrmm(1.0, self._inverse_factor, cross.T, lower=1)
+        else:
+            solved = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
         prior = 1.0 + np.einsum("ij,ij->i", features, features)
         variance = np.maximum(prior - np.einsum("ij,ij->j", solved, solved), 1e-12)
         return self.mean + self.std * middle, self.std * np.sqrt(variance)
@@ -286,7 +291,7 @@ def _blas_libraries() -> ThreadpoolController:
 
 def matern52(distance: Array, log_amplitude: float = 0.0) -> Array:
     """The Matérn-5/2 kernel k(r) of scaled distances, elementwise."""
-    scaled = _SQRT5 * distance
+    scaled = np.asarray(_SQRT5 * distance)
     # In place: most of an ask is this, on matrices of which each copy leaves the cache.
     value = scaled * scaled
     value /= 3.0

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from ...spaces.trial import Suggestion
 from ..suggest.suggester import Suggester
 
-# Beyond those, one more is made for so many running trials (half of them make it two): the models then lack the outcomes of a
-# few trials among many that they lack anyway, and one fit serves them all.
+# One more is made for so many running trials, rounded to the nearest: the models then lack the outcomes of a few trials among
+# many that they lack anyway, and one fit serves them all.
 _RUNNING_FOR_ONE_MORE = 16
 # The most that are made for free devices by one fit: they wait until all are made.
 _MOST_FREE = 64

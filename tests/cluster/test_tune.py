@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -77,11 +76,16 @@ class TestTuneRunner(RunnerContract):
         self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """That ends the process with SIGSEGV now and then, after a second Ctrl-C."""
-        leave, threads, signalled = RayConnection.close, list[str](), list[int]()
+        leave, disconnect = RayConnection.close, ray.shutdown
+        connections, unused, signalled = list[RayConnection](), list[bool](), list[int]()
 
         def close(self: RayConnection) -> None:
-            threads.extend(thread.name for thread in threading.enumerate())
+            connections.append(self)
             leave(self)
+
+        def shutdown(*args: Any, **kwargs: Any) -> None:
+            unused.extend(connection.unused.is_set() for connection in connections)
+            disconnect(*args, **kwargs)
 
         def stop(event: Event) -> None:
             if event.kind == "ended" and not signalled:
@@ -91,10 +95,11 @@ class TestTuneRunner(RunnerContract):
                     time.sleep(0.3)
 
         monkeypatch.setattr(RayConnection, "close", close)
+        monkeypatch.setattr(ray, "shutdown", shutdown)
         with contextlib.suppress(KeyboardInterrupt):
             go("Slow", budget={"trials": 30}, notify=stop)
-        assert threads
-        assert "bsearch-tune" not in threads
+        assert connections
+        assert all(unused)
         assert 1 <= sum(trial.state.name == "COMPLETE" for trial in kept().trials) < 30
 
     @pytest.mark.long

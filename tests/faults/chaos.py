@@ -143,6 +143,7 @@ class Chaos:
     def kill_driver(self) -> None:
         assert self.driver is not None
         self._kill(self._of(self.head, "bsearch", "run"))
+        self.driver.wait(timeout=PATIENCE_S)
 
     def kill_actor(self) -> None:
         self._kill(self._actors()[:1])
@@ -243,6 +244,9 @@ class Chaos:
         while not self._done():
             if self.driver is None:
                 self.start_driver()
+            if not waiting and self.driver is not None and len(finished(self.folder)) >= self.trials:
+                self.driver.wait(timeout=PATIENCE_S)
+                continue
             self._next_finish(rng.uniform(0.0, 2.0))
             if waiting and self.driver is not None and self.driver.poll() is None:
                 name = waiting.pop(0)
@@ -253,10 +257,6 @@ class Chaos:
                     self.start_driver()
                 self._next_finish(0.0)
                 happened.append((name, time.monotonic() - begun))
-        if self.driver is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.driver.wait(timeout=PATIENCE_S)
-            self._ended()
         return happened
 
     def broken(self, undisturbed: dict[tuple[Any, ...], float]) -> list[str]:
