@@ -82,6 +82,7 @@ CASES: dict[str, tuple[str, Sequence[dict[str, float]], dict[str, float]]] = {
         [{"epochs": epochs, "width": width} for epochs in (1, 3) for width in (16, 32)],
         {"epochs": 10, "width": 64},
     ),
+    # One epoch looks like one pass over the data, so the published prior applies, though the large size repeats them.
     "digits' ladder, from one size": ("digits-ladder", [{"epochs": 1, "width": 16}], {"epochs": 10, "width": 64}),
     "cifar's ladder": (
         "cifar-ladder",

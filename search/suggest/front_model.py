@@ -277,7 +277,7 @@ class FrontModel:
         def worth_of(points: Array, times: Array | None) -> tuple[Array, Array]:
             improvement = self.expected_hypervolume_improvement(points, times)
             if branches:
-                more = self._of_branches(points, transform, known)
+                more = self._of_branches(points, times, transform, known)
                 improvement = np.where(improvement < 0, improvement, improvement + more)
             return improvement, improvement if cost is None else np.where(
                 improvement < 0, improvement, improvement / cost(points)
@@ -308,13 +308,13 @@ class FrontModel:
             candidates.evaluate_again()
             add_around(candidates.top(8), _AGAIN, _AGAIN_RADIUS)
 
-    def _of_branches(self, points: Array, transform: SpaceTransform, known: KnownLogTaken) -> Array:
-        """What the branches of points (m, width) are expected to add to their own improvement, (m,).
+    def _of_branches(self, points: Array, times: Array | None, transform: SpaceTransform, known: KnownLogTaken) -> Array:
+        """What the branches of points (m, width), with these logs by law, are expected to add to their own improvement, (m,).
 
         A branch counts until the next longer one is done, which is expected to be better.
         """
         added, there = np.zeros(len(points)), np.ones(len(points), dtype=bool)
-        until = np.log(self.seconds_at(points, known(points)))
+        until = np.log(self.seconds_at(points, times))
         while (shorter := transform.halved(points, EPOCHS))[1][there].any():
             points, there = shorter[0], there & shorter[1]
             times = known(points)

@@ -17,13 +17,14 @@ from typing import Any
 import optuna
 import pytest
 import ray
-from bsearch.cluster.connection import RayConnection, nodes
+from bsearch.cluster.connection import nodes
 from bsearch.cluster.tune import TuneRunner
 from bsearch.cluster.tune_internals import end_at_once, resources_counted_by
 from bsearch.search.run.runner import Event
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import ClusterError
 from bsearch.spaces.study import Cluster, Devices, StudySpec
+from ray import tune
 from ray.tune.experiment import Trial
 from runner_contract import Run, RunnerContract, StudyContract, kept_path
 
@@ -76,15 +77,18 @@ class TestTuneRunner(RunnerContract):
         self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """That ends the process with SIGSEGV now and then, after a second Ctrl-C."""
-        leave, disconnect = RayConnection.close, ray.shutdown
-        connections, unused, signalled = list[RayConnection](), list[bool](), list[int]()
+        fit, disconnect = tune.Tuner.fit, ray.shutdown
+        begun, ended, at_shutdown, signalled = list[int](), list[int](), list[bool](), list[int]()
 
-        def close(self: RayConnection) -> None:
-            connections.append(self)
-            leave(self)
+        def fitted(self: tune.Tuner) -> Any:
+            begun.append(1)
+            try:
+                return fit(self)
+            finally:
+                ended.append(1)
 
         def shutdown(*args: Any, **kwargs: Any) -> None:
-            unused.extend(connection.unused.is_set() for connection in connections)
+            at_shutdown.append(len(ended) == len(begun))
             disconnect(*args, **kwargs)
 
         def stop(event: Event) -> None:
@@ -94,12 +98,13 @@ class TestTuneRunner(RunnerContract):
                     os.kill(os.getpid(), number)
                     time.sleep(0.3)
 
-        monkeypatch.setattr(RayConnection, "close", close)
+        monkeypatch.setattr(tune.Tuner, "fit", fitted)
         monkeypatch.setattr(ray, "shutdown", shutdown)
         with contextlib.suppress(KeyboardInterrupt):
             go("Slow", budget={"trials": 30}, notify=stop)
-        assert connections
-        assert all(unused)
+        assert len(signalled) == 2
+        assert begun
+        assert all(at_shutdown)
         assert 1 <= sum(trial.state.name == "COMPLETE" for trial in kept().trials) < 30
 
     @pytest.mark.long
