@@ -20,7 +20,7 @@ from bsearch.objectives.loading import load_task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import Training
+from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import TrialSetup
 
 GPT = f"{Path(__file__).parents[1] / 'examples' / 'gpt' / 'tasks.py'}:GPT"

@@ -22,8 +22,8 @@ from bsearch.spaces.laws.cards import card_named
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.planning import planned
 from bsearch.spaces.readable import readable_bytes, seconds
-from bsearch.spaces.study import StudySpec
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
+from bsearch.spaces.study.spec import StudySpec
 from transformers import GPT2Config
 
 BATCHES = (8, 33, 128)

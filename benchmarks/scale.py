@@ -63,8 +63,8 @@ from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_taken
-from bsearch.spaces.study import StudySpec
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
+from bsearch.spaces.study.spec import StudySpec
 from bsearch.spaces.trial import Measurement, TrialFacts, TrialResult, TrialSetup
 from ray.tune.execution import tune_controller
 

@@ -30,7 +30,7 @@ from bsearch.objectives.vision import small_cnn
 from bsearch.search.suggest.scale_up import LAWS, ScaledUp, scale_up
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import Training
+from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import Measurement, TrialFacts, TrialRecord, TrialSetup
 from problems import Table
 from scipy.interpolate import RegularGridInterpolator

@@ -23,7 +23,7 @@ from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.laws.step_time import timing_plans
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import Training
+from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import Measurement, TrialSetup
 
 

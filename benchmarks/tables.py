@@ -25,7 +25,7 @@ import torch
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import Training
+from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import Measurement, TrialSetup
 
 DATA = Path(__file__).parent / "data"
@@ -99,9 +99,25 @@ TABLES["cifar-ladder"] = {
         "train_samples": (1000, 3000, 10000),
         "width": (8, 16, 32),
     },
-    "seeds": (0,),
     "sizes": ((1000, 8), (3000, 8), (1000, 16), (3000, 16), (10000, 32)),  # samples and width
     "parameters": LADDER | {"dataset": "folder", "image_size": 16, "evaluation_samples": 2000, "augment": "flip"},
+    "training": {"evaluations": 1},
+}
+# One pass over the data, as the published laws have it, and a larger factor between the smallest sizes and the largest.
+TABLES["cifar-once"] = {
+    "task": "bsearch.objectives.vision:Vision",
+    "samples": None,
+    "reference_batch": 64,
+    "settings": {
+        "effective_batch": (4, 8, 16, 32, 64, 128, 256),
+        "reference_rate": tuple(round(10**power, 5) for power in np.linspace(-3.6, -1.2, 8)),
+        "epochs": (1,),
+        "train_samples": (1500, 5000, 15000, 50000),
+        "width": (8, 16, 32),
+    },
+    "seeds": (0, 1),
+    "sizes": ((1500, 8), (5000, 8), (15000, 8), (1500, 16), (5000, 16), (15000, 16), (50000, 32)),
+    "parameters": LADDER | {"dataset": "folder", "image_size": 16, "evaluation_samples": 5000, "augment": "flip"},
     "training": {"evaluations": 1},
 }
 

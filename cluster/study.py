@@ -12,12 +12,13 @@ from ..objectives.task_code import task_code_hash
 from ..search.analysis.choice import Choice, chosen_trial
 from ..search.report.export import trial_document
 from ..search.store.stored import StoredStudy
+from ..spaces.domain import share
 from ..spaces.errors import BsearchError, StudyFileError
 from ..spaces.files import write_file
 from ..spaces.readable import count, from_here, number
 from ..spaces.storage import masked, storage_of
-from ..spaces.study import StudySpec, share
-from ..spaces.study_file import changed_study, read_study, resolve_study, study_from_dict
+from ..spaces.study.file import changed_study, read_study, resolve_study, study_from_dict
+from ..spaces.study.spec import StudySpec
 from ..spaces.trial import Measurement, ParetoFront, TrialRecord, counted
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from .. import __version__
 from ..search.report.terminal.signals import handled_signals, is_termination
 from ..spaces.errors import BsearchError, ClusterError, OutputError, StorageError, StudyFileError, plain
 from ..spaces.storage import masked
-from ..spaces.study_file import located
+from ..spaces.study.file import located
 
 # Exit codes: 0 done, 1 the study failed, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143

@@ -16,7 +16,7 @@ from ..spaces.errors import StudyFileError, cut
 from ..spaces.learning_rate import RATE_RULES, rule_fact
 from ..spaces.readable import from_here
 from ..spaces.storage import masked
-from ..spaces.study import Objectives, Speed
+from ..spaces.study.goals import Objectives, Speed
 from .group import epilog, located_faults, main, terminal
 from .options import TIMES, VALUE, device_options, json_option, name_option, storage_option
 

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from ..search.report.completion import study_files
 from ..spaces.errors import OutputError, StudyFileError
-from ..spaces.study import StudySpec
-from ..spaces.study_file import read_study
+from ..spaces.study.file import read_study
+from ..spaces.study.spec import StudySpec
 from .group import FAILED, epilog, main, terminal
 from .options import json_option, storage_option
 
@@ -37,7 +37,8 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
     checks = machine_checks(spec, storage if spec is None else spec.storage)
     if not no_ray:
         from ..cluster.doctor import ray_findings
-        from ..spaces.study import Cluster, Devices
+        from ..spaces.study.devices import Devices
+        from ..spaces.study.spec import Cluster
 
         cluster, devices = (Cluster(), Devices()) if spec is None else (spec.cluster, spec.devices)
         checks.append(("ray", lambda: ray_findings(cluster, devices)))

@@ -14,8 +14,8 @@ from ..search.report.completion import study_files
 from ..spaces.laws.cards import card_named
 from ..spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ..spaces.plan import plan_batch
-from ..spaces.study import StudySpec
-from ..spaces.study_file import read_study, resolve_study, study_from_dict
+from ..spaces.study.file import read_study, resolve_study, study_from_dict
+from ..spaces.study.spec import StudySpec
 from .group import documents_only, epilog, located_faults, main, terminal
 from .options import json_option, set_option, storage_option, task_parameters
 

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from ..search.report.completion import study_names
+from ..spaces.domain import share
 from ..spaces.errors import cut
 from ..spaces.storage import storage_of
-from ..spaces.study import share
-from ..spaces.study_file import plain_value
+from ..spaces.study.file import plain_value
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else.")
 storage_option = click.option(

@@ -20,8 +20,8 @@ from ..search.report.completion import study_files
 from ..spaces.errors import StudyFileError, plain
 from ..spaces.readable import from_here
 from ..spaces.storage import masked
-from ..spaces.study import Tracker
-from ..spaces.study_file import read_study
+from ..spaces.study.file import read_study
+from ..spaces.study.spec import Tracker
 from .group import FAILED, INTERRUPTED, epilog, main, results_beside, terminal
 from .laws import retimed_on
 from .options import VALUE, choice_options, device_options, json_option, name_option, storage_option

@@ -15,8 +15,8 @@ from ..search.report.completion import study_files
 from ..spaces.errors import StudyFileError, cut
 from ..spaces.readable import from_here
 from ..spaces.storage import masked
-from ..spaces.study import StudySpec
-from ..spaces.study_file import read_study, resolve_study, study_from_dict
+from ..spaces.study.file import read_study, resolve_study, study_from_dict
+from ..spaces.study.spec import StudySpec
 from .group import FAILED, documents_only, epilog, located_faults, main, terminal
 from .options import SHARE, choice_options, json_option, name_option, set_option, storage_option, task_parameters
 from .results import print_front

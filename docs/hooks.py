@@ -17,7 +17,7 @@ from typing import Any
 import click
 from bsearch.cli import main
 from bsearch.spaces.learning_rate import RATE_RULES, rule_fact
-from bsearch.spaces.study import StudySpec
+from bsearch.spaces.study.spec import StudySpec
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))

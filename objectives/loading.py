@@ -13,8 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..spaces.errors import TaskError
-from ..spaces.study import near_miss
+from ..spaces.errors import TaskError, near_miss
 from .task import Task, TrainFunction
 from .task_code import check_task_file
 

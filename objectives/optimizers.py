@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..spaces.errors import TaskError
+from ..spaces.errors import TaskError, near_miss
 from ..spaces.learning_rate import LION_BETAS
-from ..spaces.study import near_miss
 from ..spaces.trial import TrialSetup
 
 

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from ..spaces.errors import TaskError, plain
-from ..spaces.study import near_miss
+from ..spaces.errors import TaskError, near_miss, plain
 
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

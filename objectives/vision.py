@@ -30,8 +30,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ..spaces.errors import TaskError
-from ..spaces.study import near_miss
+from ..spaces.errors import TaskError, near_miss
 from ..spaces.trial import TrialSetup
 from .batches import SampleKeys, mixed
 from .optimizers import named_optimizer

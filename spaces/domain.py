@@ -7,6 +7,7 @@ In YAML a domain is a plain value (fixed), a list or `{choices: [...]}`, or `{lo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self
 
@@ -25,6 +26,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from .errors import near_miss
+
 _CHANGES_COST = "The parameter changes the time or the memory of a step, so each of its values is profiled separately."
 _WHEN = (
     "Values of other parameters with which this one applies, such as `{optimizer: sgd}` or `{optimizer: [sgd, nesterov]}`; in "
@@ -34,7 +37,7 @@ _MOST_LISTED = 20  # values of a long list that a message shows
 
 
 def fault(message: str) -> PydanticCustomError:
-    """A validation error with a message of our own; `study_file` adds file, line, key and value."""
+    """A validation error with a message of our own; `study.file` adds file, line, key and value."""
     return PydanticCustomError("bsearch", "{message}", {"message": message})
 
 
@@ -285,3 +288,26 @@ def real(domain: Domain) -> Domain:
     if isinstance(domain, Range):
         return domain.model_copy(update={"low": float(domain.low), "high": float(domain.high)})
     return domain
+
+
+def one_of(value: Any, known: Any) -> Any:
+    if value not in known:
+        raise fault(f"expected one of {', '.join(known)}; got {value!r}.{near_miss(value, known)}")
+    return value
+
+
+def share(value: Any) -> float:
+    """A share >= 0 and < 1, written `0.05` or `5%`.
+
+    >>> share("5%")
+    0.05
+    """
+    number = value
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9.]+\s*%\s*", value):
+        number = float(value.strip().rstrip("%")) / 100
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1:
+        raise fault(f"expected a share from 0 up to 1, got {value!r}. Write 5% or 0.05.")
+    return float(number)
+
+
+Share = Annotated[float, BeforeValidator(share, json_schema_input_type=float | str)]

@@ -5,9 +5,11 @@ A message says where, what was expected, what was found and, if known, what to d
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 # The most faults reported per file, and the most characters shown of each.
 MOST_FAULTS = 100
@@ -33,6 +35,21 @@ def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
     'abcd... (6 characters)'
     """
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def near_miss(word: Any, known: Any, cutoff: float = 0.6) -> str:
+    """ " Did you mean 'x'?" if one of the known words is similar, otherwise an empty string.
+
+    Args:
+        cutoff: similarity from 0 to 1, as `difflib.SequenceMatcher.ratio` tells it.
+
+    >>> near_miss("sqr", ["linear", "sqrt"])
+    " Did you mean 'sqrt'?"
+    """
+    if len(str(word)) > 100:
+        return ""
+    matches = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=cutoff)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 class BsearchError(Exception):

@@ -26,7 +26,8 @@ from .plan import BatchPlan, Steps, plan_batch, step_plans
 from .readable import readable_bytes
 from .readable import seconds as readable_seconds
 from .schedule import batch_stages
-from .study import BETAS, RECIPE, StudySpec, Training
+from .study.spec import StudySpec
+from .study.training import BETAS, RECIPE, Training
 from .trial import Suggestion, TrialSetup, taken_per_second
 
 # Limit on combinations of cost-changing values; each is profiled before the first trial.

@@ -18,7 +18,8 @@ from .learning_rate import RULE_EXPONENTS, OptimizerSettings
 from .plan import ActivationCheckpointing, BatchPlan, Sharding, Steps, step_plans
 from .readable import joules, number, seconds
 from .schedule import batch_stages
-from .study import Speed, Training
+from .study.goals import Speed
+from .study.training import Training
 
 Parameter = bool | int | float | str
 

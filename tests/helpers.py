@@ -14,8 +14,8 @@ from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import Training
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
+from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import TrialSetup
 from torch import nn
 from torch.utils.data import TensorDataset

@@ -20,7 +20,7 @@ from bsearch.objectives.state import checkpoint, leaving
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.trial import attempt_in_rank
 from bsearch.spaces.laws.device import ProfileRequest
-from bsearch.spaces.study import Memory
+from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import TrialSetup
 from helpers import Net
 from torch import nn

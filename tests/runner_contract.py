@@ -17,7 +17,7 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.runner import Event, Runner
 from bsearch.search.store.records import Records
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import counted
 from conftest import TASKS
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from bsearch.cluster.submit.submitter import OVER, Job, Submission, Submitter, followed
 from bsearch.spaces.errors import ClusterError, StudyFileError
-from bsearch.spaces.study_file import parse_study
+from bsearch.spaces.study.file import parse_study
 
 TASK = """
 import time

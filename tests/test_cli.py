@@ -19,7 +19,7 @@ from bsearch import run as run_in_python
 from bsearch.cli import main
 from bsearch.search.report.frameworks import FRAMEWORKS
 from bsearch.search.store.records import Records
-from bsearch.spaces.study_file import parse_study
+from bsearch.spaces.study.file import parse_study
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
 

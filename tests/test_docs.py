@@ -16,7 +16,7 @@ import click
 import pytest
 from bsearch.cli import main
 from bsearch.spaces.learning_rate import RATE_RULES
-from bsearch.spaces.study import StudySpec
+from bsearch.spaces.study.spec import StudySpec
 from conftest import BSEARCH
 
 ROOT = Path(__file__).parent.parent

@@ -22,8 +22,8 @@ from bsearch.spaces.errors import BsearchError, StudyFileError, plain
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime, TimedPlan
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import StudySpec
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
+from bsearch.spaces.study.spec import StudySpec
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -31,7 +31,8 @@ from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan, plan_batch
 from bsearch.spaces.schedule import evaluation_points, rate_factor
-from bsearch.spaces.study import Memory, Training
+from bsearch.spaces.study.devices import Memory
+from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from helpers import setup
 from torch import nn

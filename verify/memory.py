@@ -23,7 +23,7 @@ from ..objectives.training import TrainingRun
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
 from ..spaces.plan import BatchPlan
 from ..spaces.readable import readable_bytes
-from ..spaces.study import Memory
+from ..spaces.study.devices import Memory
 from ..spaces.trial import TrialSetup
 from .claims import Claim, Fact, worst
 from .stage import Found, Stage

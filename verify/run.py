@@ -16,8 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ..spaces.errors import Fault, StudyFileError
-from ..spaces.study import near_miss
+from ..spaces.errors import Fault, StudyFileError, near_miss
 from .claims import Claim, Fact, Report, StageReport
 
 # Beyond its own time a stage may finish what it began; then it is ended.

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..objectives.task_code import task_code_hash
 from ..search.run.driver import run_study
 from ..search.run.serial import SerialRunner
-from ..spaces.study_file import read_study
+from ..spaces.study.file import read_study
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from ..objectives.task import Data, Loss, Score, Task
 from ..objectives.vision import small_cnn
 from ..spaces.learning_rate import OptimizerSettings
 from ..spaces.plan import BatchPlan
-from ..spaces.study import Training
+from ..spaces.study.training import Training
 from ..spaces.trial import TrialSetup
 
 IMAGES, TOKENS = f"{__name__}:Images", f"{__name__}:Tokens"

@@ -18,7 +18,7 @@ import yaml
 
 from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.storage import masked
-from ...spaces.submit import Submit
+from ...spaces.study.submit import Submit
 from .files import StudyFiles, study_files
 from .submitter import Job, Plan, State, Submission, checked_id, output
 

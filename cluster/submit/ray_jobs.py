@@ -24,7 +24,7 @@ from ... import __version__
 from ...objectives.machine.environment import environment
 from ...spaces.errors import ClusterError, StudyFileError
 from ...spaces.readable import readable_bytes
-from ...spaces.submit import Submit
+from ...spaces.study.submit import Submit
 from .files import copy_package, study_files
 from .submitter import Job, Plan, State, Submission, checked_id
 

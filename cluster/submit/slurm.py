@@ -1,7 +1,7 @@
 """Jobs in a Slurm queue: a script that starts Ray on all nodes, runs the study, and requeues itself if time runs out.
 
 The nodes share the study's folder. Values of the user that go into the script are validated where the study is read
-(`spaces.submit`) and quoted here.
+(`spaces.study.submit`) and quoted here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ...spaces.errors import ClusterError, Fault, StudyFileError
-from ...spaces.submit import Submit
+from ...spaces.study.submit import Submit
 from .submitter import Job, Plan, State, Submission, checked_id, output
 
 STATES: dict[str, State] = {

@@ -15,10 +15,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ...spaces.errors import ClusterError, Fault, StudyFileError
-from ...spaces.study import StudySpec, near_miss
-from ...spaces.study_file import parse_study, read_study, study_from_dict
-from ...spaces.submit import Submit
+from ...spaces.errors import ClusterError, Fault, StudyFileError, near_miss
+from ...spaces.study.file import parse_study, read_study, study_from_dict
+from ...spaces.study.spec import StudySpec
+from ...spaces.study.submit import Submit
 
 State = Literal["pending", "running", "succeeded", "failed", "stopped", "unknown"]
 OVER = frozenset({"succeeded", "failed", "stopped"})

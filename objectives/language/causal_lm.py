@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from ...spaces.errors import OutputError, TaskError
-from ...spaces.study import near_miss
+from ...spaces.errors import OutputError, TaskError, near_miss
 from ...spaces.trial import TrialSetup
 from ..optimizers import named_optimizer
 from ..task import Data, Loss, Score, Task

@@ -22,7 +22,7 @@ from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.memory import MemoryLaw
 from ...spaces.laws.step_time import StepTime, timing_plans
 from ...spaces.plan import ActivationCheckpointing, BatchPlan
-from ...spaces.study import Memory
+from ...spaces.study.devices import Memory
 from ...spaces.trial import Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
 from ..batches import in_order

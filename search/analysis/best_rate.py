@@ -21,7 +21,7 @@ from scipy.optimize import minimize
 
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.learning_rate import RULES_FOR_ADAM
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import ParetoFront, TrialRecord
 from .gaussian_process import Array, matern52, matern52_derivative, single_threaded_blas
 from .rates import BestRates, Estimate, RateAt

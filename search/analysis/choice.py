@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 from ...spaces.errors import StudyFileError
 from ...spaces.readable import number
-from ...spaces.study import Metric, Objectives
+from ...spaces.study.goals import Metric, Objectives
 from ...spaces.trial import ParetoFront, TrialRecord
 from .confirm import averaged
 

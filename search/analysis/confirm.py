@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from ...spaces.study import Objectives
+from ...spaces.study.goals import Objectives
 from ...spaces.trial import TrialRecord
 from .run_noise import run_noise
 

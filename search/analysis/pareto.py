@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from ...spaces.study import Objectives, Speed
+from ...spaces.study.goals import Objectives, Speed
 from ...spaces.trial import ParetoFront, TrialRecord
 from .confirm import averaged
 

@@ -24,7 +24,8 @@ from ...spaces.planning import (
     training_cost,
     with_fastest_accumulation,
 )
-from ...spaces.study import Objectives, Speed, StudySpec
+from ...spaces.study.goals import Objectives, Speed
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Parameter, ParetoFront, TrialRecord, TrialSetup, amount
 from .confirm import averaged
 from .pareto import front_members, study_front

@@ -21,7 +21,7 @@ from ...spaces.errors import InfeasiblePlanError, StudyFileError, cut
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.plan import BatchPlan, plan_batch
 from ...spaces.planning import micro_batch_cap, profile_request
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ..run.serial import SerialRunner
 
 

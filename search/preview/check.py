@@ -17,7 +17,7 @@ from ...spaces.errors import NoStudyError, ProfilingError, StudyFileError
 from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ..run.eta import ClockFactors, Span
 from ..run.serial import SerialRunner
 from ..run.spending import device_names, prices_of

@@ -22,7 +22,7 @@ from ...objectives.machine.nvidia import nvidia_smi
 from ...spaces.errors import BsearchError, plain
 from ...spaces.readable import readable_bytes
 from ...spaces.storage import masked
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ..store.database import storage_engine
 from ..store.inspection import inspect_storage
 

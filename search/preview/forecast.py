@@ -14,7 +14,7 @@ from ...spaces.laws.step_time import doubt
 from ...spaces.learning_rate import GROWTH_RULES
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
 from ...spaces.schedule import batch_stages
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ..run.eta import ClockFactors
 
 

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ...spaces.errors import BsearchError
-from ...spaces.study_file import read_study
+from ...spaces.study.file import read_study
 
 
 def study_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

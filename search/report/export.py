@@ -13,7 +13,7 @@ from typing import Any
 from ...spaces.errors import plain
 from ...spaces.files import write_file
 from ...spaces.readable import number
-from ...spaces.study import Speed
+from ...spaces.study.goals import Speed
 from ...spaces.trial import ParetoFront, TrialRecord
 
 PLAN_COLUMNS = (

@@ -15,7 +15,7 @@ from typing import Any
 from ...spaces.errors import InfeasiblePlanError, cut, plain
 from ...spaces.plan import BatchPlan
 from ...spaces.readable import count, number
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import ParetoFront, TrialRecord, counted
 from ..analysis.choice import fastest_within
 from ..store.stored import StoredStudy

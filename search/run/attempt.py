@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from ...objectives.machine.processor import OtherPrograms
 from ...spaces.learning_rate import RULES_FOR_ADAM
 from ...spaces.plan import ActivationCheckpointing
-from ...spaces.study import Speed
+from ...spaces.study.goals import Speed
 from ...spaces.trial import Measurement, Outcome, Suggestion, TrialFacts, TrialResult, TrialSetup, taken_per_second
 
 # A trial shared its device where it waited for a core for more than this share of its training, or where the rest of its time

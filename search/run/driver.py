@@ -28,7 +28,7 @@ from ...spaces.planning import (
 )
 from ...spaces.readable import count
 from ...spaces.storage import masked
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialRecord, counted
 from ..analysis.pareto import study_front
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage

@@ -14,7 +14,7 @@ from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, cost_keys, profile_request, sharing_request, training_cost
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ..store.records import Records
 from ..store.stored import StoredStudy, codes
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
-from ...spaces.study import Devices
+from ...spaces.study.devices import Devices
 from ...spaces.trial import Measurement, Outcome, TrialRecord, TrialSetup
 
 if TYPE_CHECKING:

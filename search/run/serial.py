@@ -17,7 +17,7 @@ from ...objectives.state.leaving import stay
 from ...objectives.trial import leave, start_attempt
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
-from ...spaces.study import Devices
+from ...spaces.study.devices import Devices
 from ...spaces.trial import Measurement, Outcome, TrialSetup
 from .study_run import StudyRun
 

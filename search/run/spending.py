@@ -8,7 +8,7 @@ from typing import Literal
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile
 from ...spaces.planning import CostKey
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialRecord
 
 

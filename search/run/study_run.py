@@ -31,7 +31,7 @@ from ...spaces.planning import (
     plan_limits,
     trial_setup,
 )
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import (
     COUNTED,
     LEFT,

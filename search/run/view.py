@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import Measurement, ParetoFront, TrialRecord, TrialSetup
 from .eta import ClockFactors, Span, eta_s
 

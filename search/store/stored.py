@@ -12,8 +12,8 @@ from typing import Any
 from ...objectives.task_code import task_code_hash
 from ...spaces.errors import BsearchError, NoStudyError, StudyFileError, TaskError
 from ...spaces.storage import masked
-from ...spaces.study import StudySpec
-from ...spaces.study_file import read_study
+from ...spaces.study.file import read_study
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import ParetoFront, TrialRecord, TrialSetup
 from ..analysis.pareto import study_front
 from ..analysis.rates import BestRates, StoredRates

@@ -24,9 +24,9 @@ from typing import Any, Literal, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from ...spaces.domain import AnyDomain, Domain, values_of
-from ...spaces.errors import Fault, StudyFileError, TaskError
+from ...spaces.errors import Fault, StudyFileError, TaskError, near_miss
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
-from ...spaces.study import STOPPINGS, Metric, Objectives, near_miss
+from ...spaces.study.goals import STOPPINGS, Metric, Objectives
 from ...spaces.trial import ParetoFront, Suggestion, TrialFacts, TrialRecord, TrialResult, counted
 from ..analysis.pareto import study_front
 from ..store.optuna_storage import frozen_record

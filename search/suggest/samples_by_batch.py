@@ -19,7 +19,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 
 from ...spaces.domain import searched_of
 from ...spaces.errors import Fault, StudyFileError
-from ...spaces.study import StudySpec
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialRecord
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.confirm import averaged

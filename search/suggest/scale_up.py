@@ -25,8 +25,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ...spaces.errors import StudyFileError
-from ...spaces.study import StudySpec
-from ...spaces.study_file import study_from_dict
+from ...spaces.study.file import study_from_dict
+from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialRecord
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.best_rate import other_coordinates

@@ -298,7 +298,7 @@ def early_stopping(kind: str, risk: float, is_new_ground: Callable[[int, Collect
     """The named rule.
 
     Args:
-        kind: one of `spaces.study.STOPPINGS`.
+        kind: one of `spaces.study.goals.STOPPINGS`.
         risk: of `FrontStopping`.
         is_new_ground: of `PauseAtRung`.
     """

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ...spaces.domain import Choices, Domain, Range, applies, applying, searched_of, values_of
 from ...spaces.errors import Fault, StudyFileError
-from ...spaces.study import Objectives
+from ...spaces.study.goals import Objectives
 from ...spaces.trial import Suggestion, TrialFacts, TrialResult
 from ..store.database import RetryPolicy, retrying
 from ..store.optuna_storage import open_storage, translate_optuna_errors

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...spaces.domain import applies
 from ...spaces.errors import BsearchError, Fault, StudyFileError
-from ...spaces.study import StudySpec
-from ...spaces.study_file import read_study
+from ...spaces.study.file import read_study
+from ...spaces.study.spec import StudySpec
 from ..analysis.confirm import averaged
 from ..store.records import Records, StudyRow
 from ..store.trials import stored_trials

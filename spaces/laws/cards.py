@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import Fault, StudyFileError
-from ..study import near_miss
+from ..errors import Fault, StudyFileError, near_miss
 
 _MIB = 1 << 20
 # What a process takes of a card beside its tensors: CUDA's context and the code of its libraries. Drivers differ by a third.

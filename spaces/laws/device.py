@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..errors import ProfilingError, cut
 from ..plan import ActivationCheckpointing, BatchPlan
-from ..study import Memory
+from ..study.devices import Memory
 from ..trial import Parameter, TrialSetup
 from .memory import MemoryLaw
 from .step_time import PRECISION, StepTime

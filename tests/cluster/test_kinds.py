@@ -16,7 +16,7 @@ from bsearch.cluster.worker import gpu_memory
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 

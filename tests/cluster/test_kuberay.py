@@ -14,7 +14,7 @@ import yaml
 from bsearch.cluster.submit.kuberay import KubeRaySubmitter, job_name
 from bsearch.cluster.submit.submitter import Job, Submission, Submitter
 from bsearch.spaces.errors import ClusterError, StudyFileError
-from bsearch.spaces.submit import Submit
+from bsearch.spaces.study.submit import Submit
 from submitter_contract import TRIALS, SubmitterContract
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "fake_kubectl"))

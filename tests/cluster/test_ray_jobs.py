@@ -16,7 +16,7 @@ import pytest
 from bsearch.cluster.submit.ray_jobs import RaySubmitter
 from bsearch.cluster.submit.submitter import Submission, Submitter
 from bsearch.spaces.errors import ClusterError, StudyFileError
-from bsearch.spaces.submit import Submit
+from bsearch.spaces.study.submit import Submit
 from ray._private.authentication_test_utils import reset_auth_token_state
 from submitter_contract import TRIALS, SubmitterContract, until
 

@@ -23,8 +23,8 @@ from bsearch.spaces.errors import InfeasiblePlanError
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_taken, known_train_s, trial_setup
-from bsearch.spaces.study import Objectives
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
+from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial

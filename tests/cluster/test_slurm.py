@@ -16,7 +16,7 @@ import pytest
 from bsearch.cluster.submit.slurm import SlurmSubmitter
 from bsearch.cluster.submit.submitter import Job, Submission, Submitter
 from bsearch.spaces.errors import ClusterError, StudyFileError
-from bsearch.spaces.submit import Submit
+from bsearch.spaces.study.submit import Submit
 from submitter_contract import TRIALS, SubmitterContract, until
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "fake_slurm"))

@@ -16,8 +16,8 @@ from bsearch.cluster.submit import submitter as registry
 from bsearch.cluster.submit.files import copy_package
 from bsearch.cluster.submit.submitter import GROUP, OURS, Job, Plan, Submission, open_submitter
 from bsearch.spaces.errors import ClusterError, StudyFileError
-from bsearch.spaces.study_file import parse_study, read_study
-from bsearch.spaces.submit import Submit
+from bsearch.spaces.study.file import parse_study, read_study
+from bsearch.spaces.study.submit import Submit
 from click.testing import CliRunner, Result
 from conftest import TASKS
 

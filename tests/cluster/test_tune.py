@@ -23,7 +23,8 @@ from bsearch.cluster.tune_internals import end_at_once, resources_counted_by
 from bsearch.search.run.runner import Event
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import ClusterError
-from bsearch.spaces.study import Cluster, Devices, StudySpec
+from bsearch.spaces.study.devices import Devices
+from bsearch.spaces.study.spec import Cluster, StudySpec
 from ray import tune
 from ray.tune.experiment import Trial
 from runner_contract import Run, RunnerContract, StudyContract, kept_path

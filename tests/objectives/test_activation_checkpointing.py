@@ -22,8 +22,9 @@ from bsearch.spaces.laws.memory import MemoryLaw
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.plan import ActivationCheckpointing, BatchPlan
 from bsearch.spaces.planning import known_train_s, planned, trial_setup
-from bsearch.spaces.study import Memory, StudySpec
-from bsearch.spaces.study_file import parse_study
+from bsearch.spaces.study.devices import Memory
+from bsearch.spaces.study.file import parse_study
+from bsearch.spaces.study.spec import StudySpec
 from bsearch.spaces.trial import Suggestion, TrialSetup
 from conftest import TASKS
 from helpers import setup

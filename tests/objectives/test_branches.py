@@ -18,8 +18,8 @@ from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.planning import trial_setup
-from bsearch.spaces.study import StudySpec
-from bsearch.spaces.study_file import study_from_dict
+from bsearch.spaces.study.file import study_from_dict
+from bsearch.spaces.study.spec import StudySpec
 from bsearch.spaces.trial import Measurement, Suggestion, TrialSetup
 from conftest import small_study
 from helpers import Net, setup

@@ -22,7 +22,7 @@ from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.records import Records
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import Measurement, Outcome
 from conftest import TASKS
 from helpers import setup

@@ -23,7 +23,7 @@ from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import BsearchError, ProfilingError
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.plan import BatchPlan, step_plans
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
 from bsearch.verify.claims import Fact
 from bsearch.verify.energy import known_power
 from bsearch.verify.stage import Stage

@@ -21,8 +21,8 @@ from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import ActivationCheckpointing, BatchPlan, Sharding
-from bsearch.spaces.study import Memory
-from bsearch.spaces.study_file import read_study, study_from_dict
+from bsearch.spaces.study.devices import Memory
+from bsearch.spaces.study.file import read_study, study_from_dict
 from conftest import small_study
 from helpers import setup
 from rank_jobs import cut_off, evaluated, optimizer_states, peak

@@ -24,7 +24,7 @@ from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import Memory
+from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import TrialSetup
 from helpers import setup
 from torch import nn

@@ -25,8 +25,8 @@ from bsearch.spaces.errors import ProfilingError, StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.memory import MemoryLaw, bytes_of, largest_fitting
 from bsearch.spaces.readable import readable_bytes
-from bsearch.spaces.study import Memory
-from bsearch.spaces.study_file import parse_study
+from bsearch.spaces.study.devices import Memory
+from bsearch.spaces.study.file import parse_study
 from bsearch.spaces.trial import TrialSetup
 from click.testing import CliRunner
 from conftest import TASKS

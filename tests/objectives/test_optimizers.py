@@ -14,7 +14,7 @@ from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
-from bsearch.spaces.study import Memory
+from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import TrialSetup
 from helpers import Net, setup
 from torch import nn

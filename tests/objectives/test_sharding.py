@@ -19,8 +19,8 @@ from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import Memory
-from bsearch.spaces.study_file import read_study, study_from_dict
+from bsearch.spaces.study.devices import Memory
+from bsearch.spaces.study.file import read_study, study_from_dict
 from bsearch.spaces.trial import TrialSetup
 from conftest import TASKS, small_study
 from helpers import Net, setup

@@ -9,7 +9,7 @@ from bsearch.spaces.errors import ProfilingError
 from bsearch.spaces.laws.device import SHARING_PAYS, DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.memory import MemoryLaw
 from bsearch.spaces.plan import BatchPlan
-from bsearch.spaces.study import Memory
+from bsearch.spaces.study.devices import Memory
 from conftest import TASKS
 from helpers import setup
 from hypothesis import given

@@ -31,8 +31,8 @@ from bsearch.spaces.errors import ProfilingError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.step_time import StepTime, TimedPlan, fastest_plan, timing_plans
 from bsearch.spaces.plan import BatchPlan, plan_batch, step_plans, step_sizes
-from bsearch.spaces.study import Memory
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.devices import Memory
+from bsearch.spaces.study.file import read_study
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
 from helpers import setup

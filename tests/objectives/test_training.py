@@ -19,7 +19,7 @@ from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import plan_batch
-from bsearch.spaces.study import Memory
+from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import Measurement, TrialSetup
 from conftest import TASKS
 from helpers import Net, setup

@@ -17,7 +17,7 @@ from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.plan import plan_batch, step_plans
 from bsearch.spaces.planning import known_taken, known_train_s, trial_setup
 from bsearch.spaces.schedule import batch_stages, rate_factor
-from bsearch.spaces.study_file import study_from_dict
+from bsearch.spaces.study.file import study_from_dict
 from bsearch.spaces.trial import Suggestion
 from conftest import small_study
 from helpers import setup

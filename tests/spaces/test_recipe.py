@@ -13,8 +13,9 @@ from bsearch.spaces.domain import Range, count_of, every_value_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
 from bsearch.spaces.planning import cost_keys, profile_faults, profiling_setup, training_cost, trial_setup
-from bsearch.spaces.study import Objectives, StudySpec
-from bsearch.spaces.study_file import study_from_dict
+from bsearch.spaces.study.file import study_from_dict
+from bsearch.spaces.study.goals import Objectives
+from bsearch.spaces.study.spec import StudySpec
 from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult
 from conftest import TASKS
 from helpers import run

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study import StudySpec
-from bsearch.spaces.study_file import parse_study, read_study
+from bsearch.spaces.study.file import parse_study, read_study
+from bsearch.spaces.study.spec import StudySpec
 from conftest import small_study
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -293,3 +293,33 @@ def test_adamw_tau_wants_a_decay_to_scale() -> None:
     [message] = messages(small_text(rule="adamw_tau"))
     assert "rule adamw_tau: expected a weight decay to scale, got 0. Write weight_decay: 0.1" in message
     parse_study(small_text(rule="adamw_tau", weight_decay={"low": 0.0, "high": 0.1}))
+
+
+def test_parts_that_disagree_are_all_told_each_at_its_own_line() -> None:
+    text = "\n".join(
+        [
+            "study: a",
+            "task: bsearch.objectives.digits:Digits",
+            "space: {effective_batch: 32, reference_rate: 0.1}",
+            "training:",
+            "  evaluations: 1",
+            "  batch_schedule: seesaw",
+            "  schedule: constant",
+            "stopping: pause",
+            "budget:",
+            "  trials: 3",
+            "  cost: 2",
+            "confirm: 3",
+            "sampler: tpe",
+        ]
+    )
+    with pytest.raises(StudyFileError) as raised:
+        parse_study(text, "a.yaml")
+    told = [str(fault).partition(": expected")[0] for fault in raised.value.faults]
+    assert told == [
+        "a.yaml:5: training.evaluations",
+        "a.yaml:6: training.batch_schedule",
+        "a.yaml:8: stopping",
+        "a.yaml:11: budget.cost",
+        "a.yaml:12: confirm.repeats",
+    ]

@@ -14,7 +14,7 @@ from ....spaces.learning_rate import OptimizerSettings
 from ....spaces.plan import BatchPlan, step_plans
 from ....spaces.planning import optimizer_settings
 from ....spaces.readable import seconds
-from ....spaces.study import StudySpec
+from ....spaces.study.spec import StudySpec
 from ....spaces.trial import Parameter, TrialRecord, TrialSetup
 from ...analysis.choice import Choice, chosen_trial
 from ...store.stored import StoredStudy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....spaces.study import Speed
+from ....spaces.study.goals import Speed
 from ....spaces.trial import ParetoFront, TrialRecord, amount
 
 # Measures of what training takes, and how they are called on the page.

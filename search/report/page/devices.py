@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ....spaces.readable import number
-from ....spaces.study import Objectives, Speed
+from ....spaces.study.goals import Objectives, Speed
 from ....spaces.trial import amount
 from ...analysis.retime import Placement, Retimed, device_sentences, front_over_devices, placements_over
 from .figure import Axis, Figure, Layer, Tone

@@ -14,7 +14,7 @@ from ....spaces.errors import StudyFileError
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.learning_rate import RULE_EXPONENTS
 from ....spaces.readable import number
-from ....spaces.study import Speed
+from ....spaces.study.goals import Speed
 from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.confirm import averaged
 from ...analysis.rates import BestRates

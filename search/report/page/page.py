@@ -20,7 +20,7 @@ from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.files import write_file
 from ....spaces.readable import number, seconds
 from ....spaces.storage import masked
-from ....spaces.study import Speed
+from ....spaces.study.goals import Speed
 from ....spaces.trial import ParetoFront, TrialRecord, amount
 from ...analysis.choice import NEARLY_BEST, fastest_within
 from ...analysis.confirm import averaged

@@ -12,7 +12,7 @@ from ....spaces.domain import values_of
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.planning import feasible_batches_sentence
 from ....spaces.readable import number, readable_bytes, seconds
-from ....spaces.study import StudySpec
+from ....spaces.study.spec import StudySpec
 from ...preview.check import CheckedStudy
 from ...preview.forecast import Forecast
 

@@ -15,7 +15,7 @@ from ....spaces.laws.device import DeviceProfile
 from ....spaces.laws.step_time import StepTime
 from ....spaces.planning import training_cost
 from ....spaces.readable import number, readable_bytes, seconds
-from ....spaces.study import StudySpec
+from ....spaces.study.spec import StudySpec
 from ...preview.check import ProfiledStudy
 from ...preview.forecast import planned_batches
 from .tables import blank_plot, column, plot_text

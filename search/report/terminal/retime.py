@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ....spaces.readable import number
-from ....spaces.study import Objectives, Speed
+from ....spaces.study.goals import Objectives, Speed
 from ...analysis.retime import Placement, best_on_each, device_sentences
 from .tables import column
 

@@ -11,7 +11,7 @@ from typing import Any
 from ....spaces.errors import NoStudyError
 from ....spaces.readable import count, seconds
 from ....spaces.storage import masked
-from ....spaces.study import StudySpec
+from ....spaces.study.spec import StudySpec
 from ....spaces.trial import COUNTED, Measurement, TrialRecord, TrialSetup, counted
 from ...analysis.pareto import study_front
 from ...run.eta import Span

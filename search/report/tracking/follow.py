@@ -22,7 +22,7 @@ from typing import Any
 
 from ....spaces.errors import cut, plain
 from ....spaces.storage import masked
-from ....spaces.study import Tracker as TrackerName
+from ....spaces.study.spec import Tracker as TrackerName
 from ...analysis.pareto import study_front
 from ...run.study_run import StudyRun
 from ...store.database import RetryPolicy

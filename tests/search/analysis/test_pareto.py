@@ -14,7 +14,7 @@ from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.report.terminal.tables import comparison, front_plot, knee_sentence
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.readable import seconds
-from bsearch.spaces.study_file import study_from_dict
+from bsearch.spaces.study.file import study_from_dict
 from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from conftest import small_study
 from hypothesis import given

@@ -32,8 +32,8 @@ from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan, plan_batch, step_sizes
 from bsearch.spaces.schedule import SCHEDULES, rate_factor
-from bsearch.spaces.study import Training
-from bsearch.spaces.study_file import study_from_dict
+from bsearch.spaces.study.file import study_from_dict
+from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord, TrialSetup
 from click.testing import CliRunner, Result
 from conftest import small_study

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study import Devices, StudySpec
+from bsearch.spaces.study.devices import Devices
+from bsearch.spaces.study.spec import StudySpec
 from runner_contract import RunnerContract, StudyContract
 
 

@@ -13,7 +13,7 @@ from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.run.spending import Spending, prices_of
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from conftest import TASKS
 

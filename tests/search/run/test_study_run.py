@@ -16,7 +16,8 @@ from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.records import Records
 from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study import Objectives, StudySpec
+from bsearch.spaces.study.goals import Objectives
+from bsearch.spaces.study.spec import StudySpec
 from bsearch.spaces.trial import counted
 from runner_contract import Run, Studies
 

@@ -12,7 +12,7 @@ from bsearch.search.run.suggestion_queue import SuggestionQueue
 from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.domain import Range
 from bsearch.spaces.errors import StorageError
-from bsearch.spaces.study import Objectives
+from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult
 
 DOMAINS = {"effective_batch": Range(low=1, high=1000, log=True), "reference_rate": Range(low=0.01, high=1.0, log=True)}

@@ -11,8 +11,8 @@ import pytest
 from bsearch.search.run.profiles import with_trials_per_device
 from bsearch.search.store.records import Records
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
-from bsearch.spaces.study import Devices
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.devices import Devices
+from bsearch.spaces.study.file import read_study
 
 StudyFile = Callable[..., Path]
 

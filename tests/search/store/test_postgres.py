@@ -25,8 +25,8 @@ from bsearch.search.store.records import Records
 from bsearch.search.store.trials import stored_trials
 from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.domain import Range
-from bsearch.spaces.study import Objectives
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
+from bsearch.spaces.study.goals import Objectives
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
 from postgres_server import PASSWORD, PostgresServer, free_port

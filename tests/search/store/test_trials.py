@@ -18,7 +18,7 @@ from bsearch.search.store.optuna_storage import frozen_record, open_storage
 from bsearch.search.store.records import Records
 from bsearch.search.store.trials import SCHEMA_VERSION, StoredTrials, stored_trials
 from bsearch.spaces.errors import StorageError
-from bsearch.spaces.study import StudySpec
+from bsearch.spaces.study.spec import StudySpec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution

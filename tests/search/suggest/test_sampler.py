@@ -21,8 +21,8 @@ from bsearch.search.suggest.suggester import Suggester
 from bsearch.search.suggest.trial_history import Observations, PausedTrials, front_places
 from bsearch.spaces.domain import Choices, Fixed, Range
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study import Objectives
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
+from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.trial import TrialFacts, TrialResult
 from conftest import TASKS
 from hypothesis import given

@@ -15,8 +15,8 @@ from bsearch.cli import main
 from bsearch.search.report.terminal.scale_up import scale_up_parts
 from bsearch.search.suggest.scale_up import LAWS, NEXT_TRIALS, ScaledUp, Size, next_study, scale_up
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study import StudySpec
-from bsearch.spaces.study_file import read_study, study_from_dict
+from bsearch.spaces.study.file import read_study, study_from_dict
+from bsearch.spaces.study.spec import StudySpec
 from bsearch.spaces.trial import TrialFacts, TrialRecord
 from click.testing import CliRunner, Result
 from conftest import TASKS

@@ -12,7 +12,7 @@ from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.runner import Event
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study_file import read_study
+from bsearch.spaces.study.file import read_study
 
 
 def ran(path: Path) -> tuple[StudyResult, list[str]]:

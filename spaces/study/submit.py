@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt, StrictStr
 
-from .domain import Number, Scalar, Section, fault
-from .laws.memory import bytes_of
+from ..domain import Number, Scalar, Section, fault
+from ..laws.memory import bytes_of
 
 
 def _like(pattern: str, expected: str) -> AfterValidator:

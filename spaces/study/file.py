@@ -15,11 +15,13 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .domain import DOMAIN_KINDS, Domain, Section, applies, values_of
-from .errors import MOST_FAULTS, Fault, StudyFileError, cut
-from .files import text_of
-from .learning_rate import RULE_EXPONENTS
-from .study import Devices, Space, StudySpec, near_miss
+from ..domain import DOMAIN_KINDS, Domain, Section, applies, values_of
+from ..errors import MOST_FAULTS, Fault, StudyFileError, cut, near_miss
+from ..files import text_of
+from ..learning_rate import RULE_EXPONENTS
+from .devices import Devices
+from .space import Space
+from .spec import StudySpec
 
 Key = tuple[str | int, ...]
 

@@ -1,0 +1,142 @@
+"""`objectives`, `budget`, `stopping` and `confirm`: what is searched for, and how long."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
+
+from ..domain import Number, Section, Share, fault, one_of
+
+# Measures of speed.
+Speed = Literal["train_s", "device_s", "cost", "energy_j"]
+
+
+class Budget(Section):
+    """When the study ends: at whichever limit is reached first."""
+
+    trials: StrictInt = Field(
+        20,
+        ge=1,
+        description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. A paused "
+        "trial counts as the share of its training that it has completed. With `training.branches` a trial counts as its "
+        "samples divided by those of the longest training; a branch counts only what it trains itself.",
+    )
+    hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
+    cost: Number | None = Field(
+        None,
+        gt=0,
+        description="Limit on what devices cost by `devices.prices` while trials hold them, summed over restarts; null: no "
+        "limit.",
+    )
+    until_worth: Annotated[Share, Field(gt=0)] | None = Field(
+        None,
+        description="Start no more trials once another ten are expected to add less than this share to the front's "
+        "hypervolume (log seconds against the metric), such as 1%; null: never. Repeats under `confirm` are still trained.",
+    )
+    profile_s: Number = Field(
+        20,
+        ge=0,
+        description="Seconds of step timing before the first trial; 0: training times are not known in advance, and each "
+        "trial is timed by the clock.",
+    )
+
+
+class Metric(Section):
+    """A metric that the training code reports."""
+
+    name: StrictStr = Field(
+        "accuracy", min_length=1, description="Name of the metric, as the task or the training loop reports it."
+    )
+    direction: Literal["minimize", "maximize"] = Field("maximize", description="Whether lower or higher is better.")
+
+    @property
+    def sign(self) -> float:
+        """The factor that makes higher better: 1, or -1 for a metric to minimize."""
+        return 1.0 if self.direction == "maximize" else -1.0
+
+
+def _metric(value: Any) -> Any:
+    """A bare name is a metric to maximize, unless it sounds like one to minimize."""
+    if not isinstance(value, str):
+        return value
+    if any(word in value.lower() for word in ("loss", "error", "perplexity")):
+        raise fault(f"expected a direction with {value!r}. Write {{name: {value}, direction: minimize}}.")
+    return {"name": value}
+
+
+class Objectives(Section):
+    """The objectives of the front: speed and a metric."""
+
+    speed: Speed = Field(
+        "train_s",
+        description="Measure of speed: `train_s`, seconds of training; `device_s`, those seconds times the trial's devices, so "
+        "that additional devices are not free; `cost`, device-seconds at the price under `devices.prices`; or `energy_j`, the "
+        "joules that the trial's devices use in training.",
+    )
+    also: Speed | None = Field(
+        None,
+        description="Another of these measures as a third objective: the front then has every trial that no other beats in "
+        "both measures and the metric.",
+    )
+    metric: Annotated[Metric, BeforeValidator(_metric, json_schema_input_type=Metric | str)] = Field(
+        Metric(), description="Measure of quality: the name of a metric to maximize, or `{name, direction}`."
+    )
+
+    @property
+    def speeds(self) -> tuple[Speed, ...]:
+        """The measures of what training takes, one or two."""
+        return (self.speed,) if self.also is None else (self.speed, self.also)
+
+    def with_also(self, also: Speed | None) -> Objectives:
+        """These objectives with another second measure; None: as they are."""
+        return self if also is None else self.model_copy(update={"also": also})
+
+    @property
+    def directions(self) -> list[Literal["minimize", "maximize"]]:
+        """Optuna's direction of each objective, in the order of `names`."""
+        also: list[Literal["minimize", "maximize"]] = ["minimize"] if self.also else []
+        return ["minimize", self.metric.direction, *also]
+
+    @property
+    def names(self) -> list[str]:
+        """The objectives as Optuna stores them: speed, the metric, and the second measure of speed."""
+        return [self.speed, self.metric.name, *([self.also] if self.also else [])]
+
+
+STOPPINGS = ("front", "halving", "pause", "none")
+
+
+class StoppingRule(Section):
+    """Which trials are stopped or paused early."""
+
+    kind: Annotated[StrictStr, AfterValidator(lambda value: one_of(value, STOPPINGS))] = Field(
+        "front",
+        description="front: stop trials that are unlikely to reach the front at their training time; halving: asynchronous "
+        "successive halving by Pareto rank; pause: trials are paused after about a third of their training, and resumed from "
+        "their checkpoints where that is worth more than starting a new one; none: every trial trains its full budget.",
+    )
+    risk: Share = Field(
+        0.05, description="For `front`: of the trials that would have improved the front, the share that may be stopped."
+    )
+
+
+class Confirm(Section):
+    """Repeating the front's members with other seeds, so that a lucky seed is not mistaken for a good setting."""
+
+    repeats: StrictInt = Field(
+        0, ge=0, description="Additional runs of each of the front's members, with other seeds; they count as trials."
+    )
+    share: Share = Field(0.3, description="Final share of budget.trials, reserved for these runs.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.repeats == 0 and self.share != type(self).model_fields["share"].default:
+            raise fault("expected repeats along with share, got none. Write {repeats: 2, share: 30%}.")
+        if self.repeats and not self.share:
+            raise fault("expected a share above 0 along with repeats, got 0. Write share: 30%, or repeats: 0.")
+        return self
+
+    def reserved(self, trials: int) -> int:
+        """Number of trials in the budget reserved for repeats."""
+        return round(self.share * trials) if self.repeats else 0

@@ -1,0 +1,96 @@
+"""`training`: what all trials train with."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
+
+from ..domain import Number, Section, Share, fault, one_of
+from ..schedule import DECAY, SCHEDULES
+
+# Keys of `training` that may be searched in `space` instead; `betas` by one name each.
+BETAS = ("beta1", "beta2")
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Beta2Scaling = Literal["constant", "half_life"]
+RECIPE = ("schedule", "batch_schedule", "warmup", "clip_norm", "precision", "beta2_scaling", *BETAS)
+
+
+def _schedule(value: Any) -> Any:
+    return one_of(value, list(SCHEDULES))
+
+
+class Training(Section):
+    """Settings that all trials train with."""
+
+    precision: Precision = Field(
+        "fp32",
+        description="Precision of the forward pass; tf32 (NVIDIA GPUs from 2020 on) rounds the factors of matrix products and "
+        "convolutions, fp32 does not; bf16 and fp16 use torch's autocast, fp16 with loss scaling.",
+    )
+    schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
+        "cosine",
+        description=f"Learning-rate schedule after warm-up: {', '.join(SCHEDULES)}. wsd (warm-up, stable, decay) stays at the "
+        f"peak until the last {DECAY:.0%}, over which it falls linearly to 0.",
+    )
+    batch_schedule: Literal["constant", "seesaw"] = Field(
+        "constant",
+        description="seesaw: the batch doubles, up to three times, each time the schedule has halved the rate, and the "
+        "rate is raised again as the rule (linear or sqrt) says for the larger batch: fewer steps for the same samples.",
+    )
+    warmup: Share = Field(
+        0.05,
+        description="Share of the trial's samples over which the learning rate rises linearly from 0; with `branches`, a share "
+        "of the shortest trial's samples: every trial then warms up for that many.",
+    )
+    branches: StrictBool = Field(
+        False,
+        description="Each training also gives the results of shorter ones, of half its epochs, a quarter and so on: with wsd "
+        "it branches off and decays there, with constant it is evaluated there. They appear as trials with fewer `epochs`, "
+        "and together cost about a fifth of the training's samples at most.",
+    )
+    clip_norm: Number | None = Field(None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping.")
+    evaluations: StrictInt = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="Evaluations per trial, at equal fractions of its samples; the last one is the trial's result.",
+    )
+    seed: StrictInt = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="Seed of every trial's initial weights, shuffling and augmentation, and of the sampler.",
+    )
+    workers: StrictInt = Field(
+        0, ge=0, description="Data-loading processes per device; 0: the training process loads the data."
+    )
+    pin_memory: StrictBool = Field(True, description="Copy batches to a GPU from page-locked memory.")
+    compile: StrictBool = Field(False, description="Compile the model with torch.compile.")
+    channels_last: StrictBool = Field(
+        False, description="Store images in channels-last format; convolutions in bf16 and fp16 are often faster that way."
+    )
+    cudnn_benchmark: StrictBool = Field(False, description="Let cuDNN benchmark its kernels for every new micro-batch size.")
+    sync_batch_norm: StrictBool = Field(
+        False, description="Synchronise BatchNorm statistics over all of a trial's GPUs, instead of computing them on each."
+    )
+    betas: tuple[Number, Number] = Field(
+        (0.9, 0.999), description="Adam's betas at the reference batch; the rule `adam_sde` scales them with the batch."
+    )
+    beta2_scaling: Beta2Scaling = Field(
+        "constant",
+        description="half_life: Adam's beta2 is scaled so that its half-life in samples is the same at every batch, with any "
+        "rule but `adam_sde`, which scales the betas itself.",
+    )
+    eps: Number = Field(
+        1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch."
+    )
+    samples: StrictInt | None = Field(
+        None, ge=1, description="Samples in the training set; only required if the training code is a loop of your own."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise fault(f"betas: expected two numbers >= 0 and < 1, got {list(self.betas)}")
+        return self
