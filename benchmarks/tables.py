@@ -115,7 +115,6 @@ TABLES["cifar-once"] = {
         "train_samples": (1500, 5000, 15000, 50000),
         "width": (8, 16, 32),
     },
-    "seeds": (0, 1),
     "sizes": ((1500, 8), (5000, 8), (15000, 8), (1500, 16), (5000, 16), (15000, 16), (50000, 32)),
     "parameters": LADDER | {"dataset": "folder", "image_size": 16, "evaluation_samples": 5000, "augment": "flip"},
     "training": {"evaluations": 1},

@@ -85,17 +85,17 @@ def _unseen(found: ScaledUp) -> Iterator[str]:
     """Which exponents rest on what is published alone."""
     of_data = len({size.samples for size in found.sizes}) == 1 and found.target.samples != found.begin.samples
     of_model = len({size.parameters for size in found.sizes}) == 1 and found.target.parameters != found.begin.parameters
-    words = [word for word, holds in (("numbers of samples", of_data), ("model sizes", of_model)) if holds]
+    words = [word for word, holds in (("number of samples", of_data), ("model size", of_model)) if holds]
     if words:
         if found.published:
             known = "the published ones"
         elif found.adaptive:
-            known = f"a guess: the published ones are of one pass over the data, and these trials make up to {found.passes:g}"
+            known = f"guesses; the published ones are for a single pass over the data, and these trials make up to {found.passes:g}"
         elif found.adaptive is None:
-            known = "a guess, since these trials name no optimizer"
+            known = "guesses, since these trials name no optimizer"
         else:
-            known = "a guess: of this optimizer none are published"
-        yield f"There are no trials at different {' and '.join(words)}: those exponents are {known}."
+            known = "guesses; none are published for this optimizer"
+        yield f"No trials differ in {' or '.join(words)}, so those exponents are {known}."
 
 
 def _settings(found: ScaledUp) -> Table:
