@@ -90,7 +90,9 @@ def _unseen(found: ScaledUp) -> Iterator[str]:
         if found.published:
             known = "the published ones"
         elif found.adaptive:
-            known = f"guesses; the published ones are for a single pass over the data, and these trials make up to {found.passes:g}"
+            known = (
+                f"guesses; the published ones are for a single pass over the data, and these trials make up to {found.passes:g}"
+            )
         elif found.adaptive is None:
             known = "guesses, since these trials name no optimizer"
         else:
