@@ -25,7 +25,7 @@ from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.spec import StudySpec
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parent.parent
@@ -343,8 +343,16 @@ def wild_profiles(draw: st.DrawFn) -> Any:
     return document[""]
 
 
+def _sizeless() -> Any:
+    """The profile of a loop that does not say how many samples it has."""
+    document = _profile()
+    document["profiles"][0]["profile"]["training_set"] = None
+    return document
+
+
 @fuzz(150)
 @given(wild_profiles(), st.integers(1, 100))
+@example(_sizeless(), 1)
 def test_no_profile_ends_in_a_traceback(document: Any, batch: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"

@@ -366,7 +366,11 @@ def planned_on(
     plan = best_plan(profile, plan_of)
     used = profile.under(plan)
     law, memory = used.step_time(devices), used.memory
-    assert profile.training_set is not None
+    if profile.training_set is None:
+        raise StudyFileError(
+            f"the profile of {device.name}: expected the number of training samples, got none. Write training.samples in the "
+            "study, and profile it again."
+        )
     samples = max(1, round(epochs * profile.training_set))
     most = min(samples, profile.training_set)
     if effective_batch > most:
