@@ -100,7 +100,7 @@ CASES: dict[str, tuple[str, Sequence[dict[str, float]], dict[str, float]]] = {
         [{"epochs": epochs, "width": 16} for epochs in (1, 3)],
         {"epochs": 10, "width": 64},
     ),
-    "cifar's ladder, from two lengths": (
+    "cifar's ladder, two amounts of data": (
         "cifar-ladder",
         [{"epochs": 4, "train_samples": samples, "width": 8} for samples in (1000, 3000)],
         {"epochs": 4, "train_samples": 10000, "width": 32},

@@ -18,6 +18,7 @@ Lines.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,7 +38,7 @@ from .batch_rate_prior import BARE, AccuracyPrior, BatchRate
 FEWEST, _MOST = 12, 160
 # A diverged trial is this much below the worst complete one of its size, on the scale of accuracies.
 _DIVERGED = 0.5
-# The share of all trials that are within one unit of the best on that scale.
+# The share of trials within one unit of the best on that scale, each size counted alike.
 _CLOSE = 0.2
 # Draws of the exponents from their prior, those that are kept, and where each looks for its best: random points, points of a
 # line, and of a side of the grid for all.
@@ -212,6 +213,8 @@ def scale_up(
     """
     ended = [one for one in records if one.outcome in ("complete", "diverged") and one.facts.learning_rate]
     complete = [one for one in ended if one.outcome == "complete" and one.accuracy is not None]
+    if len(complete) >= FEWEST and len({one.accuracy for one in complete}) == 1:
+        raise StudyFileError(f"study {name}: expected trials that differ in the metric, got {complete[0].accuracy:g} in all")
     if len(complete) < FEWEST:
         raise StudyFileError(
             f"study {name}: expected at least {FEWEST} complete trials, got {len(complete)}. Raise budget.trials; trials that "
@@ -268,11 +271,15 @@ class _Scale:
 
     Args:
         values: of complete trials, higher is better.
+        weights: of these trials in the quantiles.
     """
 
-    def __init__(self, values: Array) -> None:
+    def __init__(self, values: Array, weights: Array) -> None:
         self.best = float(values.max())
-        close, median = np.quantile(self.best - values, [_CLOSE, 0.5])
+        below, order = self.best - values, np.argsort(-values)
+        weights = weights[order]
+        shares = (np.cumsum(weights) - weights) / (weights.sum() - weights[-1])
+        close, median = np.interp([_CLOSE, 0.5], shares, below[order])
         self.unit = max(float(close), 1e-3 * max(abs(self.best), 1e-9))
         self.median = max(math.asinh(float(median) / self.unit), math.asinh(1))
 
@@ -280,8 +287,10 @@ class _Scale:
         return np.asarray(-np.arcsinh((self.best - values) / self.unit) / self.median)
 
     def back(self, scaled: Array) -> Array:
-        """The inverse of `of`; draws of a wide posterior reach far down, and beyond e^30 units they are all equal."""
-        return np.asarray(self.best - self.unit * np.sinh(np.minimum(-scaled * self.median, 30.0)))
+        """The inverse of `of`, but linear above the best: a draw may reach far up there."""
+        # Draws of a wide posterior also reach far down; beyond e^30 units they are all equal.
+        below = -scaled * self.median
+        return np.asarray(self.best - self.unit * np.where(below > 0, np.sinh(np.clip(below, 0.0, 30.0)), below))
 
 
 _Draw = tuple[GaussianProcess, Array]  # a process, and the exponents of its coordinates
@@ -319,7 +328,10 @@ class _Fit:
         sign = 1.0 if direction == "maximize" else -1.0
         trained = [one.accuracy is not None and one.outcome == "complete" for one in records]
         accuracies = sign * np.array([one.accuracy if good else math.nan for one, good in zip(records, trained, strict=True)])
-        self.scale = _Scale(accuracies[trained])
+        held = Counter(size for size, good in zip(sizes, trained, strict=True) if good)
+        self.scale = _Scale(
+            accuracies[trained], np.array([1 / held[size] for size, good in zip(sizes, trained, strict=True) if good])
+        )
         self.values = self.scale.of(accuracies)
         worst: dict[Size, float] = {}  # of each size
         for size, value in zip(sizes, self.values, strict=True):

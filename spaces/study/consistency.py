@@ -25,9 +25,10 @@ def disagreements(study: StudySpec) -> Iterator[Disagreement]:
 
 
 def _prices(study: StudySpec) -> Iterator[Disagreement]:
+    speed, also = study.objectives.speed, study.objectives.also
     needed = {
-        "objectives.speed": study.objectives.speed == "cost",
-        "objectives.also": study.objectives.also == "cost",
+        "objectives.speed": speed == "cost",
+        "objectives.also": also == "cost" != speed,
         "budget.cost": study.budget.cost is not None,
     }
     for key, cost in needed.items():
@@ -56,7 +57,8 @@ def _speeds(study: StudySpec) -> Iterator[Disagreement]:
             f"expected a measure that is no fixed multiple of {study.objectives.speed}, got {also}, which "
             f"{'always is' if several else 'is one if all trials have as many devices'}. Remove also.",
         )
-    if also and study.stopping.kind not in ("front", "none"):
+    # With branches there is no third objective, whatever stops trials.
+    if also and study.stopping.kind not in ("front", "none") and not study.training.branches:
         yield (
             "stopping",
             f"expected front or none with objectives.also, the rules for three objectives; got {study.stopping.kind}. Write "
@@ -116,10 +118,11 @@ def _branches(study: StudySpec) -> Iterator[Disagreement]:
             f"range; got {epochs}. Write epochs: {{low: 2, high: 16, log: true}}.",
         )
     if study.stopping.kind != "none":
+        written = "stopping" in study.model_fields_set
         yield (
-            "stopping",
-            "expected none with training.branches, since a long training with a poor result may have good branches; got "
-            f"{study.stopping.kind}. Write stopping: none.",
+            "stopping" if written else "training.branches",
+            f"expected {'none with training.branches' if written else 'stopping: none with it'}, since a long training with a "
+            f"poor result may have good branches; got {study.stopping.kind}. Write stopping: none.",
         )
     if study.objectives.also:
         yield "training.branches", "expected two objectives with it, got three. Remove objectives.also, or branches."
@@ -158,8 +161,8 @@ def _recipe(study: StudySpec) -> Iterator[Disagreement]:
 
 
 def _growth(study: StudySpec) -> Iterator[Disagreement]:
-    """A batch that grows in the course of a training."""
-    if not study.grows_batches:
+    """A batch that grows in the course of a training; with branches none may, whatever the rest."""
+    if not study.grows_batches or study.training.branches:
         return
     key = study.place_of("batch_schedule")
     if not study.budget.profile_s:

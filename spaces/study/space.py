@@ -188,9 +188,11 @@ class Space(Section):
     def _check(self) -> Self:
         for name in type(self).model_fields:
             if name != "precision" and getattr(getattr(self, name), "changes_cost", False):
-                raise fault(f"{name}: expected changes_cost on a parameter of the task or on precision alone. Remove it.")
+                raise fault(
+                    f"{name}: expected changes_cost on a parameter of the task or on precision alone, got it here. Remove it."
+                )
             if getattr(getattr(self, name), "when", {}):
-                raise fault(f"{name}: expected `when` on a parameter of the task alone. Remove it.")
+                raise fault(f"{name}: expected `when` on a parameter of the task alone, got it here. Remove it.")
         domains = self.domains()
         for name, domain in self.task_parameters().items():
             _check_condition(name, domain, domains)

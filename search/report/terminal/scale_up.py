@@ -91,7 +91,8 @@ def _unseen(found: ScaledUp) -> Iterator[str]:
             known = "the published ones"
         elif found.adaptive:
             known = (
-                f"guesses; the published ones are for a single pass over the data, and these trials make up to {found.passes:g}"
+                "guesses; the published ones are for a single pass over the data, and these trials make as many as "
+                f"{found.passes:g} passes"
             )
         elif found.adaptive is None:
             known = "guesses, since these trials name no optimizer"

@@ -112,7 +112,7 @@ def test_where_data_are_repeated_nothing_is_published() -> None:
     assert abs(gained) < 0.03
     assert again.exponents["rate_by_model"][0].low < -0.25 < 0 < again.exponents["rate_by_model"][0].high
     words = " ".join(map(str, scale_up_parts("again", replace(again, target=Size(3e6, 4e6)))))
-    assert "guesses; the published ones are for a single pass over the data, and these trials make up to 3." in words
+    assert "guesses; the published ones are for a single pass over the data, and these trials make as many as 3" in words
 
 
 def test_at_the_same_size_it_is_the_best_of_the_trials() -> None:
@@ -160,6 +160,10 @@ def test_weight_decay_keeps_its_timescale_or_shortens_it() -> None:
         (
             [replace(one, parameters={**one.parameters, "effective_batch": 64}) for one in trials((0.5, 0, 0, 0), [SMALL], 20)],
             "study few: space.effective_batch: expected trials of one size that differ in it",
+        ),
+        (
+            [replace(one, accuracy=0.5) for one in trials((0.5, 0, 0, 0), [SMALL], 20)],
+            "study few: expected trials that differ in the metric, got 0.5 in all",
         ),
         (
             [replace(one, facts=replace(one.facts, learning_rate=0.001)) for one in trials((0.5, 0, 0, 0), [SMALL], 20)],
@@ -222,6 +226,15 @@ def test_no_rate_is_recommended_that_diverged() -> None:
             best, best_rate = best_at(exponents, LONG)
             cliff = best_rate + 0.5 * (math.log(setting.effective_batch) - best) + 0.3
             assert math.log(setting.learning_rate.value) < cliff + 0.1, (seed, setting)
+
+
+def test_a_metric_at_its_cap_leaves_nothing_to_give_up() -> None:
+    """A quarter of the trials reach 1.0: draws above it must not make half of the metric out of a thousandth."""
+    made = trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 48)
+    cap = sorted(one.accuracy or 0.0 for one in made)[36]
+    made = [replace(one, accuracy=min(one.accuracy or 0.0, cap) + 1 - cap) for one in made]
+    for setting in scale_up("capped", made, 10).settings:
+        assert setting.given_up.low > -0.05
 
 
 def test_sharp_ladders_keep_enough_draws() -> None:
