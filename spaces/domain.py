@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -22,9 +22,10 @@ from pydantic import (
     StrictInt,
     StrictStr,
     Tag,
+    ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from .errors import near_miss
 
@@ -39,6 +40,17 @@ _MOST_LISTED = 20  # values of a long list that a message shows
 def fault(message: str) -> PydanticCustomError:
     """A validation error with a message of our own; `study.file` adds file, line, key and value."""
     return PydanticCustomError("bsearch", "{message}", {"message": message})
+
+
+def check_all(section: BaseModel, faults: Iterable[tuple[tuple[str, ...], str]]) -> None:
+    """Raise a section's faults all at once, each the path of a key in it and what was expected there.
+
+    Raises:
+        ValidationError: there are any.
+    """
+    details = [InitErrorDetails(type=fault(message), loc=path, input=None) for path, message in faults]
+    if details:
+        raise ValidationError.from_exception_data(type(section).__name__, details)
 
 
 def _plain(value: Any) -> Any:

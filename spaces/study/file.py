@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from ..files import text_of
 from ..learning_rate import RULE_EXPONENTS
 from .devices import Devices
 from .space import Space
-from .spec import StudySpec
+from .spec import TASK, StudySpec
 
 Key = tuple[str | int, ...]
 
@@ -191,6 +192,9 @@ def read_study(path: Path, *, storage: str | None = None) -> StudySpec:
     Raises:
         StudyFileError: all faults of the file.
     """
+    if re.fullmatch(TASK, str(path)) and not os.path.lexists(path):
+        message = "expected a study file, got a task. `bsearch run` takes one with --batch and --rate"
+        raise StudyFileError(Fault("", f"{message}; for a study file, edit the one that `bsearch init` writes", str(path)))
     text = text_of(path, "a study file", LARGEST_FILE)
     return resolve_study(parse_study(text, file=str(path)), path.parent.resolve(), storage)
 
@@ -267,9 +271,12 @@ def study_from_dict(data: Mapping[str, Any]) -> StudySpec:
     """Check a study that is not from a file, such as one built from command-line options.
 
     Raises:
-        StudyFileError: all faults, without lines.
+        StudyFileError: all faults, without file and lines.
     """
-    return parse_study(json.dumps(data), file="options")
+    try:
+        return parse_study(json.dumps(data))
+    except StudyFileError as error:
+        raise StudyFileError(replace(fault, file=None, line=None) for fault in error.faults) from None
 
 
 def changed_study(study: StudySpec, changes: Mapping[str, Any]) -> StudySpec:

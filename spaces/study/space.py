@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
@@ -15,6 +15,7 @@ from ..domain import (
     Range,
     Section,
     batches,
+    check_all,
     epoch_numbers,
     every,
     fault,
@@ -83,19 +84,18 @@ def _positive_rate(domain: ReferenceRate) -> ReferenceRate:
     return real(log_by_default(domain))  # type: ignore[return-value]  # the copy keeps its class
 
 
-def _check_condition(name: str, domain: Domain, domains: Mapping[str, Domain]) -> None:
+def _condition_faults(name: str, domain: Domain, domains: Mapping[str, Domain]) -> Iterator[str]:
     for other, values in domain.when.items():
-        where = f"{name}: when: {other}"
         if other not in domains or other == name:
-            raise fault(f"{where}: expected the name of another parameter, got {other!r}.{near_miss(other, domains)}")
-        if domains[other].when:
-            raise fault(f"{where}: expected a parameter that always applies, got one with a `when` of its own")
-        if outside := [value for value in values if not domains[other].contains(value)]:
-            raise fault(
-                f"{where}: expected values that {other} may take, {domains[other]}; got {', '.join(map(repr, outside))}"
+            yield f"when: {other}: expected the name of another parameter, got {other!r}.{near_miss(other, domains)}"
+        elif domains[other].when:
+            yield f"when: {other}: expected a parameter that always applies, got one with a `when` of its own"
+        elif outside := [value for value in values if not domains[other].contains(value)]:
+            yield (
+                f"when: {other}: expected values that {other} may take, {domains[other]}; got {', '.join(map(repr, outside))}"
             )
     if domain.when and getattr(domain, "changes_cost", False):
-        raise fault(f"{name}: expected `when` or changes_cost, got both")
+        yield "expected `when` or changes_cost, got both"
 
 
 class Space(Section):
@@ -186,28 +186,31 @@ class Space(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        check_all(self, (((name,), message) for name, message in self._faults()))
+        return self
+
+    def _faults(self) -> Iterator[tuple[str, str]]:
+        """Each fault's key and message, where parameters do not go together."""
         for name in type(self).model_fields:
             if name != "precision" and getattr(getattr(self, name), "changes_cost", False):
-                raise fault(
-                    f"{name}: expected changes_cost on a parameter of the task or on precision alone, got it here. Remove it."
-                )
+                yield name, "expected changes_cost on a parameter of the task or on precision alone, got it here. Remove it."
             if getattr(getattr(self, name), "when", {}):
-                raise fault(f"{name}: expected `when` on a parameter of the task alone, got it here. Remove it.")
+                yield name, "expected `when` on a parameter of the task alone, got it here. Remove it."
         domains = self.domains()
         for name, domain in self.task_parameters().items():
-            _check_condition(name, domain, domains)
+            yield from ((name, message) for message in _condition_faults(name, domain, domains))
         rules = set(values_of(self.rule))
         if "power" in rules and self.exponent is None:
-            raise fault("rule power: expected space.exponent, got none. Write exponent: 0.5, or {low: 0, high: 1}.")
+            yield "rule", "power: expected space.exponent, got none. Write exponent: 0.5, or {low: 0, high: 1}."
         for rule in sorted(rules & RULES_WITH_NOISE_BATCH):
             if self.noise_batch is None:
-                raise fault(
-                    f"rule {rule}: expected space.noise_batch, got none. Write noise_batch: 1000, or {{low: 10, high: 10000}}."
+                yield (
+                    "rule",
+                    f"{rule}: expected space.noise_batch, got none. Write noise_batch: 1000, or {{low: 10, high: 10000}}.",
                 )
         for rule in sorted(rules & RULES_FOR_DECAY):
             if not any(values_of(self.weight_decay)):
-                raise fault(f"rule {rule}: expected a weight decay to scale, got 0. Write weight_decay: 0.1, or a range.")
-        return self
+                yield "rule", f"{rule}: expected a weight decay to scale, got 0. Write weight_decay: 0.1, or a range."
 
     @property
     def reference_batch(self) -> int:

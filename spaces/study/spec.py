@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StrictInt, StrictStr, ValidationError, model_validator
-from pydantic_core import InitErrorDetails
 
-from ..domain import Domain, Fixed, Number, Range, Scalar, Section, bounds, fault, one_of, searched_of, values_of
+from ..domain import Domain, Fixed, Number, Range, Scalar, Section, bounds, check_all, fault, one_of, searched_of, values_of
 from ..errors import Fault, StudyFileError, near_miss
 from ..schedule import halved
 from .consistency import disagreements
@@ -19,6 +18,9 @@ from .goals import Budget, Confirm, Objectives, StoppingRule
 from .space import Space
 from .submit import Submit
 from .training import Training
+
+# How a task is named: module:name or path/file.py:name.
+TASK = r"[^:]+:[A-Za-z_]\w*"
 
 
 class Cluster(Section):
@@ -84,7 +86,7 @@ def _study_name(value: str) -> str:
 
 
 def _task(value: str) -> str:
-    if not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", value):
+    if not re.fullmatch(TASK, value):
         raise fault(f"expected module:name or path/file.py:name, got {value!r}")
     return value
 
@@ -143,11 +145,7 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        faults = [
-            InitErrorDetails(type=fault(message), loc=tuple(key.split(".")), input=None) for key, message in disagreements(self)
-        ]
-        if faults:
-            raise ValidationError.from_exception_data(type(self).__name__, faults)
+        check_all(self, ((tuple(key.split(".")), message) for key, message in disagreements(self)))
         return self
 
     # Sections that must not change, so that old and new trials are comparable.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from bsearch.spaces.errors import StudyFileError
-from bsearch.spaces.study.file import parse_study, read_study
+from bsearch.spaces.study.file import parse_study, read_study, study_from_dict
 from bsearch.spaces.study.spec import StudySpec
 from conftest import small_study
 from hypothesis import given, settings
@@ -106,7 +106,7 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ("low: 1e-3, high: 1.0", "low: -1, high: 1.0", "space.reference_rate: expected a number above 0, got -1"),
         ("low: 1e-3, high: 1.0", "low: .nan, high: 1.0", "space.reference_rate.low: expected a finite number, got nan"),
         ("at_batch: 128", "at_batch: 1.5", "space.reference_rate.at_batch: expected an integer, got 1.5"),
-        ("  exponent: {low: 0, high: 1}\n", "", "rule power: expected space.exponent, got none"),
+        ("  exponent: {low: 0, high: 1}\n", "", "space.rule: power: expected space.exponent, got none"),
         ("weight_decay: {low: 1e-6", "weight_decay: {low: 0", "expected low above 0 on a logarithmic scale, got low 0"),
         ("weight_decay: {", "weight_decy: {", "space.weight_decy: 'weight_decy' would be a parameter of the task"),
         (
@@ -117,12 +117,12 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         (
             "choices: [32, 64]",
             "choices: [32, 64], when: {rul: sqrt}",
-            "width: when: rul: expected the name of another parameter, got 'rul'. Did you mean 'rule'?",
+            "space.width: when: rul: expected the name of another parameter, got 'rul'. Did you mean 'rule'?",
         ),
         (
             "choices: [32, 64]",
             "choices: [32, 64], when: {effective_batch: 8}",
-            "width: when: effective_batch: expected values that effective_batch may take, 16 to 4096 (log); got 8",
+            "space.width: when: effective_batch: expected values that effective_batch may take, 16 to 4096 (log); got 8",
         ),
         (
             "low: 1e-3, high: 1.0",
@@ -277,7 +277,7 @@ def test_settings_of_today_name_an_exponent_where_the_rule_is_auto() -> None:
 @pytest.mark.parametrize("rule", ["saturating", "surge"])
 def test_rules_of_the_noise_batch_want_it_in_the_space(rule: str) -> None:
     [message] = messages(small_text(rule=rule))
-    assert f"space: rule {rule}: expected space.noise_batch, got none. Write noise_batch: 1000, or" in message
+    assert f"space.rule: {rule}: expected space.noise_batch, got none. Write noise_batch: 1000, or" in message
     spec = parse_study(small_text(rule=rule, noise_batch={"low": 10, "high": 10_000}))
     assert spec.searched()["noise_batch"].log
     assert parse_study(small_text(rule=rule, noise_batch=300)).fixed()["noise_batch"] == 300
@@ -291,8 +291,46 @@ def test_a_parameter_of_the_task_may_speak_of_noise() -> None:
 
 def test_adamw_tau_wants_a_decay_to_scale() -> None:
     [message] = messages(small_text(rule="adamw_tau"))
-    assert "rule adamw_tau: expected a weight decay to scale, got 0. Write weight_decay: 0.1" in message
+    assert "space.rule: adamw_tau: expected a weight decay to scale, got 0. Write weight_decay: 0.1" in message
     parse_study(small_text(rule="adamw_tau", weight_decay={"low": 0.0, "high": 0.1}))
+
+
+def test_faults_of_a_study_without_a_file_name_none() -> None:
+    with pytest.raises(StudyFileError) as raised:
+        study_from_dict({"study": "a", "task": "t:T", "space": {"effective_batch": 0, "reference_rate": 0.1, "rule": "power"}})
+    assert str(raised.value).splitlines() == ["space.effective_batch: expected an integer >= 1, got 0"]
+
+
+def test_a_task_in_place_of_a_file_is_told() -> None:
+    with pytest.raises(StudyFileError, match=r"^tasks.py:Net: expected a study file, got a task. `bsearch run` takes one"):
+        read_study(Path("tasks.py:Net"))
+
+
+def test_parameters_that_do_not_go_together_are_all_told_each_at_its_own_line() -> None:
+    text = "\n".join(
+        [
+            "study: a",
+            "task: bsearch.objectives.digits:Digits",
+            "space:",
+            "  effective_batch: {low: 16, high: 64, changes_cost: true}",
+            "  reference_rate: 0.1",
+            "  rule: [power, surge, adamw_tau]",
+            "  width: {choices: [32, 64], when: {rul: power}}",
+            "  depth: {choices: [2, 3], when: {width: 32}, changes_cost: true}",
+        ]
+    )
+    with pytest.raises(StudyFileError) as raised:
+        parse_study(text, "a.yaml")
+    told = [str(fault).partition(" expected")[0] for fault in raised.value.faults]
+    assert sorted(told) == [
+        "a.yaml:4: space.effective_batch:",
+        "a.yaml:6: space.rule: adamw_tau:",
+        "a.yaml:6: space.rule: power:",
+        "a.yaml:6: space.rule: surge:",
+        "a.yaml:7: space.width: when: rul:",
+        "a.yaml:8: space.depth:",
+        "a.yaml:8: space.depth: when: width:",
+    ]
 
 
 def test_parts_that_disagree_are_all_told_each_at_its_own_line() -> None:

@@ -146,7 +146,8 @@ def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_fil
             assert time.monotonic() < limit
             time.sleep(0.05)
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
-        assert driver.wait(timeout=400) == 130
+        said = [tmp_path / "out", tmp_path / "results" / "small" / "ray.log"]
+        assert driver.wait(timeout=400) == 130, "\n".join(one.read_text() for one in said)
     output = (tmp_path / "out").read_text()
     assert "interrupted (SIGINT). To resume: bsearch run" in output
     assert "Traceback" not in output
