@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import gc
 import logging
 import os
 import secrets
@@ -139,7 +140,7 @@ class RayConnection:
                     start_local_ray(self._threads)
             except Exception as error:  # Ray raises bare ones here
                 with contextlib.suppress(Exception):
-                    ray.shutdown()
+                    disconnect()
                 if again:
                     raise RuntimeError(str(error)) from error
                 self._say("Ray did not start: trying once more")
@@ -172,7 +173,7 @@ class RayConnection:
             # The connection ends with this process, and what was started here with it.
             atexit.unregister(ray_worker.shutdown)
         else:
-            ray.shutdown()
+            disconnect()
 
     def lost(self, *, now: bool = False) -> str:
         """What of Ray is gone, so that it has to be started or joined again; empty while it works.
@@ -214,7 +215,7 @@ class RayConnection:
         else:
             self._say(f"{lost}: waiting for it to come back; what was interrupted will resume")
         # It may wait for what is gone.
-        ending = threading.Thread(target=ray.shutdown, daemon=True)
+        ending = threading.Thread(target=disconnect, daemon=True)
         ending.start()
         ending.join(_ENDS_S)
         if ending.is_alive():
@@ -234,6 +235,22 @@ class RayConnection:
                 self._say("Ray is back")
                 return ""
         return lost
+
+
+def disconnect() -> None:
+    """Leave Ray, and end what this process started of it.
+
+    Meanwhile Ray ends this process with exit code 1 where another thread drops a reference to one of its objects. Tune leaves
+    some in cycles, which the garbage collector may find at any time, in any thread.
+    """
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextlib.contextmanager

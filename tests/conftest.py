@@ -109,7 +109,7 @@ def cifar_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray_address() -> Iterator[str]:
     """A Ray of two CPUs that all tests of a module use; gone when they end."""
     import ray
-    from bsearch.cluster.connection import start_local_ray
+    from bsearch.cluster.connection import disconnect, start_local_ray
     from ray._private.authentication_test_utils import reset_auth_token_state
 
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +119,7 @@ def ray_address() -> Iterator[str]:
         try:
             yield ray.get_runtime_context().gcs_address
         finally:
-            ray.shutdown()
+            disconnect()
 
 
 @pytest.fixture(scope="session")
