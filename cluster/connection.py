@@ -243,7 +243,6 @@ def disconnect() -> None:
     Meanwhile Ray ends this process with exit code 1 where another thread drops a reference to one of its objects. Tune leaves
     some in cycles, which the garbage collector may find at any time, in any thread.
     """
-    gc.collect()
     collects = gc.isenabled()
     gc.disable()
     try:
