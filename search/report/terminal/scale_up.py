@@ -71,7 +71,8 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
     batch, rate = found.carried
     yield f"Carried over unchanged: batch {batch:,.0f}, rate {rate:.3g}. {'. '.join(others)}."
     for edge in found.edges:
-        yield f"The best is at the {edge} tried: the true one may lie beyond."
+        end, name = edge.split(" ", 1)
+        yield f"The best {name} may be {'smaller' if end == 'smallest' else 'larger'} than any tried."
     if found.contradicted:
         names = ", ".join(_EXPONENTS[name] for name in found.contradicted)
         yield f"These trials are far from the prior of: {names}."
@@ -97,7 +98,7 @@ def _unseen(found: ScaledUp) -> Iterator[str]:
         elif found.adaptive is None:
             known = "guesses, since these trials name no optimizer"
         else:
-            known = "guesses; none are published for this optimizer"
+            known = "guesses; we know of none published for this optimizer"
         yield f"No trials differ in {' or '.join(words)}, so those exponents are {known}."
 
 

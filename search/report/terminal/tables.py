@@ -320,7 +320,7 @@ def comparison(front: ParetoFront, records: Iterable[TrialRecord]) -> Iterator[s
         where += f": {front.metric} {number(setting.accuracy)} {front.takes(setting)})"
         faster, better = no_worse(front, setting), no_slower(front, setting)
         if faster is None or better is None or faster.number == better.number == setting.number:
-            yield f"{where} is on the front: no trial beat it in both objectives."
+            yield f"{where} is on the front: no trial beat it."
             continue
         parts = []
         faster_s = front.taken(faster)
