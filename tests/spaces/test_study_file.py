@@ -41,9 +41,9 @@ cluster: {address: auto, trials_at_once: 4}
 """
 
 
-def messages(text: str) -> list[str]:
+def messages(text: str, file: str = "study.yaml") -> list[str]:
     with pytest.raises(StudyFileError) as error:
-        parse_study(text)
+        parse_study(text, file)
     return str(error.value).splitlines()
 
 
@@ -319,10 +319,7 @@ def test_parameters_that_do_not_go_together_are_all_told_each_at_its_own_line() 
             "  depth: {choices: [2, 3], when: {width: 32}, changes_cost: true}",
         ]
     )
-    with pytest.raises(StudyFileError) as raised:
-        parse_study(text, "a.yaml")
-    told = [str(fault).partition(" expected")[0] for fault in raised.value.faults]
-    assert sorted(told) == [
+    assert sorted(line.partition(" expected")[0] for line in messages(text, "a.yaml")) == [
         "a.yaml:4: space.effective_batch:",
         "a.yaml:6: space.rule: adamw_tau:",
         "a.yaml:6: space.rule: power:",
@@ -351,10 +348,7 @@ def test_parts_that_disagree_are_all_told_each_at_its_own_line() -> None:
             "sampler: tpe",
         ]
     )
-    with pytest.raises(StudyFileError) as raised:
-        parse_study(text, "a.yaml")
-    told = [str(fault).partition(": expected")[0] for fault in raised.value.faults]
-    assert told == [
+    assert [line.partition(": expected")[0] for line in messages(text, "a.yaml")] == [
         "a.yaml:5: training.evaluations",
         "a.yaml:6: training.batch_schedule",
         "a.yaml:8: stopping",

@@ -49,6 +49,6 @@ def placements_parts(
     if not front:
         return
     same = best_on_each(placements, front, objectives)
-    yield Text(f"\nThe best, trial {same[0].trial.number}, on each device", style="bold")
+    yield Text(f"\nThe best {metric}, trial {same[0].trial.number}, on each device", style="bold")
     yield placements_table(same, metric)
     yield from device_sentences(placements, front, objectives)

@@ -71,8 +71,7 @@ def scale_up_parts(study: str, found: ScaledUp) -> Iterator[str | Text | Table]:
     batch, rate = found.carried
     yield f"Carried over unchanged: batch {batch:,.0f}, rate {rate:.3g}. {'. '.join(others)}."
     for edge in found.edges:
-        end, name = edge.split(" ", 1)
-        yield f"The best {name} may be {'smaller' if end == 'smallest' else 'larger'} than any tried."
+        yield f"The best may lie beyond the {edge} tried."
     if found.contradicted:
         names = ", ".join(_EXPONENTS[name] for name in found.contradicted)
         yield f"These trials are far from the prior of: {names}."
