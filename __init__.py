@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .cluster.study import Study, run
     from .objectives.state.checkpoint import Checkpoint
-    from .objectives.task import Data, Loss, Score, Task
+    from .objectives.task import Data, Loss, Score, Task, WholeSet
     from .search.suggest.ask_tell import Search
     from .search.suggest.sampler import FrontSampler
     from .spaces.errors import (
@@ -54,6 +54,7 @@ _MODULES = {
     "Task": "objectives.task",
     "TaskError": "spaces.errors",
     "TrialSetup": "spaces.trial",
+    "WholeSet": "objectives.task",
     "plan_batch": "spaces.plan",
     "run": "cluster.study",
 }
@@ -78,6 +79,7 @@ __all__ = [
     "Task",
     "TaskError",
     "TrialSetup",
+    "WholeSet",
     "plan_batch",
     "run",
 ]

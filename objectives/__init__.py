@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ..spaces.trial import Measurement, TrialSetup
     from .batches import SampleKeys
     from .state.checkpoint import Checkpoint
-    from .task import Data, Loss, Score, Task
+    from .task import Data, Loss, Score, Task, WholeSet
 
 _MODULES = {
     "Checkpoint": ".state.checkpoint",
@@ -20,9 +20,10 @@ _MODULES = {
     "Score": ".task",
     "Task": ".task",
     "TrialSetup": "..spaces.trial",
+    "WholeSet": ".task",
 }
 
-__all__ = ["Checkpoint", "Data", "Loss", "Measurement", "SampleKeys", "Score", "Task", "TrialSetup"]
+__all__ = ["Checkpoint", "Data", "Loss", "Measurement", "SampleKeys", "Score", "Task", "TrialSetup", "WholeSet"]
 
 
 def __getattr__(name: str) -> Any:

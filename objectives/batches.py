@@ -7,20 +7,25 @@ epoch), and a sample's own randomness on (seed, epoch, index), never on the proc
 
 from __future__ import annotations
 
+import copy
 import operator
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import chain
 from queue import Empty, Full, Queue
+from types import SimpleNamespace
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+
+from ..spaces.errors import TaskError
 
 # Micro-batches are indexed together up to this many bytes, half of a small cache: of steps of 1.3 ms, indexing each
 # by itself took 4 % (docs/log.md).
@@ -231,19 +236,30 @@ class Fetcher(Dataset[Any]):
                 self._draws = self._depends_on_seed(int(keys.index[0]))
                 state.restore()
             if not self._draws:
-                batch = self.collate([self.dataset[index] for index in keys.index.tolist()])
+                batch = self._collated([self.dataset[index] for index in keys.index.tolist()])
                 self._draws = not state.unchanged()
                 if not self._draws:
                     return batch
             seeds = mixed(keys.seed, keys.epoch, keys.index).tolist()
-            return self.collate([self._seeded(index, seed) for index, seed in zip(keys.index.tolist(), seeds, strict=True)])
+            return self._collated([self._seeded(index, seed) for index, seed in zip(keys.index.tolist(), seeds, strict=True)])
         finally:
             if self._draws:
                 state.restore()  # fetching must not affect the model's dropout
 
+    def _collated(self, samples: list[Any]) -> Any:
+        try:
+            return self.collate(samples)
+        except (RuntimeError, TypeError) as error:
+            if self.collate is not default_collate:
+                raise
+            raise TaskError(
+                "Task.data: expected samples that torch's default_collate can stack: of equal shapes, in types that it knows. "
+                f"Pass Data(collate=...), which turns a list of samples into a batch. Torch says: {error}"
+            ) from error
+
     def _depends_on_seed(self, index: int) -> bool:
         """Whether a sample differs between two seeds, even where it draws nothing, as with a generator of its own."""
-        first, second = (tree_leaves(self._seeded(index, seed)) for seed in (1, 2))
+        first, second = (list(leaves(self._seeded(index, seed))) for seed in (1, 2))
         return len(first) != len(second) or not all(map(_equal, first, second))
 
     def _seeded(self, index: int, sample_seed: int) -> Any:
@@ -357,7 +373,7 @@ def ahead(values: Iterator[Any], count: int = AHEAD) -> Iterator[Any]:
 
 def pinned(batch: Any) -> Any:
     """The batch in page-locked memory, from which copies to a GPU do not wait; batches that already lie on it stay."""
-    return tree_map_only(Tensor, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory(), batch)
+    return with_tensors(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
 
 
 def _unchanged(batch: Any) -> Any:
@@ -374,18 +390,66 @@ def in_order(samples: int, batch: int, seed: int) -> Sequence[SampleKeys]:
 
 
 def to_device(batch: Any, device: torch.device, images: torch.memory_format | None = None) -> Any:
-    """The batch with all its tensors on the device, inside any nesting of tuples, lists and dicts.
+    """The batch with all its tensors on the device, in any containers.
 
     Args:
         images: memory format for four-dimensional tensors.
     """
+
+    def moved(tensor: Tensor) -> Tensor:
+        layout = images if images is not None and tensor.dim() == 4 else torch.preserve_format
+        return tensor.to(device, non_blocking=True, memory_format=layout)
+
+    return with_tensors(batch, moved, lambda other: other.to(device) if hasattr(other, "to") else other)
+
+
+def with_tensors(
+    batch: Any, function: Callable[[Tensor], Tensor], otherwise: Callable[[Any], Any] = lambda other: other
+) -> Any:
+    """The batch with a function applied to each tensor, inside any nesting of tuples, lists, mappings, dataclasses, namespaces
+    and packed sequences; the batch itself is not changed.
+
+    Args:
+        otherwise: applied to everything else that holds nothing of these.
+    """
     if isinstance(batch, Tensor):
-        layout = images if images is not None and batch.dim() == 4 else torch.preserve_format
-        return batch.to(device, non_blocking=True, memory_format=layout)
-    if isinstance(batch, dict):
-        return type(batch)({key: to_device(value, device, images) for key, value in batch.items()})
+        return function(batch)
+    if isinstance(batch, PackedSequence):
+        data, batch_sizes, *indices = batch  # the sizes have to stay on the CPU
+        return PackedSequence(function(data), batch_sizes, *(index if index is None else function(index) for index in indices))
+
+    def inside(value: Any) -> Any:
+        return with_tensors(value, function, otherwise)
+
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device, images) for value in batch))
+        return type(batch)(*map(inside, batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device, images) for value in batch)
-    return batch.to(device) if hasattr(batch, "to") else batch
+        return type(batch)(map(inside, batch))
+    if isinstance(batch, MutableMapping):
+        changed = copy.copy(batch)  # as a defaultdict's factory, whatever else it holds stays
+        for key, value in batch.items():
+            changed[key] = inside(value)
+        return changed
+    if isinstance(batch, SimpleNamespace) or (is_dataclass(batch) and not isinstance(batch, type)):
+        other: Any = copy.copy(batch)
+        names = vars(batch) if isinstance(batch, SimpleNamespace) else [one.name for one in fields(batch)]
+        for name in names:
+            object.__setattr__(other, name, inside(getattr(batch, name)))
+        return other
+    return otherwise(batch)
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    """Everything in the batch's containers, in their order, packed sequences opened; see `with_tensors`."""
+    if isinstance(batch, PackedSequence):
+        yield from (part for part in batch if part is not None)
+    elif isinstance(batch, list | tuple):
+        yield from chain.from_iterable(map(leaves, batch))
+    elif isinstance(batch, Mapping):
+        yield from chain.from_iterable(map(leaves, batch.values()))
+    elif isinstance(batch, SimpleNamespace):
+        yield from leaves(vars(batch))
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        yield from leaves([getattr(batch, one.name) for one in fields(batch)])
+    else:
+        yield batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from itertools import chain
@@ -155,6 +156,13 @@ def takes_shards(optimizer: Optimizer) -> bool:
     return _kind(optimizer) not in _OF_WHOLE_PARAMETERS
 
 
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether its step has to be given a closure that evaluates the loss, as those of LBFGS and of sharpness-aware ones."""
+    step = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters
+    closure = step.get("closure")
+    return isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty)
+
+
 def _kind(optimizer: Optimizer) -> str:
     return type(optimizer).__name__
 
@@ -200,5 +208,6 @@ __all__ = [
     "has_adams_betas",
     "hidden_matrices",
     "named_optimizer",
+    "needs_closure",
     "takes_shards",
 ]

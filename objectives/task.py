@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from ..spaces.errors import TaskError
 from ..spaces.trial import Measurement, TrialSetup
 from .model.activation_checkpointing import transformer_layers
-from .optimizers import fuses_sgd
+from .optimizers import fuses_sgd, needs_closure
 from .state.checkpoint import save_state
 
 # The alternative to a Task: a training loop of your own that yields measurements.
@@ -33,6 +33,7 @@ class Data:
 
     Args:
         collate: turns a list of samples into a batch, such as one that pads to the longest; default: torch's.
+        train_collate: the same for training batches alone, such as one that mixes samples; default: `collate`.
         lengths: number of units, such as tokens, in each training sample. Throughput is then shown in units as well, and memory
             is traced with the longest samples.
         unit: name of that unit.
@@ -42,6 +43,7 @@ class Data:
     validation: Dataset[Any]
     test: Dataset[Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    train_collate: Callable[[list[Any]], Any] | None = None
     lengths: Sequence[int] | None = None
     unit: str = "tokens"
 
@@ -72,6 +74,20 @@ class Score:
     of: Callable[[float], float] | None = None
 
 
+class WholeSet:
+    """A metric of the whole data set that is no quotient of sums, such as AUROC, macro F1 or average precision.
+
+    Args:
+        metric: a `torchmetrics.Metric`, a new one in every batch, which is updated with the arguments of each batch; or a
+            function that is called once, with the arguments of all batches concatenated on the host, in half precisions as
+            float32. It returns a number.
+        arguments: of this batch, such as outputs and targets: tensors with samples first, (n, ...), or lists.
+    """
+
+    def __init__(self, metric: Any, *arguments: Any) -> None:
+        self.metric, self.arguments = metric, arguments
+
+
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, setup: TrialSetup) -> Tensor:
     """Summed cross-entropy of classes, with the label smoothing of the parameter `label_smoothing`, 0 by default."""
     smoothing = float(setup.parameters.get("label_smoothing", 0.0))
@@ -79,7 +95,14 @@ def smoothed_cross_entropy(logits: Tensor, labels: Tensor, setup: TrialSetup) ->
 
 
 class Task(ABC):
-    """Data and a model; the defaults train a classifier on batches of (inputs, labels)."""
+    """Data and a model; the defaults train a classifier on batches of (inputs, labels).
+
+    Attributes:
+        couples_samples: whether the loss compares the samples of a batch, as contrastive losses do. Its batches are then never
+            split: the largest batch is the largest micro-batch that fits, on one device.
+    """
+
+    couples_samples: bool = False
 
     @abstractmethod
     def data(self, setup: TrialSetup) -> Data:
@@ -101,7 +124,7 @@ class Task(ABC):
         The default uses the study's parameter `label_smoothing`, if there is one.
         """
         inputs, labels = batch
-        return Loss(smoothed_cross_entropy(model(inputs), labels, setup), len(labels))
+        return Loss(smoothed_cross_entropy(_logits(self, "loss", model, inputs), labels, setup), len(labels))
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         """The optimizer of the model's parameters, with the setup's learning rate; default: SGD with Nesterov momentum 0.9.
@@ -125,14 +148,25 @@ class Task(ABC):
         """
         save_state(folder / "model.pt", model.state_dict())
 
-    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score | Mapping[str, Score]:
+    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score | WholeSet | Mapping[str, Score | WholeSet]:
         """One metric, or several by name; default: accuracy and the mean cross-entropy `val_loss`."""
         inputs, labels = batch
-        logits = model(inputs)
+        logits = _logits(self, "score", model, inputs)
         return {
             "accuracy": Score((logits.argmax(-1) == labels).sum(), len(labels)),
             "val_loss": Score(nn.functional.cross_entropy(logits.float(), labels, reduction="sum"), len(labels)),
         }
+
+
+def _logits(task: Task, method: str, model: nn.Module, inputs: Any) -> Tensor:
+    """The model's outputs, for the default methods."""
+    outputs = model(inputs)
+    if not isinstance(outputs, Tensor):
+        raise TaskError(
+            f"{name_of(task)}.{method}: the default expects a model that returns a tensor of logits, got "
+            f"{type(outputs).__name__}. Write {method}(self, model, batch, setup) for it."
+        )
+    return outputs
 
 
 # What is checked of it
@@ -173,6 +207,16 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
         )
     optimizer = task.optimizer(model, setup)
     check_optimizer(where, optimizer, setup)
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise TaskError(
+            f"{where}: expected an optimizer without a scheduler, which would never be stepped: training.schedule and "
+            "training.warmup set the rate, as fractions of the samples. Remove the scheduler."
+        )
+    if needs_closure(optimizer):
+        raise TaskError(
+            f"{where}: expected an optimizer that updates from gradients alone, got {type(optimizer).__name__}, whose step "
+            "evaluates the loss again by a closure. Use one that does not, or write a loop of your own."
+        )
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
     return optimizer
@@ -189,23 +233,31 @@ def check_loss(task: Task, loss: Any, samples: int) -> None:
     if not isinstance(loss.total, Tensor) or loss.total.dim() != 0:
         shape = str(tuple(loss.total.shape)) if isinstance(loss.total, Tensor) else type(loss.total).__name__
         raise TaskError(f"{where}: expected a scalar sum over {samples} samples, got shape {shape}. Use reduction='sum'.")
+    if isinstance(loss.denominator, Tensor) and loss.denominator.dim() != 0:
+        raise TaskError(
+            f"{where}: expected a denominator for the whole batch, a number or a scalar tensor; got shape "
+            f"{tuple(loss.denominator.shape)}. Sum it over the batch."
+        )
     if not isinstance(loss.denominator, Tensor) and not (math.isfinite(loss.denominator) and loss.denominator >= 0):
         raise TaskError(f"{where}: expected a denominator >= 0 that the mean divides by, got {loss.denominator!r}")
     if not loss.total.requires_grad:
         raise TaskError(f"{where}: expected a total that depends on the model's parameters, got one without a graph")
 
 
-def named_scores(task: Task, scores: Any) -> Mapping[str, Score]:
+def named_scores(task: Task, scores: Any) -> Mapping[str, Score | WholeSet]:
     """The scores that a task's `score` returned, by name.
 
     Raises:
         TaskError: no scores.
     """
-    if isinstance(scores, Score):
+    if isinstance(scores, Score | WholeSet):
         return {"accuracy": scores}
-    if isinstance(scores, Mapping) and all(isinstance(score, Score) for score in scores.values()):
+    if isinstance(scores, Mapping) and all(isinstance(score, Score | WholeSet) for score in scores.values()):
         return scores
-    raise TaskError(f"{name_of(task)}.score: expected Score(total, denominator) or a dict of them, got {type(scores).__name__}")
+    raise TaskError(
+        f"{name_of(task)}.score: expected Score(total, denominator), WholeSet(metric, outputs, targets) or a dict of them, got "
+        f"{type(scores).__name__}"
+    )
 
 
 def check_optimizer(where: str, optimizer: Any, setup: TrialSetup) -> None:

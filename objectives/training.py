@@ -25,11 +25,13 @@ from torch.utils.data import Dataset
 from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
-from ..spaces.trial import Measurement, Parameter, TrialSetup
+from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
+from .evaluation import Evaluation, undefined
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
+from .model.modes import Modes
 from .noise_scale import NoiseScale
 from .parallel.data_parallel import Ranks
 from .parallel.fsdp2 import (
@@ -48,7 +50,7 @@ from .state.branches import forks, trained
 from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving, asked_to_leave
 from .step_clock import COUNTED_STEPS, StepClock
-from .task import Task, check_loss, checked_data, checked_optimizer, name_of, named_scores
+from .task import Task, check_loss, checked_data, checked_optimizer, name_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -65,9 +67,6 @@ _RESIDENT_SHARE = 0.03
 _RANKS_AGREE = 16
 # What may be wanted of a training between two steps.
 _SAVE, _LEAVE = 1.0, 2.0
-
-# Evaluation stores no activations, so its batches can be larger than training micro-batches.
-_EVALUATION_BATCH = 512
 
 
 class TrainingRun:
@@ -87,7 +86,8 @@ class TrainingRun:
         seed_everything(setup.seed)
         self.data = checked_data(task.data(setup))
         self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
-        self.train_fetcher, self.validation_fetcher = map(self._fetcher, (self.data.train, self.data.validation))
+        self.train_fetcher = self._fetcher(self.data.train, self.data.train_collate)
+        self.validation_fetcher = self._fetcher(self.data.validation)
         self.resident_bytes = 0
         if self.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.device).total_memory
@@ -100,6 +100,7 @@ class TrainingRun:
         model = task.model(setup)
         if not isinstance(model, nn.Module):
             raise TaskError(f"{name_of(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
+        self.modes = Modes(model)
         correct_batch_norm(model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         if setup.training.sync_batch_norm and self.ranks.count > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -107,6 +108,8 @@ class TrainingRun:
             model = model.to(memory_format=torch.channels_last)
         checkpoint_activations(task.checkpoint_blocks(model), setup.plan.activation_checkpointing)
         self._last_weight: tuple[int, Tensor] | None = None
+        self._moving_buffers: set[str] = set()  # those that the forward pass changes, as far as is known
+        self._looked_at_buffers = self.ranks.count == 1
         self.noise = NoiseScale()
         if self.fully_sharded:
             self._set_sharded_model(model, device_mesh(self.device, self.ranks.count))
@@ -125,9 +128,11 @@ class TrainingRun:
         self.sharded: ShardedOptimizer | None = None
         if setup.sharding == "zero1" and self.ranks.count > 1:
             self.sharded = ShardedOptimizer(self.optimizer, self.ranks.rank, self.ranks.count, self.ranks.all_gathered)
+        self._buffer_versions = _versions(self._other_buffers())
 
-    def _fetcher(self, dataset: Dataset[Any]) -> Fetcher:
-        return Fetcher(dataset) if self.data.collate is None else Fetcher(dataset, self.data.collate)
+    def _fetcher(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> Fetcher:
+        collate = collate or self.data.collate
+        return Fetcher(dataset) if collate is None else Fetcher(dataset, collate)
 
     def longest(self, count: int) -> SampleKeys:
         """Samples for a batch that takes the most memory: the longest, or the stream's first where lengths are unknown."""
@@ -186,6 +191,7 @@ class TrainingRun:
             other._set_model(model)
             other.loss = _LossOf(self.task, model, self.setup)
         other.noise, other._last_weight, other.sharded = NoiseScale(), None, None
+        other._moving_buffers, other._looked_at_buffers = set(), True
         other._checks_parameters = False
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
@@ -206,14 +212,45 @@ class TrainingRun:
     def step(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """One optimizer step over `size` samples, this device's share in micro-batches of (samples, batch).
 
-        A batch may be a function that returns it. Gradients are all-reduced once per step, after the last micro-batch; where
-        parameters are sharded, in each. One of 0 samples keeps other ranks company and adds nothing.
+        A batch may be a function that returns it.
 
         Returns:
             The step's mean loss, a detached scalar on the device, the same on all devices.
         """
+        measures_noise = self.noise.active
+        loss, small_batch = self.accumulate(micro_batches, size)
+        if self.setup.training.clip_norm is not None:
+            norms = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
+        elif measures_noise:
+            norms = list(torch._foreach_norm(self._gradients()))
+        if measures_noise:
+            self.noise.add_step(*small_batch, size, norms)
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        if self.sharded is not None:
+            self.sharded.share_parameters()
+        if self._moving_buffers or not self._looked_at_buffers:
+            self._share_buffers()
+        for parameter in self.parameters:
+            parameter.grad = None
+        return loss
+
+    def accumulate(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> tuple[Tensor, tuple[float, Tensor | float]]:
+        """The gradient of a step's mean loss over `size` samples, before clipping, in the parameters' `grad`.
+
+        Gradients are all-reduced once per step, after the last micro-batch; where parameters are sharded, in each. A
+        micro-batch of 0 samples keeps the ranks' collectives aligned and adds nothing.
+
+        Returns:
+            The step's mean loss, a detached scalar on the device; and the small batch of a noise measurement: its samples and
+            its loss's denominator.
+        """
         totals: list[Tensor] = []
         denominator: Tensor | float = 0.0
+        small_batch: tuple[float, Tensor | float] = 0.0, 0.0
         measures_noise = self.noise.active
         for number, (samples, batch) in enumerate(micro_batches, start=1):
             on_device = self.on_device(LiveBytes.fetched(batch) if callable(batch) else batch)
@@ -231,10 +268,10 @@ class TrainingRun:
                 weight = self._weight(loss_total, size) if samples else torch.zeros_like(loss_total)
                 self.scaler.scale(loss_total).backward(weight)
             if not samples:
-                self.model.train()
+                self.modes.train(self.model)
             if measures_noise and number == 1 and self.ranks.count == 1:
                 self.noise.add_small_batch(self._gradients())
-                small_batch: tuple[float, Tensor | float] = samples, loss_denominator
+                small_batch = samples, loss_denominator
         if measures_noise and self.ranks.count > 1:
             small_batch = self.ranks.mean_share(size), denominator
         total, denominator = self.ranks.end_sum(pending)
@@ -244,23 +281,22 @@ class TrainingRun:
             self.scaler.unscale_(self.optimizer)
         if isinstance(denominator, Tensor) or denominator != size:
             rescale_gradients(self._gradients(), denominator, size)
-        if self.setup.training.clip_norm is not None:
-            norms = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
-        elif measures_noise:
-            norms = list(torch._foreach_norm(self._gradients()))
-        if measures_noise:
-            self.noise.add_step(*small_batch, size, norms)
-        if self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
-        if self.sharded is not None:
-            self.sharded.share_parameters()
-        for parameter in self.parameters:
-            parameter.grad = None
         # Where every label of a step is ignored, its loss is 0 rather than 0/0.
-        return total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
+        mean = total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
+        return mean, small_batch
+
+    def _other_buffers(self) -> dict[str, Tensor]:
+        """The model's buffers but for those of BatchNorm, which are averaged over ranks."""
+        norms = {id(buffer) for norm in batch_norms(self.model) for buffer in norm.buffers()}
+        return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in norms}
+
+    def _share_buffers(self) -> None:
+        """Give all ranks the first one's buffers that the forward pass changes, as DistributedDataParallel does."""
+        buffers, before, self._looked_at_buffers = self._other_buffers(), self._buffer_versions, True
+        changed = [name for name, buffer in buffers.items() if before.get(name) != (id(buffer), buffer._version)]
+        self._moving_buffers |= set(self.ranks.all_gathered({"changed": changed}).get("changed", []))
+        self.ranks.share_first(buffers[name] for name in sorted(self._moving_buffers))
+        self._buffer_versions = _versions(buffers)
 
     def _weight(self, loss_total: Tensor, size: int) -> Tensor:
         """One over the step's samples, like the loss; kept for the next step. `fully_shard` averages over ranks."""
@@ -299,23 +335,31 @@ class TrainingRun:
                 return self.loss(batch, None)
             return self.task.score(self.model, batch, self.setup)
 
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples per forward pass of evaluation: the study's, never the trial's."""
+        return self.setup.evaluation_batch or EVALUATION_BATCH
+
     def evaluate(self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None) -> dict[str, float]:
         """Every metric of the task over the validation data, each sample once, or over the batches in `keys`.
 
-        Several devices share the batches round-robin. Sums over batches are exact, so the result does not depend on the
-        number or order of the devices, as long as the batches are the same.
+        Several devices share the batches round-robin. Sums over batches are exact and metrics of the whole set are merged, so
+        the result does not depend on the number or order of the devices.
 
         Args:
             fetcher: of other data than those for validation.
         """
         self.model.eval()
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
+        if self.ranks.count > 1:
+            self._share_buffers()  # some may move later than in the first step
         fetcher = fetcher or self.validation_fetcher
         count = len(fetcher.dataset)  # type: ignore[arg-type]
-        size = self.setup.evaluation_batch or max(self.setup.plan.largest_micro_batch, _EVALUATION_BATCH)
-        keys = keys or in_order(count, min(size, -(-count // self.ranks.count)), self.setup.seed)
-        batch_scores: dict[str, list[tuple[Any, Any]]] = {}
-        functions: dict[str, Callable[[float], float] | None] = {}
+        size = self.evaluation_batch
+        if not self.setup.training.accept_inexact:  # or scores may follow the batch, which then is the same on any devices
+            size = min(size, -(-count // self.ranks.count))
+        keys = keys or in_order(count, size, self.setup.seed)
+        evaluation = Evaluation(self.task)
         try:
             with torch.no_grad():
                 own = keys[self.ranks.rank :: self.ranks.count]
@@ -324,32 +368,14 @@ class TrainingRun:
                 batches_of = self._evaluation_batches(fetcher, [*own, *[keys[0]] * spare])
                 for number, batch in enumerate(batches_of):
                     scores = self.scores(self.on_device(batch))
-                    if number >= len(own):
-                        continue
-                    for name, score in named_scores(self.task, scores).items():
-                        batch_scores.setdefault(name, []).append((score.total, score.denominator))
-                        functions[name] = score.of
+                    if number < len(own):
+                        evaluation.add(scores)
         except Exception as error:
             if is_out_of_memory(error):
                 raise EvaluationMemoryError(str(error)) from error
             raise
-        self.model.train()
-        # Read at the end: each read synchronises with the GPU.
-        sums = {
-            name: [(float(total), float(denominator)) for total, denominator in pairs] for name, pairs in batch_scores.items()
-        }
-        ratios = {
-            name: _fsum(total for total, _ in pairs) / _fsum(denominator for _, denominator in pairs)
-            for name, pairs in self.ranks.all_gathered(sums).items()
-        }
-        # Rank 0, whose scores are reported, has the first batch; a rank without batches knows no function.
-        ratios = {name: ratio if (of := functions.get(name)) is None else of(ratio) for name, ratio in ratios.items()}
-        if ratios.get("accuracy", 0.0) > 1 + 1e-6:
-            raise TaskError(
-                f"{name_of(self.task)}.score: expected an accuracy, correct answers over all answers, of at most 1, got "
-                f"{ratios['accuracy']:.4g}. Check the shapes: (N, 1) == (N,) broadcasts to (N, N)."
-            )
-        return ratios
+        self.modes.train(self.model)
+        return evaluation.values(self.ranks.all_gathered)
 
     def measurements(self) -> Iterator[Measurement]:
         """Train for the whole budget, with its branches; evaluate at equal fractions of it and at its end.
@@ -370,7 +396,7 @@ class TrainingRun:
         points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > seen)
         branching, ended = forks(setup, plans), since.branches
 
-        self.model.train()
+        self.modes.train(self.model)
         due, loss_steps = next(points), since.steps
         loss_sum = torch.full((), since.loss_sum, device=self.device, dtype=torch.float64)
         clock.restart()
@@ -405,6 +431,8 @@ class TrainingRun:
             facts |= self.units_facts(seen, elapsed_s)
             self.noise.read(self.ranks.mean)
             scores = self.evaluate()
+            if names := ", ".join(undefined(scores)):
+                facts["undefined"] = names
             if setup.model_folder is not None and seen >= setup.samples_budget:
                 facts |= self._finished(setup.model_folder)
             measurement = Measurement(
@@ -657,6 +685,11 @@ class _ShardedLossOf(_LossOf):
         return super().forward(batch, samples)
 
 
+def _versions(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """What changes when a tensor is replaced, or written to."""
+    return {name: (id(tensor), tensor._version) for name, tensor in tensors.items()}
+
+
 def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size: int) -> None:
     """Rescale gradients from a mean over `size` samples to the loss's own denominator, in place."""
     if not isinstance(denominator, Tensor):
@@ -668,7 +701,15 @@ def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size
     denominator = denominator.double()
     # Where every label of a step is ignored, its gradient is 0 rather than 0/0.
     ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-    torch._foreach_mul_(gradients, ratio.to(gradients[0].dtype))
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for gradient in gradients:
+        by_type.setdefault(gradient.dtype, []).append(gradient._values() if gradient.is_sparse else gradient)
+    for dtype, same in by_type.items():
+        if dtype in (torch.bfloat16, torch.float16):
+            for gradient in same:  # rounded to so few digits, the ratio itself would be off by up to .4 %
+                gradient.copy_(gradient.float() * ratio.float())
+        else:
+            torch._foreach_mul_(same, ratio.to(dtype))
 
 
 def train_task(task: Task, setup: TrialSetup) -> Iterator[Measurement]:
@@ -701,12 +742,6 @@ def _disable_heap_trimming() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
-
-
-def _fsum(numbers: Iterable[float]) -> float:
-    """The exact sum; non-finite values propagate instead of raising."""
-    values = list(numbers)
-    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def seed_everything(seed: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from .domain import applying, bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile, ProfileRequest
+from .laws.examination import Finding
 from .laws.step_time import Exchange, StepTime, doubt, fastest_plan
 from .learning_rate import (
     RULES_FOR_ADAM,
@@ -80,6 +81,7 @@ def trial_setup(
         memory_limit_bytes=profile.limit_bytes,
         largest_micro_batch=limits["largest_micro_batch"],
         smallest_micro_batch=limits["smallest_micro_batch"],
+        couples_samples=profile.couples_samples,
         # One that repeats another's setting is for that setting alone.
         branches=() if "repeats" in suggestion.notes else _branches(spec, profile, epochs, effective_batch),
     )
@@ -219,10 +221,16 @@ def _planned(
         effective_batch,
         devices=devices,
         accumulation=accumulation,
-        accumulation_high=None if domain is None else int(bounds(domain)[1]),
-        **plan_limits(spec, profile, devices),
+        **plan_limits(spec, profile, devices) | {"accumulation_high": _most_micro_batches(spec, profile)},
     )
-    return plan if domain is not None else with_fastest_accumulation(plan, profile)
+    return plan if domain is not None or profile.couples_samples else with_fastest_accumulation(plan, profile)
+
+
+def _most_micro_batches(spec: StudySpec, profile: DeviceProfile) -> int | None:
+    """The most micro-batches that a step may have: one where the loss compares its samples."""
+    if profile.couples_samples:
+        return 1
+    return None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[1])
 
 
 def with_fastest_accumulation(plan: BatchPlan, profile: DeviceProfile) -> BatchPlan:
@@ -255,6 +263,7 @@ def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int) -> dict[s
         "smallest_micro_batch": profile.smallest_micro_batch,
         "every_micro_batch": spec.training.sync_batch_norm,
         "activation_checkpointing": profile.activation_checkpointing,
+        **({"accumulation_high": 1} if profile.couples_samples else {}),
     }
 
 
@@ -359,7 +368,18 @@ def known_taken(
 
 
 # Keys of `training` that affect neither the memory nor the time of a step.
-_NO_COST = {"schedule", "warmup", "branches", "batch_schedule", "beta2_scaling", "evaluations", "seed", "betas", "eps"}
+_NO_COST = {
+    "schedule",
+    "warmup",
+    "branches",
+    "batch_schedule",
+    "beta2_scaling",
+    "evaluations",
+    "seed",
+    "betas",
+    "eps",
+    "accept_inexact",
+}
 
 
 def training_cost(spec: StudySpec) -> dict[str, Any]:
@@ -411,9 +431,9 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
     """
     low, high = (int(bound) for bound in bounds(spec.space.effective_batch))
     fewest, most = min(spec.devices.counts), max(spec.devices.counts)
-    most_micro_batches = None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[1])
     lows, highs = [], []
     for profile in profiles:
+        most_micro_batches = _most_micro_batches(spec, profile)
         lows.append(max(low, fewest * profile.smallest_micro_batch))
         limits = [high, profile.training_set or high]
         caps = [largest_timed_micro_batch(spec, one, most) for one in profile.each]
@@ -476,7 +496,7 @@ def profiling_setup(spec: StudySpec, device: Literal["cpu", "gpu"], key: CostKey
         study=spec.study,
         number=0,
         attempt=0,
-        plan=BatchPlan(1),
+        plan=BatchPlan(int(bounds(spec.space.effective_batch)[0])),
         optimizer=reference,
         samples_budget=1,
         training=training,
@@ -527,6 +547,11 @@ def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRe
     return replace(request, timing_s=0.0, others=(), energy=False, shared_batch=round(math.sqrt(low * high)))
 
 
+def refusal(finding: Finding) -> str:
+    """A finding that a study does not go on with, and the key with which it does."""
+    return f"{finding} To run it all the same: training: {{accept_inexact: true}}, which the front will say."
+
+
 def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
     """Settings of the study that its task, data or memory do not allow."""
     faults = []
@@ -551,6 +576,14 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
                     f"Write high: {profile.training_set} or less.",
                 )
             )
+    if profile.examination is not None and not spec.training.accept_inexact:
+        faults += [Fault("task", refusal(finding)) for finding in profile.examination.refusals]
+    if profile.couples_samples:
+        message = "expected 1, since the task's loss compares the samples of a batch, which is therefore never split; got {}."
+        if max(spec.devices.counts) > 1:
+            faults.append(Fault("devices.per_trial", message.format(max(spec.devices.counts))))
+        if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
+            faults.append(Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}")))
     if spec.grows_batches and profile.validation_set is None:
         message = "expected constant for a training loop, which chooses its steps itself; got seesaw. Remove it."
         faults.append(Fault(spec.place_of("batch_schedule"), message))

@@ -23,6 +23,9 @@ from .study.training import Training
 
 Parameter = bool | int | float | str
 
+# Samples per forward pass of evaluation where memory does not say: whatever a trial's batch, so that no metric follows it.
+EVALUATION_BATCH = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
@@ -52,6 +55,7 @@ class TrialSetup:
         samples_budget: samples to train on, epochs times the training set.
         training: the study's `training` section: schedule, warm-up, precision, seed, ...
         largest_micro_batch: the most samples per micro-batch on one device; None: no limit.
+        couples_samples: the loss compares the samples of a batch, so that no step is split.
         metric: name of the metric that trials are compared on.
         sharding: what its devices share out.
         folder: the study file's; relative paths in the task are resolved against it.
@@ -73,7 +77,8 @@ class TrialSetup:
     reference_batch: int = 1
     largest_micro_batch: int | None = None
     smallest_micro_batch: int = 1
-    evaluation_batch: int | None = None  # samples per forward pass of evaluation; None: the loop chooses
+    couples_samples: bool = False
+    evaluation_batch: int | None = None  # samples per forward pass of evaluation; None: a constant
     memory_limit_bytes: int | None = None  # limit per device; using more counts as out of memory
     metric: str = "accuracy"
     device: Literal["cpu", "gpu"] = "cpu"
@@ -101,6 +106,7 @@ class TrialSetup:
             "smallest_micro_batch": self.smallest_micro_batch,
             "every_micro_batch": self.training.sync_batch_norm,
             "activation_checkpointing": self.plan.activation_checkpointing,
+            **({"accumulation_high": 1} if self.couples_samples else {}),
         }
 
     @property

@@ -123,6 +123,12 @@ class Ranks:
             for buffer, mean in zip(running, means, strict=True):
                 buffer.copy_(mean.view_as(buffer))
 
+    def share_first(self, buffers: Iterable[Tensor]) -> None:
+        """Give all ranks the first one's values of these tensors, in place."""
+        if self.count > 1:
+            for buffer in buffers:
+                dist.broadcast(buffer, 0)
+
     def max_over_ranks(self, seconds: float) -> float:
         """The maximum over ranks, so that all of them take the same decision."""
         if self.count == 1:

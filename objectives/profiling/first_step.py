@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...spaces.errors import BsearchError, TaskError
+from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter, TrialSetup
-from ..batches import SampleKeys, to_device
 from ..loading import user_code_location
-from ..task import Loss, Score, Task, named_scores
+from ..step_clock import StepClock
+from ..task import Task
 from ..training import TrainingRun
 
 
@@ -81,75 +81,20 @@ def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
         run = TrainingRun(task, setup)
         if samples > len(run.data.train):  # type: ignore[arg-type]
             break
-        run.model.train()
+        run.modes.train(run.model)
         try:
-            batch = run.train_fetcher.fetch(run.stream.take(0, samples))
-            loss = run.step([(samples, batch)], samples)
+            loss = torch.zeros((), dtype=torch.float64, device=run.device)
+            # As a trial takes its first steps: their bytes are counted.
+            run.train_step(BatchPlan(samples), run.loader([BatchPlan(samples)]), 0.5, StepClock(run, counts_memory=True), loss)
         except (ValueError, RuntimeError) as error:
             first_error = first_error or error
             continue
+        if task.couples_samples and samples == 1 and not math.isfinite(float(loss)):
+            continue  # there is nothing that one sample could be compared with
         if not math.isfinite(float(loss)):
             raise TaskError(
                 f"{type(task).__name__}.loss: expected a finite loss from the new model's first batch, got {float(loss)}. "
                 "Check the data's values and the loss."
             )
         return samples, run
-    assert first_error is not None
-    raise first_error
-
-
-def check_sums(run: TrainingRun) -> None:
-    """Compare eight samples' loss and scores with those of their halves: a mean instead of a sum silently changes the training.
-
-    Raises:
-        TaskError: totals that are means, or grow with the square of the batch.
-    """
-    task, setup = run.task, run.setup
-
-    def loss(batch: Any) -> dict[str, Loss | Score]:
-        return {"loss": task.loss(run.model, batch, setup)}
-
-    def score(batch: Any) -> dict[str, Loss | Score]:
-        scores = named_scores(task, task.score(run.model, batch, setup))
-        return {f"score{f' {name!r}' * (len(scores) > 1)}": value for name, value in scores.items()}
-
-    faults = []
-    run.model.eval()
-    for fetcher, function in ((run.train_fetcher, loss), (run.validation_fetcher, score)):
-        half = min(4, len(fetcher.dataset) // 2)  # type: ignore[arg-type]
-        if not half:
-            continue
-        index = np.arange(2 * half)
-        keys = [SampleKeys(part, np.zeros_like(part), setup.seed) for part in (index, index[:half], index[half:])]
-        # Errors are ignored: some models return a loss only in training mode, and some devices hold fewer samples.
-        with suppress(Exception), torch.no_grad():
-            results = [function(to_device(fetcher.fetch(part), run.device)) for part in keys]
-            sums = {name: [(float(one[name].total), float(one[name].denominator)) for one in results] for name in results[0]}
-            faults += [f"{type(task).__name__}.{name}: {fault}" for name in sums for fault in _sum_faults(2 * half, sums[name])]
-    run.model.train()
-    if faults:
-        raise TaskError("\n".join(faults))
-
-
-def _sum_faults(samples: int, sums: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Faults of (total, denominator) of samples compared with those of their halves, where they are clear.
-
-    >>> list(_sum_faults(8, [(9.2, 8), (4.7, 4), (4.5, 4)])), len(list(_sum_faults(8, [(1.15, 8), (1.2, 4), (1.1, 4)])))
-    ([], 1)
-    """
-    if not all(math.isfinite(value) for pair in sums for value in pair):
-        return
-    (whole, denominator), *halves = sums
-    parts, parts_denominator = sum(total for total, _ in halves), sum(each for _, each in halves)
-    # Inconclusive: the denominator differs, or a count changed by one answer.
-    differs = abs(denominator - parts_denominator) > 1e-3 * abs(parts_denominator)
-    if not parts or differs or (whole.is_integer() and abs(whole - parts) < 1.5):
-        return
-    evidence = f"{samples} samples together give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
-    if abs(whole / parts - 0.5) < 1e-3:
-        yield f"expected the sum over the batch's samples, got what looks like their mean ({evidence}). Use reduction='sum'."
-    elif 1.6 < whole / parts < 2.4:
-        yield (
-            f"expected the sum over the batch's samples, got a total that grows with the square of the batch ({evidence}): "
-            "shapes are broadcast, such as (N, 1) against (N,). Check the shapes of outputs and labels."
-        )
+    raise first_error or TaskError(f"{type(task).__name__}.data: expected at least two training samples, got one")

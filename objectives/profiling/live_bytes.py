@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -68,10 +69,7 @@ class LiveBytes(TorchDispatchMode):
         Args:
             views: count a tensor's own bytes, not those of the storage that it is a view of.
         """
-        for value in values:
-            if not isinstance(value, torch.Tensor):
-                continue
-            value = own_part(value)
+        for value in chain.from_iterable(_strided_parts(own_part(one)) for one in values if isinstance(one, torch.Tensor)):
             storage = value.untyped_storage()
             identity = storage._cdata
             known = self._known.get(identity)
@@ -159,3 +157,10 @@ class LiveBytes(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
             self.register_states(optimizer)
+
+
+def _strided_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The tensors that hold its values: itself, or those of a sparse one, such as an embedding's gradient."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    return (tensor._indices(), tensor._values()) if tensor.is_sparse else ()

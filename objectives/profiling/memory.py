@@ -272,7 +272,7 @@ def _counted_step(
             with torch.no_grad():
                 run.scores(run.on_device(counter.fetched(lambda: batch(size))))
         else:
-            run.model.train()
+            run.modes.train(run.model)
             for _ in range(_STEPS):
                 run.step([(size, lambda: batch(size))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
                 counter.register_states(run.optimizer)
@@ -281,7 +281,7 @@ def _counted_step(
 
 def _create_optimizer_state(run: TrainingRun, batch: Callable[[int], Any]) -> None:
     """Take the smallest step, so that the optimizer's state exists as it does when a trial evaluates."""
-    run.model.train()
+    run.modes.train(run.model)
     smallest = max(run.setup.smallest_micro_batch, 1)
     run.step([(smallest, batch(smallest))], smallest)
 
@@ -294,7 +294,7 @@ def _peak_on_gpu(run: TrainingRun, kind: str, size: int) -> Peak:
     """Peak bytes reserved by CUDA's allocator, including fragmentation."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    run.model.train()
+    run.modes.train(run.model)
     trained = size if kind == "train" else max(run.setup.smallest_micro_batch, 1)
     for _ in range(_STEPS):
         run.step([(trained, _real_batch(run, trained, "train"))] * _MICRO_BATCHES, trained * _MICRO_BATCHES)

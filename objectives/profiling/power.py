@@ -80,7 +80,7 @@ def _readings(
     task = load_task(reference)
     assert isinstance(task, Task)  # its steps were timed
     run = TrainingRun(task, replace(setup, plan=plans[0]))
-    run.model.train()
+    run.modes.train(run.model)
     run.freeze_updates()
     clock, loss_sum = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
     # Up and down again, so that a device that grows warm meanwhile does so for all sizes alike.

@@ -19,13 +19,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...spaces.errors import Fault, ProfilingError, StudyFileError, TaskError
 from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
+from ...spaces.laws.examination import Examination
 from ...spaces.laws.memory import MemoryLaw
 from ...spaces.laws.step_time import StepTime, timing_plans
 from ...spaces.plan import ActivationCheckpointing, BatchPlan
+from ...spaces.planning import refusal
 from ...spaces.study.devices import Memory
-from ...spaces.trial import Parameter, TrialSetup
+from ...spaces.trial import EVALUATION_BATCH, Outcome, Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
 from ..batches import in_order
+from ..examination.examine import examined
+from ..examination.scores import scored_samples
 from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..model.batch_norm import batch_norms
@@ -34,8 +38,9 @@ from ..parallel.rank_processes import close_ranks, ranks_here
 from ..parallel.zero1 import state_bytes
 from ..task import Task, TrainFunction
 from ..training import TrainingRun
+from ..trial import start_attempt
 from .exchange import exchange_over
-from .first_step import ReadParameters, check_sums, on_cpu, smallest_workable, user_code_errors
+from .first_step import ReadParameters, on_cpu, smallest_workable, user_code_errors
 from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
 from .power import with_power
 from .sharing import with_sharing
@@ -71,8 +76,10 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     with user_code_errors(reference, "a test step"):
         smallest, run = _first_run(training, setup, request)
         request = _with_possible_checkpointing(training, run.model, request)
-        scores = run.evaluate(in_order(min(4, len(run.data.validation)), 4, setup.seed))  # type: ignore[arg-type]
-        check_sums(run)
+        scores = run.evaluate(scored_samples(run))
+        examination = examined(run, smallest)
+    if examination.refusals and not setup.training.accept_inexact:
+        raise TaskError("\n".join(map(refusal, examination.refusals)))
     if setup.metric not in scores:
         raise TaskError(
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
@@ -94,6 +101,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         state_bytes=()
         if setup.sharding != "zero1"
         else tuple((devices, state_bytes(run.optimizer, devices)) for devices in sorted({1, *request.devices})),
+        examination=examination,
         validates_on_training=run.train_fetcher.same_data(run.validation_fetcher),
         unused_parameters=tuple(sorted(set(parameters.keys()) - parameters.read)),
     )
@@ -127,14 +135,22 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
     # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
     unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
     if not uses_adapter(function):
-        return unknown
+        with user_code_errors(reference, "a first measurement"):
+            _first_measurement(reference, request.setup)
+        note = "a loop of your own takes its steps itself"
+        return replace(unknown, examination=Examination(note=note))
     task, setup = LoopTask(function), replace(request.setup, plan=BatchPlan(1))
     with user_code_errors(reference, "preparing its first step"):
         try:
             size = len(task.data(setup).train)  # type: ignore[arg-type]
         except NoTrainingError as error:
-            return replace(unknown, note=_unknown_memory(error))
-    unknown = replace(unknown, training_set=size)
+            note = _unknown_memory(error)
+            return replace(unknown, note=note, examination=Examination(note=f"{type(error).__name__}: {error}"[:200]))
+    examination = task.parts(setup).examination
+    if examination is not None and examination.refusals and not setup.training.accept_inexact:
+        raise TaskError("\n".join(map(refusal, examination.refusals)))
+    profile = replace(profile, examination=examination)
+    unknown = replace(unknown, examination=examination, training_set=size)
     # What is checkpointed is the loop's own affair.
     request = replace(request, memory=request.memory.model_copy(update={"activation_checkpointing": ("none",)}))
     try:
@@ -151,6 +167,20 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
     del task
     gc.collect()  # trainers form reference cycles that hold their model
     return profile
+
+
+def _first_measurement(reference: str, setup: TrialSetup) -> None:
+    """Run a loop of one's own up to its first measurement, in a training of two steps.
+
+    Raises:
+        TaskError: it fails, or yields none.
+    """
+    size = min(setup.effective_batch, setup.training.samples or setup.effective_batch)
+    setup = replace(setup, plan=BatchPlan(size), samples_budget=2 * size)
+    with closing(start_attempt(reference, setup)) as attempt:  # type: ignore[type-var]  # a generator
+        report = next(attempt)
+    if isinstance(report, Outcome) and report.kind in ("error", "interrupted"):
+        raise TaskError(f"task {reference}: {report.message}")
 
 
 def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[int, TrainingRun]:
@@ -411,7 +441,9 @@ def _with_memory_law(
         profile = replace(profile, evaluation_batch=first.evaluation_batch)
     elif not isinstance(task, LoopTask):  # which evaluates in its own way
         most, peaks = evaluation_batch(probe, least, law, largest)
-        fastest = fastest_evaluation_batch(probe, most, largest) if probe.ranks == 1 else min(most, max(largest, 512))
+        # Where scores may follow it, it is not chosen by the clock.
+        by_time = probe.ranks == 1 and not request.setup.training.accept_inexact
+        fastest = fastest_evaluation_batch(probe, most, largest) if by_time else min(most, EVALUATION_BATCH)
         profile = replace(profile, evaluation_batch=fastest)
     points = tuple(sorted(peaks.items()))
     return replace(profile, memory=replace(law, evaluation_points=points, source=probe.source, note=law.note or probe.note))

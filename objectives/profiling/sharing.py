@@ -115,7 +115,7 @@ def _trained(reference: str, setup: TrialSetup, seconds: float) -> tuple[float |
         task = load_task(reference)
         assert isinstance(task, Task)
         run = TrainingRun(task, setup)
-        run.model.train()
+        run.modes.train(run.model)
         run.freeze_updates()
         loader = run.loader(itertools.repeat(setup.plan))
 

@@ -93,7 +93,7 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
     if not isinstance(task, Task):
         raise TaskError(f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately")
     run = TrainingRun(task, replace(setup, plan=plans[0]))
-    run.model.train()
+    run.modes.train(run.model)
     run.freeze_updates()
     clock, loss_sum = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
     orders = _orders(len(plans))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,21 @@ def study_profiles(
             )
         )
     kinds.sort(key=lambda kind: kind != time_on)  # stable: else those with the most slots first
-    return {kind: _profiles_of(spec, runner, kind, task_hash, records, notify, first_run) for kind in kinds}
+    return with_one_evaluation_batch(
+        {kind: _profiles_of(spec, runner, kind, task_hash, records, notify, first_run) for kind in kinds}
+    )
+
+
+def with_one_evaluation_batch(profiles: dict[str, dict[CostKey, DeviceProfile]]) -> dict[str, dict[CostKey, DeviceProfile]]:
+    """The profiles with the evaluation batch that fits everywhere: no trial is compared by another than the others."""
+    everywhere = [one for of_kind in profiles.values() for profile in of_kind.values() for one in profile.each]
+    batch = min((one.evaluation_batch for one in everywhere if one.evaluation_batch is not None), default=None)
+
+    def with_batch(profile: DeviceProfile) -> DeviceProfile:
+        others = tuple(replace(one, evaluation_batch=batch) for one in profile.alternatives)
+        return replace(profile, evaluation_batch=batch, alternatives=others)
+
+    return {kind: {key: with_batch(profile) for key, profile in of_kind.items()} for kind, of_kind in profiles.items()}
 
 
 def with_trials_per_device(
@@ -102,8 +117,9 @@ def _profiles_of(
         stored = records.profile(about)
         known = DeviceProfile.from_dict(stored) if stored else None
         shared = known is not None and first_run and any(law.others for law in known.all_step_times)
-        # Where energy could not be read, what was missing may be there now.
-        if known is None or shared or known.no_energy or (known.rough and request.timing_s > known.timing_s):
+        # Where energy could not be read, what was missing may be there now; earlier versions examined nothing.
+        again = known is not None and (shared or known.no_energy or known.examination is None)
+        if known is None or again or (known.rough and request.timing_s > known.timing_s):
             timing = ""
             if request.timing_s:
                 timing = f" and timing a Task's steps for up to {request.timing_s:g} s (at least one round of every size)"

@@ -34,6 +34,7 @@ from ...spaces.planning import (
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import (
     COUNTED,
+    EVALUATION_BATCH,
     LEFT,
     NODE_DIED,
     Measurement,
@@ -710,9 +711,15 @@ class StudyRun:
         return None
 
     def _smaller_evaluation(self, setup: TrialSetup) -> TrialSetup | None:
-        """The next attempt with half the evaluation batch; training's micro-batches were not what failed."""
-        batch = setup.evaluation_batch or setup.plan.largest_micro_batch
-        if batch == 1:
+        """The next attempt with half the evaluation batch; training's micro-batches were not what failed.
+
+        None where scores would follow it.
+        """
+        everywhere = [profile for of_kind in self.profiles.values() for profile in of_kind.values()]
+        is_loop = any(profile.validation_set is None for profile in everywhere)
+        batch = setup.evaluation_batch or (setup.plan.largest_micro_batch if is_loop else EVALUATION_BATCH)
+        found = [finding for one in everywhere if one.examination for finding in one.examination.refusals]
+        if batch == 1 or any(finding.kind == "score" for finding in found):
             return None
         return replace(setup, attempt=setup.attempt + 1, evaluation_batch=batch // 2)
 

@@ -13,6 +13,7 @@ from ..errors import ProfilingError, cut
 from ..plan import ActivationCheckpointing, BatchPlan
 from ..study.devices import Memory
 from ..trial import Parameter, TrialSetup
+from .examination import Examination
 from .memory import MemoryLaw
 from .step_time import PRECISION, StepTime
 
@@ -58,6 +59,7 @@ class DeviceProfile:
         no_energy: why energy is not known, where it was asked for.
         activation_checkpointing: what the laws hold for: the least that fits.
         alternatives: the profiles with more of it, where memory limits micro-batches; each may allow faster plans.
+        examination: whether a step equals its splits; None in profiles of earlier versions.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -91,6 +93,12 @@ class DeviceProfile:
     validates_on_training: bool = False
     activation_checkpointing: ActivationCheckpointing = "none"
     alternatives: tuple[DeviceProfile, ...] = ()
+    examination: Examination | None = None
+
+    @property
+    def couples_samples(self) -> bool:
+        """Whether the loss compares the samples of a batch, so that a batch is never split."""
+        return self.examination is not None and self.examination.couples_samples
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -85,6 +85,11 @@ class Training(Section):
     eps: Number = Field(
         1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch."
     )
+    accept_inexact: StrictBool = Field(
+        False,
+        description="Run although the examination found that the training or its scores depend on how a batch is split; the "
+        "front then says so.",
+    )
     samples: StrictInt | None = Field(
         None, ge=1, description="Samples in the training set; only required if the training code is a loop of your own."
     )

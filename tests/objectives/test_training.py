@@ -209,10 +209,13 @@ def profile_of(name: str, made: TrialSetup) -> DeviceProfile:
         ("PerSampleLoss", r"PerSampleLoss.loss: expected a scalar sum over 1 samples, got shape \(1,\). Use reduction='sum'"),
         ("TensorLoss", r"TensorLoss.loss: expected Loss\(total, denominator\), got Tensor of shape \(1,\)"),
         ("NanAtOnce", "NanAtOnce.loss: expected a finite loss from the new model's first batch, got nan"),
-        ("MeanLoss", r"MeanLoss.loss: expected the sum over the batch's samples, got what looks like their mean \(8 samples"),
-        ("MeanScore", r"MeanScore.score 'error': expected the sum over the batch's samples, got what looks like their mean"),
-        ("BroadcastLoss", r"BroadcastLoss.loss: .* grows with the square of the batch .* such as \(N, 1\) against \(N,\)"),
-        ("BroadcastScore", r"BroadcastScore.score: expected .*(at most 1, got|square of the batch)"),
+        (
+            "MeanLoss",
+            r"tasks_for_tests.py:\d+: MeanLoss.loss, on training data: .*, got their mean \(24 samples",
+        ),
+        ("MeanScore", r"MeanScore.score, on validation data: error: expected a quotient of sums over samples, got"),
+        ("BroadcastLoss", r"BroadcastLoss.loss, .* got a sum over their pairs .* such as \(N, 1\) against \(N,\)"),
+        ("BroadcastScore", r"BroadcastScore.score: expected .* at most 1, got"),
         ("IgnoresTheRate", "IgnoresTheRate.optimizer: expected a group at setup.learning_rate = 0.1, got 0.123"),
     ],
 )

@@ -15,16 +15,13 @@ from ....spaces.plan import BatchPlan, step_plans
 from ....spaces.planning import optimizer_settings
 from ....spaces.readable import seconds
 from ....spaces.study.spec import StudySpec
-from ....spaces.trial import Parameter, TrialRecord, TrialSetup
+from ....spaces.trial import EVALUATION_BATCH, Parameter, TrialRecord, TrialSetup
 from ...analysis.choice import Choice, chosen_trial
 from ...store.stored import StoredStudy
 
 # Accumulation may exceed the trial's by this factor. More would match the batch more closely, but at an unknown training time:
 # 257 samples in micro-batches of at most 96 become 258 = 3 x 86, not 257 micro-batches of one sample.
 MOST_ACCUMULATION = 2
-
-# Samples of an evaluation batch, if the study did not search for the largest.
-EVALUATION_BATCH = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,7 @@ class ChosenSettings:
 
     @property
     def evaluation_batch(self) -> int:
-        return self.setup.evaluation_batch or max(self.plan.largest_micro_batch, EVALUATION_BATCH)
+        return self.setup.evaluation_batch or EVALUATION_BATCH
 
     @cached_property
     def steps(self) -> tuple[tuple[int, int, int], ...]:

@@ -18,6 +18,7 @@ from plotly.offline import get_plotlyjs
 from ....spaces.domain import Choices
 from ....spaces.errors import BsearchError, StudyFileError, plain
 from ....spaces.files import write_file
+from ....spaces.laws.examination import overall
 from ....spaces.readable import number, seconds
 from ....spaces.storage import masked
 from ....spaces.study.goals import Speed
@@ -188,7 +189,7 @@ def report_page(drawn: StudyFigures) -> str:
             }
             for pick in chosen
         ],
-        summary=[plain(sentence) for sentence in _summary(study)],
+        summary=[plain(sentence) for sentence in _summary(drawn)],
         faster=list(time_saving_sentences(front)),
         figures=[
             {
@@ -226,11 +227,13 @@ def _colourings(study: StoredStudy, settings: Mapping[int, TrialRecord]) -> dict
 _MOST_ROWS = 200
 
 
-def _summary(study: StoredStudy) -> Iterator[str]:
-    yield from front_summary(study)
-    note = batch_norm_note(study.front)
+def _summary(drawn: StudyFigures) -> Iterator[str]:
+    yield from front_summary(drawn.study)
+    note = batch_norm_note(drawn.study.front)
     if note:
         yield note
+    if (examination := overall(profile.examination for profile in drawn.profiles.values())) is not None:
+        yield f"{examination.sentence[0].upper()}{examination.sentence[1:]}."
 
 
 def _picked(record: TrialRecord, front: ParetoFront) -> dict[str, Any]:

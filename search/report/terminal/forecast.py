@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ....spaces.domain import values_of
 from ....spaces.laws.device import DeviceProfile
+from ....spaces.laws.examination import overall
 from ....spaces.planning import feasible_batches_sentence
 from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study.spec import StudySpec
@@ -43,6 +44,7 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
         f"{profile.training_set:,} training samples{counted}, {profile.validation_set:,} validation samples, "
         f"{profile.model_parameters:,} parameters{at}, {profile.optimizer}, on {profile.device}"
     )
+    yield from examination_parts(profiles.values())
     smallest = f" (the model needs micro-batches of at least {profile.smallest_micro_batch} samples)"
     yield f"searched: {', '.join(spec.searched())}" + (smallest if profile.smallest_micro_batch > 1 else "")
     if "exponent" in spec.searched() and "power" in values_of(spec.space.rule):
@@ -110,8 +112,16 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
     )
 
 
+def examination_parts(profiles: Iterable[DeviceProfile]) -> Iterator[str]:
+    """The examination's verdict, and each thing that it found."""
+    if (examination := overall(profile.examination for profile in profiles)) is not None:
+        yield examination.sentence
+        yield from (f"- {finding}" for finding in examination.findings)
+
+
 def _loop_parts(profile: DeviceProfile) -> Iterator[str]:
     """What is known of a training loop beforehand."""
+    yield from examination_parts([profile])
     if profile.model_parameters is not None:
         yield (
             f"{profile.training_set:,} training samples, {profile.model_parameters:,} parameters, {profile.optimizer}, on "

@@ -11,12 +11,14 @@ from typing import Any, Literal
 from rich.table import Table
 
 from ....spaces.domain import Domain, Range
+from ....spaces.laws.examination import overall
 from ....spaces.readable import number
 from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.choice import below, chance_to_reach, settings_reaching
 from ...analysis.confirm import CONFIDENCE, averaged
 from ...analysis.pareto import no_slower, no_worse
 from ...analysis.rates import BestRates, Estimate
+from ...run.profiles import stored_profiles
 from ...store.stored import StoredStudy, codes
 
 
@@ -200,6 +202,7 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
     settings = {record.number: record for record in records}
     settings |= {record.number: record for record in averaged(records, spec.objectives)}
     sentences = (
+        *inexact_sentences(study),
         confirm_sentence(front, spec.confirm.repeats),
         target_sentence(study, spec.target) if spec.target is not None else None,
         knee_sentence(front),
@@ -209,9 +212,37 @@ def front_summary(study: StoredStudy) -> Iterator[str]:
         *edge_sentences(front, spec.searched()),
         rule_sentence(study),
         noise_scale_sentence(records),
+        undefined_sentence(records),
         code_sentence(study),
     )
     yield from filter(None, sentences)
+
+
+def inexact_sentences(study: StoredStudy) -> Iterator[str]:
+    """What the examination found, where the study went on in spite of it."""
+    if not study.spec.training.accept_inexact:
+        return
+    examination = overall(profile.examination for profile in stored_profiles(study, study.tables()).values())
+    if examination is not None and examination.refusals:
+        yield "Not exact (training.accept_inexact): trials or their scores depend on how batches are split."
+        yield from (f"- {finding}" for finding in examination.refusals)
+
+
+def undefined_sentence(records: Sequence[TrialRecord]) -> str | None:
+    """Metrics beside the study's own that had no value in some trial.
+
+    >>> from bsearch.spaces.trial import TrialFacts
+    >>> trials = [TrialRecord(number, "complete", {}, TrialFacts(extra={"undefined": "f1"})) for number in (2, 5)]
+    >>> undefined_sentence(trials)
+    'f1 was undefined, as a quotient of nothing is, in 2 trials (2, 5).'
+    """
+    undefined = [record for record in records if record.facts.extra.get("undefined")]
+    if not undefined:
+        return None
+    names = ", ".join(dict.fromkeys(str(record.facts.extra["undefined"]) for record in undefined))
+    numbers = ", ".join(str(record.number) for record in undefined[:5]) + (", ..." if len(undefined) > 5 else "")
+    trials = f"{len(undefined)} trial{'s' * (len(undefined) > 1)}"
+    return f"{names} was undefined, as a quotient of nothing is, in {trials} ({numbers})."
 
 
 # Members of a front this near to an end of a range, as a share of it on the search's scale, are at its edge.

@@ -1,0 +1,238 @@
+"""The examination of a training before its first trial: its step, its scores and its data.
+
+A step of B samples is promised to be B samples however it is split. Here one real step of the user's own training is taken
+whole and in random uneven splits, with dropout off, the same weights and the same random numbers, in double precision where
+the model allows it; its scores likewise, over validation data. What does not add up is named, with its cause and what to
+write.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...spaces.errors import BsearchError
+from ...spaces.laws.examination import Examination, Finding
+from ...spaces.trial import TrialSetup
+from ..batches import Fetcher, SampleKeys, SampleStream, to_device
+from ..machine.device_memory import is_out_of_memory, release_memory
+from ..training import TrainingRun
+from .causes import OF_A_LOOP, OF_A_TASK, Remedies, cause_of
+from .copies import ATTEMPTS, copied, said, where_of
+from .given_numbers import given_numbers, seed_draws
+from .reading import reading_findings, some_of
+from .scores import score_findings
+from .step import (
+    SPLITS,
+    Indices,
+    Step,
+    affordable,
+    batch_norm_findings,
+    compared,
+    coupling_layer,
+    frozen_norms,
+    in_precision,
+    kept,
+    kept_tensors,
+    move,
+    state_findings,
+)
+
+# Samples of the step that is compared.
+_SAMPLES = 24
+
+# Total and denominator of the loss of some of a step's samples.
+Values = Callable[[Step, Indices], tuple[float, float]]
+
+
+def examined(run: TrainingRun, smallest: int) -> Examination:
+    """Examine a task's training.
+
+    Args:
+        run: of the task; its own model is not changed.
+        smallest: the fewest samples that the model works with.
+    """
+    started, task, keys = time.perf_counter(), run.task, _first_samples(run.stream)
+
+    def opened(samples: int, dtype: torch.dtype | None, moved: bool) -> AbstractContextManager[Step]:
+        return nullcontext(_step_of(run, dtype, _first_samples(run.stream, samples), moved=moved))
+
+    def values(step: Step, index: Indices) -> tuple[float, float]:
+        with kept(step.model), frozen_norms(step.model), given_numbers("rows", step.model):
+            batch = step.batch(index)
+            seed_draws(0)
+            loss = task.loss(step.model, batch, run.setup)
+        return float(loss.total.detach()), float(loss.denominator)
+
+    where = where_of(run, "loss", "training data")
+    examination = _examined_step(
+        opened, values, len(keys), smallest, run.setup, where, OF_A_TASK, couples_samples=task.couples_samples
+    )
+    findings = [
+        *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: where_of(run, "data", split)),
+        *_mode_findings(run),
+        *examination.findings,
+    ]
+    if not any(finding.kind == "layer" for finding in findings):  # scores depend on it too
+        findings += score_findings(run)
+    return replace(examination, findings=tuple(findings), seconds=time.perf_counter() - started)
+
+
+class LoopParts(Protocol):
+    """What is examined of a third-party loop; see `adapters.loop_task.TrainingParts`."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def data(self) -> Fetcher: ...
+
+    @property
+    def couples_samples(self) -> bool: ...
+
+    @property
+    def accumulate(self) -> Callable[[Sequence[tuple[int, Any]]], Tensor]: ...
+
+
+def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examination:
+    """Examine the step of a third-party loop while it runs; its model is afterwards as it was.
+
+    Args:
+        where: the loop, for messages.
+    """
+    started, stream = time.perf_counter(), SampleStream(len(parts.data.dataset), setup.seed)  # type: ignore[arg-type]
+    device = next(parts.model.parameters()).device
+
+    def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
+        return parts.accumulate([(size, batch()) for size, batch in micro_batches])
+
+    @contextmanager
+    def opened(samples: int, dtype: torch.dtype | None, moved: bool) -> Iterator[Step]:
+        fetch = some_of(parts.data, _first_samples(stream, samples))
+
+        def batch(index: Indices) -> Any:
+            return in_precision(to_device(fetch(index), device), dtype)
+
+        with _live_precision(parts.model, dtype, moved=moved):
+            yield Step(parts.model, batch, accumulate, dtype)
+
+    def values(step: Step, index: Indices) -> tuple[float, float]:
+        return len(index) * step.gradient([index], "rows")[1], float(len(index))
+
+    samples = len(_first_samples(stream))
+    for smallest in (1, 2):  # two where a model does not work with one sample
+        examination = _examined_step(
+            opened, values, samples, smallest, setup, where, OF_A_LOOP, couples_samples=parts.couples_samples
+        )
+        if not examination.note:
+            break
+    return replace(examination, seconds=time.perf_counter() - started)
+
+
+def _first_samples(stream: SampleStream, samples: int = _SAMPLES) -> SampleKeys:
+    return stream.take(0, min(samples, stream.samples))
+
+
+def _examined_step(
+    opened: Callable[[int, torch.dtype | None, bool], AbstractContextManager[Step]],
+    values: Values,
+    most: int,
+    smallest: int,
+    setup: TrialSetup,
+    where: str,
+    remedies: Remedies,
+    *,
+    couples_samples: bool,
+) -> Examination:
+    """The examination with a step compared, in the highest precision that the model allows.
+
+    Args:
+        opened: the step over the stream's first samples, in a precision, with moved parameters or not.
+        most: samples of the step, fewer where a step takes long.
+    """
+    examination, note = Examination(couples_samples=couples_samples), ""
+    if couples_samples:
+        return examination
+    while most >= max(2 * smallest, 2):
+        for dtype, moved in ATTEMPTS:
+            try:
+                with opened(most, dtype, moved) as step:
+                    samples = affordable(step, most, smallest)
+                    found = compared(step, samples, smallest, setup.seed)
+                    findings: list[Finding] = []
+                    if found.random and found.equal:
+                        text = "draws random numbers: a step and its splits are equal for given ones"
+                        findings.append(Finding("random", where, text))
+                    if not found.equal:
+                        layer = coupling_layer(step, samples)
+                        cause = cause_of(partial(values, step), samples, smallest, remedies, layer)
+                        message = f"{cause.message} A split step's gradient is off by {found.off:.2g}."
+                        findings.append(Finding(cause.kind, where, message, found.off))
+                    findings += batch_norm_findings(step, samples, smallest, setup.seed)
+                    findings += state_findings(step, min(samples, max(2 * smallest, 4)), where)
+            except BsearchError:
+                raise
+            except Exception as error:
+                release_memory(setup.device)
+                note = f"not even a step of {most} samples fits" if is_out_of_memory(error) else note or said(error)
+                continue
+            return replace(
+                examination,
+                samples=samples,
+                splits=SPLITS,
+                precision=str(dtype or setup.training.precision).removeprefix("torch."),
+                off=found.off,
+                tolerance=found.tolerance,
+                findings=tuple(findings),
+            )
+        most //= 2
+    return replace(examination, note=note or f"the training set has only {most} samples")
+
+
+def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, moved: bool) -> Step:
+    other = copied(run, dtype, moved=moved)
+    fetch = some_of(run.train_fetcher, keys)
+
+    def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
+        return other.accumulate(micro_batches, sum(size for size, _ in micro_batches))[0]
+
+    def batch(index: Indices) -> Any:
+        return in_precision(other.on_device(fetch(index)), dtype)
+
+    return Step(other.model, batch, accumulate, dtype, lambda: kept_tensors(run.task))
+
+
+@contextmanager
+def _live_precision(model: nn.Module, dtype: torch.dtype | None, *, moved: bool) -> Iterator[None]:
+    """The model's own parameters and buffers in a precision; afterwards they hold the very storages that they held."""
+    before = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())]
+    try:
+        for tensor, data in before:
+            tensor.data = data.to(dtype) if dtype is not None and data.is_floating_point() else data.clone()
+        if moved:
+            move(model)
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.grad = None
+            tensor.data = data
+
+
+def _mode_findings(run: TrainingRun) -> Iterator[Finding]:
+    if names := run.modes.outermost:
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        yield Finding(
+            "evaluating",
+            where_of(run, "model"),
+            f"in evaluation mode as the task returned them, and kept so: {shown}. If they are to train, call .train() on them.",
+        )
+
+
+__all__ = ["examined", "examined_loop"]

@@ -1,0 +1,141 @@
+"""Random numbers that are given: the same for every sample, so that a step can be compared with its splits.
+
+A loss that draws random numbers, as dropout, a variational autoencoder and diffusion do, differs between a batch and its
+parts by what was drawn. With numbers that do not depend on the sample's place in its batch, only the arithmetic is left.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# `rows`: a number depends on its place within its sample (dimensions after the first); `constant`: all are the same.
+Numbers = Literal["rows", "constant"]
+
+_DROPOUT = frozenset(
+    name + suffix for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout") for suffix in ("", "_")
+) | {"dropout1d", "dropout2d", "dropout3d"}
+_SHAPED = ("rand", "randn", "randint", "normal")
+_IN_PLACE = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
+
+
+class GivenNumbers(TorchFunctionMode):
+    """Inside, dropout is off and torch's random numbers are given.
+
+    Args:
+        numbers: how they depend on their place; None: they are drawn as usual, and only dropout is off.
+    """
+
+    def __init__(self, numbers: Numbers | None) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in _DROPOUT:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
+        if self.numbers is None:
+            return func(*args, **kwargs)
+        if name == "randperm":
+            return torch.arange(args[0] if args else kwargs["n"], device=kwargs.get("device"))
+        if name == "multinomial":
+            count = args[1] if len(args) > 1 else kwargs["num_samples"]
+            return func(*args, **kwargs) if count > args[0].shape[-1] else args[0].topk(count).indices
+        if name in _IN_PLACE or name == "bernoulli" or name in _SHAPED or name.removesuffix("_like") in _SHAPED:
+            with torch._C.DisableTorchFunction():
+                return self._given(name, func(*args, **kwargs), args, kwargs)
+        return func(*args, **kwargs)
+
+    def _given(self, name: str, drawn: Tensor, args: Any, kwargs: Any) -> Tensor:
+        """The drawn tensor, filled with given numbers of the same distribution."""
+        with torch.no_grad():
+            uniform = self._uniform(drawn)
+            match name.removesuffix("_like").removesuffix("_"):
+                case "rand":
+                    values = uniform
+                case "uniform":
+                    low, high = _bounds(args[1:], kwargs, ("from", "to"), (0.0, 1.0))
+                    values = low + (high - low) * uniform
+                case "randn":
+                    values = _normal(uniform)
+                case "normal":
+                    mean, std = _bounds(args[name == "normal_" :], kwargs, ("mean", "std"), (0.0, 1.0))
+                    values = mean + std * _normal(uniform)
+                case "log_normal":
+                    values = torch.exp(_normal(uniform))
+                case "bernoulli":
+                    probability = args[1] if len(args) > 1 else kwargs.get("p", args[0] if name == "bernoulli" else 0.5)
+                    values = (uniform < probability).to(drawn.dtype)
+                case "exponential":
+                    values = -torch.log1p(-uniform)
+                case "randint" | "random":
+                    values = drawn  # within what was asked for; below, every sample gets the first one's
+                case _:
+                    values = uniform
+            if name.startswith(("randint", "random")) and drawn.dim():
+                rows = self.numbers == "rows" and drawn.dim() > 1
+                values = (drawn[:1] if rows else drawn.flatten()[:1].reshape([1] * drawn.dim())).expand_as(drawn).clone()
+            drawn.copy_(values)
+        return drawn
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        """Numbers in (0, 1) of a tensor's shape, the same for every index of the first dimension."""
+        size = math.prod(like.shape[1:]) if self.numbers == "rows" else 1
+        # Multiples of the golden ratio, modulo 1: evenly spread whatever their number.
+        row = (torch.arange(1, size + 1, dtype=torch.float64, device=like.device) * 0.6180339887498949) % 1.0
+        return (row.view(1, *like.shape[1:]) if self.numbers == "rows" and like.dim() else row.view([1] * like.dim())).expand(
+            like.shape
+        )
+
+
+def _normal(uniform: Tensor) -> Tensor:
+    return math.sqrt(2) * torch.erfinv(2 * uniform.clamp(1e-6, 1 - 1e-6) - 1)
+
+
+def _bounds(args: Any, kwargs: Any, names: tuple[str, str], usual: tuple[float, float]) -> tuple[Any, Any]:
+    first = args[0] if args else kwargs.get(names[0], usual[0])
+    second = args[1] if len(args) > 1 else kwargs.get(names[1], usual[1])
+    return first, second
+
+
+@contextmanager
+def given_numbers(numbers: Numbers | None, model: nn.Module) -> Iterator[None]:
+    """Dropout off everywhere, and random numbers as given; compiled code runs eagerly meanwhile."""
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase) and module.dropout]
+    dropouts = [module.dropout for module in recurrent]
+    with ExitStack() as stack:
+        stack.enter_context(GivenNumbers(numbers))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if numbers is not None:
+            stack.enter_context(patch("numpy.random.permutation", _unshuffled))
+            stack.enter_context(patch("numpy.random.shuffle", lambda values: None))
+            stack.enter_context(patch("random.shuffle", lambda values: None))
+        for module in recurrent:
+            module.dropout = 0.0
+        try:
+            yield
+        finally:
+            for module, dropout in zip(recurrent, dropouts, strict=True):
+                module.dropout = dropout
+
+
+def _unshuffled(values: Any) -> np.ndarray:
+    return np.arange(values) if isinstance(values, int | np.integer) else np.array(values)
+
+
+def seed_draws(seed: int) -> None:
+    """Seed what a loss may draw from beside torch's given numbers."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

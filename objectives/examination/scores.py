@@ -1,0 +1,97 @@
+"""Scores over random uneven splits of real validation samples: they have to be those of the samples together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from ...spaces.errors import BsearchError
+from ...spaces.laws.examination import Finding
+from ..batches import SampleKeys
+from ..evaluation import Evaluation
+from ..training import TrainingRun
+from .copies import ATTEMPTS, copied, said, where_of
+from .given_numbers import given_numbers, seed_draws
+from .reading import some_of
+from .step import SPLITS, Indices, in_precision, uneven_parts
+
+# Validation samples whose scores are compared.
+_SAMPLES = 48
+# Scores of one set of samples, whole and split, may differ by this share.
+_SAME = {torch.float64: 1e-6, torch.float32: 1e-4, None: 2e-2}
+
+_NO_SUM = (
+    "{name}: expected a quotient of sums over samples, got {whole:.4g} from {samples} samples together and {split:.4g} from "
+    "their parts. Return WholeSet(metric, outputs, targets), with a metric of torchmetrics or a function of all outputs and "
+    "targets; for a mean, Score(sum, number)."
+)
+_NOT_WHOLE = (
+    "{name}: expected a metric of the whole set, got {whole:.4g} from {samples} samples in one batch and {split:.4g} in "
+    "several: its arguments depend on the batch, or the metric treats batches unlike. Pass probabilities rather than logits: "
+    "torchmetrics takes the sigmoid of a batch only where it sees values outside [0, 1]."
+)
+
+
+def scored_samples(run: TrainingRun, batch: int = 4) -> Sequence[SampleKeys]:
+    """The validation samples whose scores are compared, in small batches, for a first evaluation."""
+    chosen = _chosen(run)
+    parts = [chosen[start : start + batch] for start in range(0, len(chosen), batch)]
+    return [SampleKeys(part, np.zeros_like(part), run.setup.seed) for part in parts]
+
+
+def score_findings(run: TrainingRun) -> Iterator[Finding]:
+    """Scores that differ between samples together and in parts."""
+    chosen, where, note = _chosen(run), where_of(run, "score", "validation data"), ""
+    samples = len(chosen)
+    if samples < 2:
+        return
+    for dtype, moved in ATTEMPTS:
+        try:
+            whole = _evaluated(run, chosen, [np.arange(samples)], dtype, moved=moved)
+            parts = [uneven_parts(samples, 1, run.setup.seed + number) for number in range(SPLITS)]
+            splits = [_evaluated(run, chosen, each, dtype, moved=moved).values() for each in parts]
+        except BsearchError:
+            raise
+        except Exception as error:
+            note = note or said(error)
+            continue
+        for name, value in whole.values().items():
+            split = max((one.get(name, math.nan) for one in splits), key=partial(_off, value))
+            # One answer may change by rounding, where outputs are all but equal.
+            rounds = dtype is None and abs(value - split) * samples < 1.5
+            if (off := _off(value, split)) > _SAME[dtype] and not rounds:
+                text = _NO_SUM if name in whole.sums else _NOT_WHOLE
+                yield Finding("score", where, text.format(name=name, whole=value, samples=samples, split=split), off)
+        return
+    yield Finding("unscored", where, f"could not be compared with its parts: {note}")
+
+
+def _chosen(run: TrainingRun) -> Indices:
+    """At random, since data sets are often sorted by class."""
+    size = len(run.validation_fetcher.dataset)  # type: ignore[arg-type]
+    return np.sort(np.random.default_rng(run.setup.seed).choice(size, min(_SAMPLES, size), replace=False))
+
+
+def _evaluated(
+    run: TrainingRun, chosen: Indices, parts: Sequence[Indices], dtype: torch.dtype | None, *, moved: bool
+) -> Evaluation:
+    fetch = some_of(run.validation_fetcher, SampleKeys(chosen, np.zeros_like(chosen), run.setup.seed))
+    other, evaluation = copied(run, dtype, moved=moved), Evaluation(run.task)
+    other.model.eval()
+    for part in parts:
+        batch = in_precision(other.on_device(fetch(part)), dtype)
+        seed_draws(0)
+        with torch.no_grad(), given_numbers("rows", other.model):
+            evaluation.add(other.scores(batch))
+    return evaluation
+
+
+def _off(value: float, other: float) -> float:
+    """Relative difference of two scores; 0 where one is undefined on so few samples."""
+    if value == other or math.isnan(value) or math.isnan(other):
+        return 0.0
+    return abs(value - other) / max(abs(value), abs(other))

@@ -1,0 +1,318 @@
+"""One real step of a training, taken whole and in random uneven splits: its gradients have to be equal to rounding."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...spaces.laws.examination import Finding
+from ..batches import leaves, with_tensors
+from ..model.batch_norm import batch_norms
+from .given_numbers import Numbers, given_numbers, seed_draws
+
+# Ways to split the step that is compared.
+SPLITS = 3
+# Seconds that the comparison may take, and the passes over all of its samples.
+_BUDGET_S, _PASSES = 2.0, 10
+# Rounding, relative to the gradient: measured by the same step with its samples in another order, times the first of these,
+# within the precision's bounds. What is wrong is off by percents.
+_ROUNDING = 100.0
+_BOUNDS = {torch.float64: (1e-9, 1e-3), torch.float32: (2e-5, 1e-3)}
+# The same under autocast, whose gradients are rounded to eight bits in every micro-batch.
+AUTOCAST_TOLERANCE = 3e-2
+# Trainable parameters are moved by this share of their size, since zeros, as in a new adapter, have gradients of zero.
+_MOVED = 0.02
+
+Indices = np.ndarray  # of samples among those that are compared, (n,) int64
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is compared: a training's own step, whatever trains it.
+
+    Args:
+        model: whose parameters may be changed.
+        batch: the collated batch of some of the samples, on the model's device.
+        accumulate: back-propagates micro-batches of (samples, batch), as a trial does; returns the step's mean loss.
+        dtype: of parameters and inputs; None: as they are, under the study's autocast.
+        held: tensors that the user's code keeps beside the model, by name.
+    """
+
+    model: nn.Module
+    batch: Callable[[Indices], Any]
+    accumulate: Callable[[Sequence[tuple[int, Any]]], Tensor]
+    dtype: torch.dtype | None
+    held: Callable[[], dict[str, Tensor]] = dict
+
+    def gradient(self, parts: Sequence[Indices], numbers: Numbers | None, seed: int = 0) -> tuple[Tensor, float]:
+        """The gradient of a step over these micro-batches as one vector, and the mean loss; the model's state stays."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        for parameter in parameters:
+            parameter.grad = None
+        with kept(self.model), given_numbers(numbers, self.model):
+            micro_batches = [(len(part), _seeded(partial(self.batch, part), seed)) for part in parts]
+            loss = float(self.accumulate(micro_batches))
+        flat = [
+            torch.zeros(parameter.numel(), dtype=torch.float64)
+            if parameter.grad is None
+            else (parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad).detach().double().flatten().cpu()
+            for parameter in parameters
+        ]
+        for parameter in parameters:
+            parameter.grad = None
+        return torch.cat(flat), loss
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a step's splits compare with the whole.
+
+    Args:
+        off: the largest relative difference of a split's gradient.
+        tolerance: what counts as rounding.
+        numbers: how random numbers were given where the comparison came out equal.
+        random: the loss draws random numbers.
+        without_norms: whether BatchNorm used running statistics.
+    """
+
+    off: float
+    tolerance: float
+    random: bool
+    numbers: Numbers
+
+    @property
+    def equal(self) -> bool:
+        return self.off <= self.tolerance
+
+
+def compared(step: Step, samples: int, smallest: int, seed: int) -> Comparison:
+    """Compare the step over `samples` samples with random uneven splits into micro-batches of at least `smallest`.
+
+    BatchNorm normalises by its running statistics meanwhile.
+
+    Raises:
+        FloatingPointError: the loss or its gradient is not finite.
+    """
+    everything = np.arange(samples)
+    with frozen_norms(step.model):
+        first, loss = step.gradient([everything], None, seed=0)
+        if not (math.isfinite(loss) and bool(torch.isfinite(first).all())):
+            raise FloatingPointError("the loss or its gradient is not finite")
+        again, _ = step.gradient([everything], None, seed=1)
+        random = not torch.equal(first, again)
+        best: Comparison | None = None
+        for numbers in ("rows", "constant") if random else ("rows",):
+            whole, _ = step.gradient([everything], numbers)
+            shuffled, _ = step.gradient([everything[::-1].copy()], numbers)
+            tolerance = _tolerance(step.dtype, _difference(shuffled, whole))
+            splits = [uneven_parts(samples, smallest, seed + number) for number in range(SPLITS)]
+            off = max(_difference(step.gradient(parts, numbers)[0], whole) for parts in splits)
+            found = Comparison(off, tolerance, random, numbers)
+            if best is None or found.off < best.off:
+                best = found
+            if found.equal:
+                break
+    assert best is not None
+    return best
+
+
+def affordable(step: Step, most: int, smallest: int) -> int:
+    """How many samples, up to `most`, can be compared in a second or two; at least two of the smallest micro-batches."""
+    fewest = 2 * smallest
+    with frozen_norms(step.model):
+        started = time.perf_counter()
+        step.gradient([np.arange(fewest)], "rows")
+        took_s = time.perf_counter() - started
+    return max(min(int(fewest * _BUDGET_S / (_PASSES * took_s)), most), fewest)
+
+
+def batch_norm_findings(step: Step, samples: int, smallest: int, seed: int) -> Iterator[Finding]:
+    """How far BatchNorm in training mode makes a split step differ."""
+    smallest = max(smallest, 2)
+    if samples < 2 * smallest or not any(norm.training for norm in batch_norms(step.model)):
+        return
+    whole, _ = step.gradient([np.arange(samples)], "rows")
+    parts = uneven_parts(samples, smallest, seed)
+    off = _difference(step.gradient(parts, "rows")[0], whole)
+    sizes = " + ".join(str(len(part)) for part in parts)
+    text = f"sees the micro-batch, not the step: {sizes} samples differ from {samples} by {off:.2g} of the gradient"
+    yield Finding("batch_norm", "BatchNorm", text, off)
+
+
+def coupling_layer(step: Step, samples: int) -> str:
+    """The first layer whose output for a sample depends on the others, by name and class; empty where there is none."""
+    half = samples // 2
+    with frozen_norms(step.model):
+        whole, part = (_outputs(step, np.arange(count)) for count in (samples, half))
+    for (name, output), (other, alone) in zip(whole, part, strict=False):
+        if name != other:
+            break
+        if len(output) == samples and len(alone) == half and output.shape[1:] == alone.shape[1:]:
+            scale = float(output.abs().max()) or 1.0
+            if float((output[:half] - alone).abs().max()) > 1e-4 * scale:
+                return name
+    return ""
+
+
+def _outputs(step: Step, index: Indices) -> list[tuple[str, Tensor]]:
+    """What each layer returned for these samples, in order; layers that return no tensor are left out."""
+    outputs: list[tuple[str, Tensor]] = []
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, given: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.dim() and output.is_floating_point():
+                outputs.append((f"{name!r} ({type(module).__name__})", output.detach().clone()))
+
+        return hook
+
+    hooks = [module.register_forward_hook(keep(name)) for name, module in step.model.named_modules() if name]
+    try:
+        step.gradient([index], "rows")
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return outputs
+
+
+def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
+    """What a loss changes beside gradients, once for each micro-batch."""
+    norms = {id(buffer) for norm in batch_norms(step.model) for buffer in norm.buffers()}
+    everything = np.arange(samples)
+    with kept(step.model):
+        parameters = {name: value.detach().clone() for name, value in step.model.named_parameters()}
+        buffers = {name: value.clone() for name, value in step.model.named_buffers() if id(value) not in norms}
+        with given_numbers("rows", step.model):
+            step.accumulate([(samples, _seeded(partial(step.batch, everything), 0))])
+            held = {name: tensor.detach().clone() for name, tensor in step.held().items()}
+            step.accumulate([(samples, _seeded(partial(step.batch, everything), 0))])
+        changed = [name for name, value in step.model.named_parameters() if not _same(value, parameters[name])]
+        now = dict(step.model.named_buffers())
+        moved = [name for name, value in buffers.items() if name not in now or not _same(now[name], value)]
+        changed += [name for name, tensor in step.held().items() if name in held and not _same(tensor, held[name])]
+    for parameter in step.model.parameters():
+        parameter.grad = None
+    if changed:
+        yield Finding(
+            "state",
+            where,
+            f"expected a loss that changes nothing, got one that changes {changed[0]}: it runs once for each micro-batch, so "
+            "twice as often where a step has two. To average weights once a step, register "
+            "optimizer.register_step_post_hook(...) in `optimizer`.",
+        )
+    if moved:
+        names = ", ".join(moved[:3]) + (", ..." if len(moved) > 3 else "")
+        yield Finding("buffers", where, f"buffers that the forward pass updates, once for each micro-batch: {names}")
+
+
+def uneven_parts(samples: int, smallest: int, seed: int) -> list[Indices]:
+    """Random consecutive parts of unlike sizes, two to five of them, none below `smallest`.
+
+    >>> [len(part) for part in uneven_parts(24, 2, 0)]
+    [8, 10, 6]
+    """
+    generator = np.random.default_rng(seed)
+    count = min(2 + int(generator.integers(0, 4)), samples // max(smallest, 1))
+    spare = samples - count * smallest
+    # Cuts of the spare samples; one sample moves where all parts came out alike.
+    extra = np.diff(np.concatenate([[0], np.sort(generator.integers(0, spare + 1, count - 1)), [spare]]))
+    if count > 1 and len(set(extra)) == 1 and extra[0]:
+        extra[0], extra[-1] = extra[0] + 1, extra[-1] - 1
+    ends = np.cumsum(extra + smallest)
+    return np.split(np.arange(samples), ends[:-1])
+
+
+def move(model: nn.Module) -> None:
+    """Move trainable parameters a little, reproducibly."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.is_floating_point():
+                scale = float(parameter.double().pow(2).mean().sqrt()) if parameter.numel() else 0.0
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_((noise * _MOVED * (scale or 1.0)).to(parameter))
+
+
+def in_precision(batch: Any, dtype: torch.dtype | None) -> Any:
+    """The batch with its floating-point tensors in a precision; None: as they are."""
+    if dtype is None:
+        return batch
+    return with_tensors(batch, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+@contextmanager
+def kept(model: nn.Module) -> Iterator[None]:
+    """Parameters, buffers and modes are afterwards as they were."""
+    before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:
+                if not _same(tensor, value):
+                    tensor.copy_(value)
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def frozen_norms(model: nn.Module) -> Iterator[None]:
+    """BatchNorm normalises by its running statistics, where it keeps them."""
+    norms = [norm for norm in batch_norms(model) if norm.training and norm.running_mean is not None]
+    try:
+        for norm in norms:
+            norm.training = False
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+
+
+def kept_tensors(owner: Any) -> dict[str, Tensor]:
+    """All tensors among an object's attributes, in containers and modules, by name."""
+    found: dict[str, Tensor] = {}
+    for name, value in vars(owner).items():
+        for number, leaf in enumerate(leaves(value)):
+            if isinstance(leaf, nn.Module):
+                found |= {f"self.{name}.{inner}": tensor for inner, tensor in (*leaf.named_parameters(), *leaf.named_buffers())}
+            elif isinstance(leaf, Tensor):
+                found[f"self.{name}" + f"[{number}]" * bool(number)] = leaf
+    return found
+
+
+def _seeded(batch: Callable[[], Any], seed: int) -> Callable[[], Any]:
+    """Fetches the batch, then seeds what its loss may draw."""
+
+    def fetched() -> Any:
+        made = batch()
+        seed_draws(seed)
+        return made
+
+    return fetched
+
+
+def _difference(gradient: Tensor, other: Tensor) -> float:
+    """Relative to the second's norm; 0 where both vanish."""
+    scale = float(other.norm())
+    off = float((gradient - other).norm())
+    return off / scale if scale else float(off > 0)
+
+
+def _tolerance(dtype: torch.dtype | None, rounding: float) -> float:
+    if dtype is None:
+        return AUTOCAST_TOLERANCE
+    low, high = _BOUNDS[dtype]
+    return min(max(_ROUNDING * rounding, low), high)
+
+
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and torch.equal(torch.nan_to_num(tensor.detach()), torch.nan_to_num(other))

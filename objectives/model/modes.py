@@ -1,0 +1,34 @@
+"""Training and evaluation mode of a model's modules: those that a task leaves in evaluation mode stay there."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+class Modes:
+    """The modules that were in evaluation mode when the task returned its model.
+
+    A model that is in evaluation mode as a whole, as `from_pretrained` returns it, is meant to be trained: it has none.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.evaluating = [name for name, module in model.named_modules() if not module.training] if model.training else []
+
+    def train(self, model: nn.Module) -> None:
+        """Put the model, or a copy of it, into training mode, except for these modules."""
+        model.train()
+        if self.evaluating:
+            modules = dict(model.named_modules())
+            for name in self.evaluating:
+                modules[name].training = False
+
+    @property
+    def outermost(self) -> list[str]:
+        """Their names, without those of modules inside them.
+
+        >>> model = nn.Sequential(nn.Sequential(nn.Linear(1, 1), nn.Dropout()), nn.Linear(1, 1))
+        >>> _ = model[0].eval()
+        >>> Modes(model).outermost
+        ['0']
+        """
+        return [name for name in self.evaluating if not any(name.startswith(f"{outer}.") for outer in self.evaluating)]
