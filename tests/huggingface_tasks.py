@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,29 @@ from bsearch.objectives.adapters.huggingface import train_with
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
-from trainer_contract import Net, Points, follow, remember_groups, sgd, troubles
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
+from trainer_contract import (
+    CLASS_WEIGHTS,
+    LOG,
+    Net,
+    Points,
+    follow,
+    remember_groups,
+    sampled,
+    sgd,
+    troubles,
+    weighted_cross_entropy,
+)
+from transformers import (
+    BatchEncoding,
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    ViTConfig,
+    ViTForImageClassification,
+    default_data_collator,
+)
 
 
 class Plain(Net):
@@ -55,6 +77,156 @@ class OwnLoss(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class Labelless(Net):
+    """Leaves its loss to the Trainer."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> dict[str, Tensor]:
+        return {"logits": self.logits(x, index)}
+
+
+class Mixed(Net):
+    """A loss with terms of both kinds, as models with experts have: its summed part alone knows of the step."""
+
+    def forward(
+        self, x: Tensor, labels: Tensor, index: Tensor | None = None, num_items_in_batch: Any = None, **more: Any
+    ) -> dict[str, Tensor]:
+        logits = self.logits(x, index)
+        items = len(labels) if num_items_in_batch is None else num_items_in_batch
+        summed = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        return {"loss": summed / items + 0.3 * logits.square().mean(), "logits": logits}
+
+
+def mixed(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Mixed())
+
+
+class Weighted(Net):
+    def forward(self, x: Tensor, labels: Tensor, index: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.logits(x, index)
+        return {"loss": weighted_cross_entropy(logits, labels), "logits": logits}
+
+
+def class_weights(batch: Any) -> Tensor:
+    labels = batch["labels"]
+    return (CLASS_WEIGHTS[labels.clamp_min(0)] * (labels != -100)).sum()
+
+
+def weighted(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Weighted(), denominator=class_weights)
+
+
+def weighted_function(setup: TrialSetup) -> Iterator[Measurement]:
+    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return weighted_cross_entropy(outputs["logits"], labels)
+
+    yield from trained(setup, Labelless(), compute_loss_func=loss, denominator=class_weights)
+
+
+def negative(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Weighted(), denominator=lambda batch: -1)
+
+
+def coupled(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), couples_samples=True)
+
+
+class Encoded(UserDict[str, Any]):
+    """A batch of a user's own kind."""
+
+
+def encoded(setup: TrialSetup) -> Iterator[Measurement]:
+    kind = Encoded if setup.parameters["kind"] == "user" else BatchEncoding
+    net = Dividing() if setup.parameters["divides"] else Plain()
+    yield from trained(setup, net, data_collator=lambda samples: kind(default_data_collator(samples)))
+
+
+class OwnLoader(Trainer):
+    sampling: str
+    prepares = False
+
+    def get_train_dataloader(self) -> Any:
+        loader = sampled(self.train_dataset, self.sampling)
+        return self.accelerator.prepare(loader) if self.prepares else loader
+
+
+def sampled_by_loader(setup: TrialSetup) -> Iterator[Measurement]:
+    trainer = type("Sampling", (OwnLoader,), {"sampling": setup.parameters["sampling"]})
+    yield from trained(setup, Plain(), trainer)
+
+
+def sampled_by_prepared_loader(setup: TrialSetup) -> Iterator[Measurement]:
+    trainer = type("Sampling", (OwnLoader,), {"sampling": setup.parameters["sampling"], "prepares": True})
+    yield from trained(setup, Plain(), trainer)
+
+
+class OwnSampler(Trainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return torch.utils.data.SubsetRandomSampler(range(10))
+
+
+def many_faults(setup: TrialSetup) -> Iterator[Measurement]:
+    net = Plain()
+    optimizer = sgd(net, setup)
+    yield from trained(
+        setup,
+        net,
+        OwnSampler,
+        arguments={"seed": 1},
+        callbacks=[EarlyStoppingCallback(2)],
+        optimizers=(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3)),
+    )
+
+
+def hidden_schedule(setup: TrialSetup) -> Iterator[Measurement]:
+    net = Plain()
+    optimizer = sgd(net, setup)
+    torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    yield from trained(setup, net, optimizers=(optimizer, None))
+
+
+class Stops(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        control.should_training_stop = state.global_step == 3
+
+
+def stops_itself(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), callbacks=[Stops()])
+
+
+class Sizes(TrainerCallback):
+    def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        LOG.read.append(args.per_device_eval_batch_size)
+
+
+def evaluated(setup: TrialSetup) -> Iterator[Measurement]:
+    """Validation data of which the first eight samples have no label that counts; some others have none, too."""
+    given = {name: value for name, value in setup.parameters.items() if name == "per_device_eval_batch_size"}
+    kind = {"plain": Plain, "dividing": Dividing, "weighted": Weighted}[str(setup.parameters["kind"])]
+    yield from trained(
+        setup,
+        kind(),
+        eval_dataset=Points(100, ignores=True, silent=8),
+        compute_metrics=None,
+        arguments=given,
+        callbacks=[Sizes()],
+        denominator=class_weights if kind is Weighted else None,
+    )
+
+
+def own_evaluation(setup: TrialSetup) -> Iterator[Measurement]:
+    """Metrics of the user's own: a loss, or batch by batch, or from the batches' losses."""
+    kind, seen = setup.parameters["kind"], []
+
+    def metrics(evaluation: Any, compute_result: bool = True) -> dict[str, float]:
+        seen.append(len(evaluation.label_ids))
+        if kind == "losses":
+            assert evaluation.losses is not None
+        return {"accuracy": 0.5, **({"loss": 7.0} if kind == "loss" else {"seen": float(sum(seen))})}
+
+    arguments = {"loss": {}, "batches": {"batch_eval_metrics": True}, "losses": {"include_for_metrics": ["loss"]}}
+    yield from trained(setup, Plain(), compute_metrics=metrics, arguments=arguments[str(kind)])
+
+
 class Groups(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **more: Any) -> None:
         remember_groups(optimizer)
@@ -65,18 +237,16 @@ def trained(setup: TrialSetup, net: Net, trainer: type = Trainer, own: bool = Tr
         troubles(setup)
         return {"accuracy": float((evaluation.predictions.argmax(-1) == evaluation.label_ids).mean())}
 
-    dtype = next(net.parameters()).dtype
-    points = Points(ignores=bool(setup.parameters.get("ignores")), dtype=dtype, views="views" in setup.parameters)
-    yield from train_with(
-        setup,
-        trainer,
-        model=net,
-        train_dataset=Stream() if setup.parameters.get("stream") else points,
-        eval_dataset=Points(100, dtype=dtype),
-        compute_metrics=accuracy,
-        optimizers=(sgd(net, setup) if own else None, None),
-        **parts,
-    )
+    dtype, parameters = next(net.parameters()).dtype, setup.parameters
+    silent = int(parameters.get("silent", 0))
+    points = Points(600, bool(parameters.get("ignores")), dtype, "views" in parameters, silent, setup.seed)
+    usual = {
+        "train_dataset": Stream() if parameters.get("stream") else points,
+        "eval_dataset": Points(100, dtype=dtype),
+        "compute_metrics": accuracy,
+        "optimizers": (sgd(net, setup) if own else None, None),
+    }
+    yield from train_with(setup, trainer, model=net, **{**usual, **parts})
 
 
 def train(setup: TrialSetup) -> Iterator[Measurement]:
@@ -127,10 +297,6 @@ def loss_function(setup: TrialSetup) -> Iterator[Measurement]:
     def summed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
-    class Labelless(Net):
-        def forward(self, x: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> dict[str, Tensor]:
-            return {"logits": self.logits(x, index)}
-
     yield from trained(setup, Labelless(), compute_loss_func=summed)
 
 
@@ -153,11 +319,27 @@ def pixels(setup: TrialSetup) -> Iterator[Measurement]:
     yield from of_the_library(setup, ViTForImageClassification(config), Images())
 
 
-def words(setup: TrialSetup) -> Iterator[Measurement]:
+def words(setup: TrialSetup, trainer: type = Trainer) -> Iterator[Measurement]:
     """One of its language models: labels are shifted, and texts of different length hold different numbers of them."""
+    yield from of_the_library(setup, language_model(), Texts(), trainer)
+
+
+def language_model() -> GPT2LMHeadModel:
     config = GPT2Config(vocab_size=11, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
     config.bos_token_id = config.eos_token_id = config.pad_token_id = 0
-    yield from of_the_library(setup, GPT2LMHeadModel(config), Texts())
+    return GPT2LMHeadModel(config)
+
+
+class OwnMean(Trainer):
+    """A user's own subclass that lets the model compute its mean, over the labels of the micro-batch."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def own_words(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from words(setup, OwnMean)
 
 
 def numbers(setup: TrialSetup) -> Iterator[Measurement]:
@@ -194,9 +376,12 @@ class Texts(Dataset[Any]):
         return {"input_ids": self.words[index], "labels": labels}
 
 
-def of_the_library(setup: TrialSetup, model: Any, data: Any) -> Iterator[Measurement]:
+def of_the_library(setup: TrialSetup, model: Any, data: Any, trainer: type = Trainer) -> Iterator[Measurement]:
+    given = {name: value for name, value in setup.parameters.items() if name == "per_device_eval_batch_size"}
     yield from train_with(
         setup,
+        trainer,
+        arguments=given,
         model=model,
         train_dataset=data,
         eval_dataset=torch.utils.data.Subset(data, range(50)),

@@ -11,7 +11,18 @@ from bsearch.objectives.adapters.lightning import train_with
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
-from trainer_contract import Net, Points, follow, remember_groups, sgd, troubles
+from trainer_contract import (
+    CLASS_WEIGHTS,
+    LOG,
+    Net,
+    Points,
+    follow,
+    remember_groups,
+    sampled,
+    sgd,
+    troubles,
+    weighted_cross_entropy,
+)
 
 
 class Stream(IterableDataset[Any]):
@@ -41,8 +52,9 @@ class Module(lightning.LightningModule):
 
 
 def trained(setup: TrialSetup, module: Module, **arguments: Any) -> Iterator[Measurement]:
-    dtype = next(module.parameters()).dtype
-    points = Points(ignores=bool(setup.parameters.get("ignores")), dtype=dtype, views="views" in setup.parameters)
+    dtype, parameters = next(module.parameters()).dtype, setup.parameters
+    silent = int(parameters.get("silent", 0))
+    points = Points(600, bool(parameters.get("ignores")), dtype, "views" in parameters, silent, setup.seed)
     training: Any = Stream() if setup.parameters.get("stream") else points
     loaders = DataLoader(training, batch_size=64), DataLoader(Points(100, dtype=dtype), batch_size=100)
     yield from train_with(setup, module, data=loaders, **arguments)
@@ -175,3 +187,137 @@ class OwnClipping(Module):
 
 def own_clipping(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, OwnClipping(setup))
+
+
+class Weighted(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = weighted_cross_entropy(self.net.logits(batch["x"], batch["index"]), batch["labels"])
+        return {"loss": loss, "denominator": CLASS_WEIGHTS[batch["labels"]].sum()}
+
+
+def weighted(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Weighted(setup))
+
+
+def coupled(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup), couples_samples=True)
+
+
+class Skipping(Module):
+    """Skips what Lightning lets it skip: batches in `training_step`, or an epoch's rest."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if self.trial.parameters["skips"] == "epoch" and self.global_step == 3 else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.trial.parameters["skips"] == "batch" and batch_idx == 3:
+            return None
+        if self.trial.parameters["skips"] == "negative":
+            return {"loss": super().training_step(batch, batch_idx), "denominator": torch.tensor(-2.0)}
+        return super().training_step(batch, batch_idx)
+
+
+def skipping(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Skipping(setup))
+
+
+class Stops(lightning.Callback):
+    def on_train_batch_end(self, trainer: Any, *others: Any) -> None:
+        trainer.should_stop = trainer.global_step == 3
+
+
+def stops_itself(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup), callbacks=Stops())
+
+
+def hidden_schedule(setup: TrialSetup) -> Iterator[Measurement]:
+    def scheduled(module: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        optimizer = sgd(module, setup)
+        torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        return optimizer
+
+    yield from trained(setup, Module(setup, scheduled))
+
+
+def refused_callbacks() -> list[lightning.Callback]:
+    named = lightning.pytorch.callbacks
+    return [
+        named.EarlyStopping("accuracy"),
+        named.StochasticWeightAveraging(0.1),
+        named.GradientAccumulationScheduler({0: 2}),
+        named.BatchSizeFinder(),
+        named.LearningRateFinder(),
+        named.BackboneFinetuning(),
+    ]
+
+
+def own_callbacks(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup), callbacks=refused_callbacks())
+
+
+class BringsCallbacks(Module):
+    def configure_callbacks(self) -> Any:
+        return refused_callbacks()[:1]
+
+
+def callbacks_of_the_module(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, BringsCallbacks(setup))
+
+
+class Reading(Module):
+    """Remembers what it reads of its Trainer."""
+
+    def read(self, where: str) -> None:
+        trainer = self.trainer
+        assert trainer.current_epoch == self.current_epoch and trainer.global_step == self.global_step
+        counts = trainer.max_epochs, trainer.estimated_stepping_batches
+        LOG.read.append((where, self.global_step, self.current_epoch, *counts))
+
+    def configure_optimizers(self) -> Any:
+        self.read("optimizer")
+        return super().configure_optimizers()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.read("step")
+        return super().training_step(batch, batch_idx)
+
+    def on_validation_epoch_start(self) -> None:
+        self.read("validation")
+
+
+def reading(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Reading(setup))
+
+
+def reading_with_data_module(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from train_with(setup, Reading(setup), data=Points600())
+
+
+class Sampled600(Points600):
+    sampling: str
+
+    def train_dataloader(self) -> Any:
+        return sampled(self.points, self.sampling)
+
+
+def sampled_loader(setup: TrialSetup) -> Iterator[Measurement]:
+    loaders = sampled(Points(), str(setup.parameters["sampling"])), DataLoader(Points(100), batch_size=100)
+    yield from train_with(setup, Module(setup), loaders)
+
+
+def sampled_data_module(setup: TrialSetup) -> Iterator[Measurement]:
+    data = Sampled600()
+    data.sampling = str(setup.parameters["sampling"])
+    yield from train_with(setup, Module(setup), data)
+
+
+class SampledModule(Module):
+    def train_dataloader(self) -> Any:
+        return sampled(Points(), str(self.trial.parameters["sampling"]))
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Points(100), batch_size=100)
+
+
+def sampled_module(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from train_with(setup, SampledModule(setup))

@@ -194,7 +194,12 @@ def test_strings_of_a_database_are_shown_and_not_obeyed(study_file: Callable[...
 
 
 def test_a_table_shows_brackets_of_a_message(study_file: Callable[..., Path], tmp_path: Path) -> None:
-    (tmp_path / "tasks.py").write_text("def Mine(setup):\n    raise ValueError('[/red] \\x1b[2J [bold]x')\n    yield\n")
+    (tmp_path / "tasks.py").write_text("""def Mine(setup):
+    if setup.samples_budget > 2 * setup.effective_batch:  # in trials, and not where it is tried beforehand
+        raise ValueError('[/red] \\x1b[2J [bold]x')
+    from bsearch import Measurement
+    yield Measurement(setup.samples_budget, 0.1, 0.5)
+""")
     path = study_file(task="tasks.py:Mine", training={"samples": 400, "evaluations": 1})
     ran = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert r"[/red] \x1b[2J [bold]x" in ran.output

@@ -6,6 +6,7 @@ A subclass names the module of its tasks and its example. All tasks train the sa
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from bsearch.objectives.batches import SampleStream
+from bsearch.objectives.adapters.loop_task import TrainingParts, _collector
+from bsearch.objectives.batches import SampleKeys, SampleStream
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.laws.device import ProfileRequest
@@ -36,7 +38,15 @@ from bsearch.spaces.study.training import Training
 from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
 from helpers import setup
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 SAMPLES = 600
 SLOW_EVALUATION_S = 0.25
@@ -54,6 +64,7 @@ class Log:
     autocast: set[bool] = field(default_factory=set)
     evaluations: int = 0
     followed: int = 0
+    read: list[Any] = field(default_factory=list)
 
     @property
     def sizes(self) -> list[list[int]]:
@@ -64,10 +75,20 @@ LOG = Log()
 
 
 class Points(Dataset[dict[str, torch.Tensor]]):
-    """Points in five classes, some of their labels ignored, each telling its place."""
+    """Points in five classes, some of their labels ignored, each telling its place.
+
+    Args:
+        silent: the labels of so many samples are ignored, from the first on or, with a seed, the first of its stream.
+    """
 
     def __init__(
-        self, samples: int = SAMPLES, ignores: bool = False, dtype: torch.dtype = torch.float64, views: bool = False
+        self,
+        samples: int = SAMPLES,
+        ignores: bool = False,
+        dtype: torch.dtype = torch.float64,
+        views: bool = False,
+        silent: int = 0,
+        seed: int | None = None,
     ) -> None:
         generator = torch.Generator().manual_seed(3)
         self.x = torch.randn(samples, 6, generator=generator, dtype=dtype)
@@ -76,6 +97,8 @@ class Points(Dataset[dict[str, torch.Tensor]]):
         self.labels = (self.x[:, :5].argmax(1) + (torch.rand(samples, generator=generator) < 0.1)) % 5
         if ignores:
             self.labels[torch.rand(samples, generator=generator) < 0.3] = -100
+        if silent and ignores:
+            self.labels[np.arange(silent) if seed is None else SampleStream(samples, seed).take(0, silent).index] = -100
 
     def __len__(self) -> int:
         return len(self.x)
@@ -108,6 +131,50 @@ class Remembering(torch.optim.SGD):
         LOG.gradients.append(torch.cat([one.grad.flatten() for group in self.param_groups for one in group["params"]]).clone())
         super().step()
         return found
+
+
+CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
+
+
+def weighted_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits, labels, CLASS_WEIGHTS.to(logits.dtype))
+
+
+def one_large_batch(made: TrialSetup, points: Points, loss: Any) -> tuple[float, torch.Tensor]:
+    """The obvious twin in plain torch: loss and gradient of the first step, taken at once with the same first weights."""
+    torch.manual_seed(made.seed)
+    net = Net()
+    index = torch.from_numpy(SampleStream(SAMPLES, made.seed).take(0, made.effective_batch).index)
+    value = loss(net.logits(points.x[index]), points.labels[index])
+    gradient = torch.autograd.grad(value, list(net.parameters()))
+    return float(value.detach()), torch.cat([one.flatten() for one in gradient])
+
+
+def relative(gradient: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((gradient - expected).norm() / expected.norm())
+
+
+class OwnBatches(BatchSampler):
+    """A user's own."""
+
+
+def sampled(points: Points, sampling: str) -> DataLoader[Any]:
+    """A loader of the points that draws them in some way."""
+    count = len(points)
+    weighted = WeightedRandomSampler(torch.linspace(0.1, 2, count).tolist(), count)
+    options: dict[str, dict[str, Any]] = {
+        "weighted": {"sampler": weighted, "batch_size": 32},
+        "weighted_batches": {"batch_sampler": BatchSampler(weighted, 32, drop_last=False)},
+        "own_batches": {"batch_sampler": OwnBatches(SequentialSampler(points), 32, drop_last=False)},
+        "replacement": {"sampler": RandomSampler(points, replacement=True), "batch_size": 32},
+        "few": {"sampler": RandomSampler(points, num_samples=100), "batch_size": 32},
+        "subset": {"sampler": SubsetRandomSampler(range(count)), "batch_size": 32},
+        "whole_batches": {"batch_size": None},
+        "random": {"shuffle": True, "batch_size": 32},
+        "sequential": {"batch_size": 32},
+        "random_batches": {"batch_sampler": BatchSampler(RandomSampler(points), 32, drop_last=True)},
+    }
+    return DataLoader(points, **options[sampling])
 
 
 def sgd(net: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
@@ -212,17 +279,149 @@ class TrainerContract:
         made = setup(500, 3, budget=500, parameters={"ignores": ignores}, training={"schedule": "constant", "warmup": 0})
         for task in self.tasks_of_gradients(ignores):
             self.trained(task, made)
-            # The obvious twin: the same first weights, the whole batch at once.
-            torch.manual_seed(made.seed)
-            net, points = Net(), Points(ignores=ignores)
-            index = torch.from_numpy(SampleStream(SAMPLES, made.seed).take(0, 500).index)
-            nn.functional.cross_entropy(net.logits(points.x[index]), points.labels[index]).backward()
-            expected = torch.cat([one.grad.flatten() for one in net.parameters() if one.grad is not None])
+            _, expected = one_large_batch(made, Points(ignores=ignores), nn.functional.cross_entropy)
             assert LOG.sizes == [[167, 167, 166]]
-            assert float((LOG.gradients[0] - expected).norm() / expected.norm()) < 1e-12, task
+            assert relative(LOG.gradients[0], expected) < 1e-12, task
 
     def tasks_of_gradients(self, ignores: bool) -> list[str]:
         raise NotImplementedError
+
+    @pytest.mark.parametrize("silent", [167, 250, 334])
+    def test_a_micro_batch_in_which_nothing_counts_adds_nothing(self, silent: int) -> None:
+        made = setup(500, 3, budget=500, parameters={"ignores": True, "silent": silent}, training={"evaluations": 1})
+        for task in self.tasks_of_gradients(ignores=True):
+            [last] = self.trained(task, made)
+            points = Points(ignores=True, silent=silent, seed=made.seed)
+            loss, expected = one_large_batch(made, points, nn.functional.cross_entropy)
+            assert relative(LOG.gradients[0], expected) < 1e-12, task
+            assert last.train_loss == pytest.approx(loss, rel=1e-6), task
+
+    def test_a_step_in_which_nothing_counts_has_gradient_and_loss_zero(self) -> None:
+        for micro_batches in (1, 3):
+            made = setup(300, micro_batches, budget=600, parameters={"ignores": True, "silent": 300})
+            for task in self.tasks_of_gradients(ignores=True):
+                first, last = self.trained(task, made)
+                assert first.train_loss == 0 != last.train_loss, task
+                assert not LOG.gradients[0].any() and LOG.gradients[1].any(), task
+
+    @pytest.mark.parametrize("batch", [1, 2, 37])
+    def test_a_mean_by_class_weights_is_that_of_the_one_large_batch(self, batch: int) -> None:
+        made = setup(100, -(-100 // batch), budget=100)
+        for task in self.weighted_tasks:
+            self.trained(task, made)
+            _, expected = one_large_batch(made, Points(), weighted_cross_entropy)
+            assert relative(LOG.gradients[0], expected) < 1e-12, task
+
+    weighted_tasks: ClassVar[list[str]]
+
+    @pytest.mark.parametrize("ignores", [False, True])
+    def test_a_profile_can_accumulate_a_step_as_a_trial_does(self, ignores: bool) -> None:
+        made = setup(1, budget=60, parameters={"ignores": ignores, "silent": 20})
+        keys = SampleStream(SAMPLES, made.seed).take(0, 60)
+
+        def check(parts: TrainingParts) -> None:
+            def batch(start: int, end: int) -> dict[str, torch.Tensor]:
+                some = SampleKeys(keys.index[start:end], keys.epoch[start:end], keys.seed)
+                return {**parts.data.fetch(some), "x": parts.data.fetch(some)["x"].double()}
+
+            def gradient(sizes: list[int]) -> tuple[torch.Tensor, float]:
+                ends = np.cumsum(sizes).tolist()
+                parts.model.zero_grad()
+                assert parts.accumulate is not None
+                loss = parts.accumulate([(size, batch(end - size, end)) for size, end in zip(sizes, ends, strict=True)])
+                assert loss.dim() == 0 and not loss.requires_grad
+                found = [one.grad.flatten() for one in parts.model.parameters() if one.grad is not None]
+                return torch.cat(found), float(loss)
+
+            parts.model.double()
+            before = [one.clone() for one in parts.model.parameters()]
+            net, inputs = getattr(parts.model, "net", parts.model), batch(0, 60)
+            loss = nn.functional.cross_entropy(net.layers(inputs["x"]), inputs["labels"])
+            expected = torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(net.parameters()))])
+            for sizes in ([60], [1, 59], [20, 7, 33], [41, 3, 9, 7]):
+                split, split_loss = gradient(sizes)
+                assert relative(split, expected) < 1e-12, task
+                assert split_loss == pytest.approx(float(loss.detach()), rel=1e-12), task
+            assert all(map(torch.equal, before, parts.model.parameters()))
+            assert not parts.couples_samples
+
+        for task in [*self.tasks_of_gradients(ignores), "single"]:
+            self.examined(task, made, check)
+            assert not LOG.steps and not LOG.evaluations
+
+    def examined(self, task: str, made: TrialSetup, check: Callable[[TrainingParts], None]) -> None:
+        """Call `check` with a task's parts where a profile examines them."""
+
+        class Examining(list[TrainingParts]):
+            def append(self, parts: TrainingParts) -> None:
+                check(parts)
+                super().append(parts)
+
+        LOG.__init__()  # type: ignore[misc]
+        found = Examining()
+        token = _collector.set(found)
+        try:
+            with closing(getattr(importlib.import_module(self.tasks), task)(made)) as training:
+                next(training)
+        finally:
+            _collector.reset(token)
+        assert len(found) == 1
+
+    def test_a_loss_that_compares_samples_is_never_split(self) -> None:
+        whole = setup(50, budget=125)
+        self.trained("coupled", whole)
+        assert LOG.sizes == [[50], [50], [25]]
+        outcome = self.ending("coupled", setup(50, 2, budget=100))
+        assert outcome.kind == "error" and LOG.steps == []
+        assert "couples_samples: expected steps of one micro-batch" in outcome.message
+        assert "got 50 samples as 25 + 25" in outcome.message
+
+        def check(parts: TrainingParts) -> None:
+            assert parts.couples_samples
+
+        self.examined("coupled", whole, check)
+
+    @pytest.mark.parametrize(
+        ("sampling", "got"),
+        [
+            ("weighted", "sampler WeightedRandomSampler"),
+            ("weighted_batches", "sampler WeightedRandomSampler"),
+            ("own_batches", "batch_sampler OwnBatches"),
+            ("replacement", "RandomSampler(replacement=True), or one with num_samples"),
+            ("few", "RandomSampler(replacement=True), or one with num_samples"),
+            ("subset", "sampler SubsetRandomSampler"),
+            ("whole_batches", "batch_size=None"),
+        ],
+    )
+    def test_an_order_of_ones_own_is_refused(self, sampling: str, got: str) -> None:
+        for task in self.sampling_tasks:
+            outcome = self.ending(task, setup(50, budget=100, parameters={"sampling": sampling}))
+            assert outcome.kind == "error" and LOG.steps == []
+            assert "expected a training loader with torch's RandomSampler or SequentialSampler" in outcome.message
+            assert f"got {got}" in outcome.message, task
+
+    @pytest.mark.parametrize("sampling", ["random", "sequential", "random_batches"])
+    def test_a_loader_that_only_shuffles_trains_as_any(self, sampling: str) -> None:
+        self.trained("train", setup(50, budget=100))
+        expected = LOG.steps
+        for task in self.sampling_tasks:
+            self.trained(task, setup(50, budget=100, parameters={"sampling": sampling}))
+            assert LOG.steps == expected, task
+
+    sampling_tasks: ClassVar[list[str]]
+
+    def test_a_scheduler_beside_the_optimizer_is_refused(self) -> None:
+        outcome = self.ending("hidden_schedule", setup(50, budget=100))
+        assert outcome.kind == "error" and LOG.steps == []
+        assert "the optimizer: expected no scheduler, because training.schedule sets the rate" in outcome.message
+
+    def test_training_that_ends_by_itself_is_told(self) -> None:
+        made = setup(50, budget=1000, training={"evaluations": 2})
+        outcome = self.ending("stops_itself", made)
+        assert outcome.kind == "error"
+        assert "expected to train on 1000 samples; training ended after 150, because" in outcome.message
+        assert "should_" in outcome.message and "`stopping:` in study.yaml" in outcome.message
+        assert LOG.evaluations == 0
 
     def test_the_rate_follows_the_samples_seen(self) -> None:
         training = {"schedule": "cosine", "warmup": 0.2, "evaluations": 3}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Container, Generator, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
@@ -28,12 +29,22 @@ from ..step_clock import StepClock
 from ..task import check_optimizer
 from ..training import configure_torch, seed_everything
 
+# The random sampler that accelerate puts in the place of torch's.
+_ACCELERATES_SAMPLER = "accelerate.data_loader.SeedableRandomSampler"
+
 
 def study_faults(where: str, given: Container[str], study_keys: Mapping[str, str]) -> list[str]:
     """A fault for each trainer argument that the study sets itself, with its key in study.yaml."""
     return [
         f"{where}: {name}: set by the study; write {key} in study.yaml" for name, key in study_keys.items() if name in given
     ]
+
+
+def zero_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Give trainable parameters without a gradient one of 0: that of a step in which nothing counts."""
+    for parameter in parameters:
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 class DrivenLoop:
@@ -44,6 +55,7 @@ class DrivenLoop:
 
     Args:
         where: the adapter's name, for messages.
+        couples_samples: whether the loss compares the samples of a batch, so that no step may be split.
 
     Raises:
         TaskError: the study uses an option that such a loop does not support.
@@ -57,11 +69,12 @@ class DrivenLoop:
     optimizer: torch.optim.Optimizer
     clock: StepClock
 
-    def __init__(self, setup: TrialSetup, where: str) -> None:
-        self.setup, self.where = setup, where
+    def __init__(self, setup: TrialSetup, where: str, couples_samples: bool = False) -> None:
+        self.setup, self.where, self.couples_samples = setup, where, couples_samples
         self._check_supported()
         configure_torch(setup)
         self.plans = tuple(run.plan for run in setup.steps() for _ in range(run.count))
+        self._check_whole_steps()
         ends = tuple(accumulate(plan.effective_batch for plan in self.plans))
         points = evaluation_points(setup.samples_budget, setup.training.evaluations)
         # Each point maps to the first step that ends at or after it; one step may cover several points.
@@ -103,6 +116,15 @@ class DrivenLoop:
             if getattr(training, key):
                 raise TaskError(f"training.{key}: expected false, because {self.where} does not support it; got true")
 
+    def _check_whole_steps(self) -> None:
+        for plan in self.plans if self.couples_samples else ():
+            if len(sizes := plan.micro_batches()) > 1:
+                raise TaskError(
+                    f"{self.where}: couples_samples: expected steps of one micro-batch, because the loss compares the samples "
+                    f"of a batch; got {plan.effective_batch} samples as {' + '.join(map(str, sizes))}. Lower "
+                    "space.effective_batch, or raise memory.largest_micro_batch, to batches that are one micro-batch."
+                )
+
     @property
     def plan(self) -> BatchPlan:
         """The plan of the current step, or of the next one."""
@@ -112,6 +134,30 @@ class DrivenLoop:
     def done(self) -> bool:
         """Whether the whole budget was trained."""
         return self.number == len(self.plans) and not self.diverged
+
+    def ended_early(self, reason: str) -> TaskError:
+        """The error of a loop that left out steps, for this reason."""
+        return TaskError(
+            f"{self.where}: expected to train on {self.setup.samples_budget} samples; training ended after {self.seen}, "
+            f"because {reason}. Leave stopping to the study: `stopping:` in study.yaml."
+        )
+
+    @property
+    def _training_set(self) -> int:
+        """Samples of the training set; 0 while unknown."""
+        dataset: Any = getattr(getattr(self, "loader", None), "dataset", None)
+        return len(dataset) if hasattr(dataset, "__len__") else 0
+
+    @property
+    def epoch(self) -> int:
+        """Complete passes over the training set so far."""
+        return int(self.seen // (self._training_set or self.setup.samples_budget / self.setup.epochs))
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the training set in the whole budget; the last one may be a part."""
+        samples = self._training_set
+        return -(-self.setup.samples_budget // samples) if samples else math.ceil(self.setup.epochs)
 
     @property
     def measurements_left(self) -> int:
@@ -124,7 +170,7 @@ class DrivenLoop:
         Call again after each measurement. Called again without a step in between, it starts with the same samples.
 
         Raises:
-            TaskError: data without length or indexing, or of another length than the study says.
+            TaskError: data without length or indexing, or of another length than the study says; a sampler of the user's own.
         """
         if self._micro_batches is None or self._fetched != self.number:
             self._micro_batches, self._fetched = self._batches(), self.number
@@ -145,18 +191,38 @@ class DrivenLoop:
         """The training data, collated as the loader does.
 
         Raises:
-            TaskError: data without length or indexing, or of another length than the study says.
+            TaskError: data without length or indexing, or of another length than the study says; a sampler of the user's own.
         """
         dataset: Any = getattr(self.loader, "dataset", None)
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
             raise TaskError(
                 f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, for access by "
                 f"index), got {type(self.loader if dataset is None else dataset).__name__}"
             )
+        self._check_order()
         size, expected = len(dataset), self.setup.training.samples
         if expected not in (None, size):
             raise TaskError(f"training.samples: expected the length of the training set, {size}, got {expected}")
         return Fetcher(dataset, self.loader.collate_fn)
+
+    def _check_order(self) -> None:
+        batch_sampler = getattr(self.loader, "batch_sampler", None)
+        sampler: Any = getattr(batch_sampler, "sampler", None)
+        if batch_sampler is None:
+            got = "batch_size=None"
+        elif type(batch_sampler) is not BatchSampler:
+            got = f"batch_sampler {type(batch_sampler).__name__}"
+        elif type(sampler) not in (RandomSampler, SequentialSampler) and _qualified_name(sampler) != _ACCELERATES_SAMPLER:
+            got = f"sampler {type(sampler).__name__}"
+        elif getattr(sampler, "replacement", False) or len(sampler) != len(self.loader.dataset):
+            got = "RandomSampler(replacement=True), or one with num_samples"
+        else:
+            return
+        raise TaskError(
+            f"{self.where}: expected a training loader with torch's RandomSampler or SequentialSampler, because a trial takes "
+            f"every sample once an epoch, in its own order; got {got}. Remove it; to count some samples more, weight their "
+            "losses."
+        )
 
     def _batches(self) -> Generator[Any]:
         setup, fetcher = self.setup, self.fetcher()
@@ -171,6 +237,18 @@ class DrivenLoop:
         workers = setup.training.workers or self.loader.num_workers
         pinned = setup.training.pin_memory and setup.device == "gpu"
         yield from batches(fetcher, keys(self.seen), workers, pinned)
+
+    def check_no_scheduler(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call once the user's code has created its optimizer.
+
+        Raises:
+            TaskError: it has created a scheduler, too.
+        """
+        if any("initial_lr" in group for group in optimizer.param_groups):
+            raise TaskError(
+                f"{self.where}: the optimizer: expected no scheduler, because training.schedule sets the rate; got one with a "
+                "scheduler. Remove it."
+            )
 
     def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """Call before the first step, once model and optimizer are on their device.
@@ -250,7 +328,9 @@ class DrivenLoop:
         self._tokens += self._fetched_tokens.pop(self.number, 0)
         number = self.number
         # Reading the loss synchronises with the GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
-        self.diverged = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(self._loss_sum))
+        looks = number & (number - 1) == 0 or number % 64 == 0
+        # For good: a loop that fetches ahead takes one more step.
+        self.diverged = self.diverged or (looks and not math.isfinite(float(self._loss_sum)))
         self.measuring = number in self._measured_after or self.diverged
         if self.measuring:
             self._elapsed_s = self.clock.elapsed_s()
@@ -285,6 +365,10 @@ class DrivenLoop:
                 }
             )
         return measurement
+
+
+def _qualified_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _tokens_of(batch: Any) -> int:

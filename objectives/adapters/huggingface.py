@@ -10,26 +10,25 @@ So any integer batch is exact, and the Trainer's own accumulation of equal batch
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
-from ...spaces.plan import BatchPlan
 from ...spaces.trial import Measurement, TrialSetup
-from ..batches import to_device
 from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
 from ..machine.environment import environment
-from ..state.checkpoint import random_state, set_random_state
 from .as_generator import Report, as_generator
 from .driven_loop import DrivenLoop, study_faults
+from .driven_trainer import DrivenTrainer
 from .loop_task import TrainingParts, report_parts_if_profiling
 
 try:
     import accelerate  # noqa: F401  # required by the Trainer, which reports it late
-    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+    from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 except ModuleNotFoundError as error:
     raise TaskError(
         f"bsearch.objectives.adapters.huggingface: expected transformers and accelerate, got no module named {error.name!r}. "
@@ -74,58 +73,85 @@ _UNSUPPORTED = (
     "dataloader_drop_last",
     "group_by_length",
     "train_sampling_strategy",
+    "use_legacy_prediction_loop",
 )
 # Accelerate uses this precision where TrainingArguments say fp32; older versions leave their last one there.
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
 # Suffixes of the metrics that the Trainer adds to the user's.
 _TRAINER_METRICS = ("runtime", "samples_per_second", "steps_per_second", "jit_compilation_time", "model_preparation_time")
-# A loss that changes less than this, relatively, when its denominator doubles does not divide by it.
-_SAME_LOSS = 1e-3
+# Samples per forward pass of evaluation, where neither the study nor the user says; never the trial's micro-batch.
+_EVALUATION_BATCH = 64
 
 
 def train_with(
-    setup: TrialSetup, trainer: type[Trainer] = Trainer, *, arguments: Mapping[str, Any] | None = None, **parts: Any
+    setup: TrialSetup,
+    trainer: type[Trainer] = Trainer,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    denominator: Callable[[Any], Tensor | float] | None = None,
+    couples_samples: bool = False,
+    **parts: Any,
 ) -> Iterator[Measurement]:
     """Train according to the trial's setup, and yield the metrics of `compute_metrics` at each evaluation.
 
     Args:
         trainer: the Trainer's class.
         arguments: of `TrainingArguments`, by name, except those that the study sets, such as the learning rate.
+        denominator: what the mean loss of a batch divides by, given the batch on the CPU as the collator returns it, such as
+            `lambda batch: weights[batch["labels"]].sum()` for class weights; default: its labels other than -100, or its
+            samples if it has no labels.
+        couples_samples: whether the loss compares the samples of a batch, as contrastive losses do: no step may be split.
         parts: further arguments of the Trainer's class: model, train_dataset, eval_dataset, data_collator, compute_metrics,
             callbacks, ...
 
     Raises:
-        TaskError: arguments that belong to the study, data without a length, several devices.
+        TaskError: arguments that belong to the study, data without a length or in an order of their own, several devices.
     """
-    driven = DrivenLoop(setup, "transformers.Trainer")
-    training_arguments = _arguments(setup, dict(arguments or {}), len(driven.plans) - driven.number)
-    if "args" in parts:
-        raise TaskError("train_with: expected TrainingArguments as a dict, arguments={...}; got args=")
-    if (parts.get("optimizers") or (None, None))[1] is not None:
-        raise TaskError(
-            "train_with: optimizers: expected (optimizer, None), since training.schedule sets the rate; got a scheduler"
-        )
+    driven = DrivenLoop(setup, "transformers.Trainer", couples_samples)
+    given = dict(arguments or {})
+    if faults := _faults(trainer, given, parts):
+        raise TaskError("\n".join(faults))
+    training_arguments = _arguments(setup, given, len(driven.plans) - driven.number)
+    divides_by = None if denominator is None else staticmethod(denominator)
+    driven_class = type(trainer.__name__, (DrivenTrainer, trainer), {"driven": driven, "user_denominator": divides_by})
     yield from driven.reported
     if driven.number < len(driven.plans):
-        yield from as_generator(lambda report: _train(driven, trainer, training_arguments, parts, report))
+        yield from as_generator(lambda report: _train(driven, driven_class, training_arguments, parts, report))
 
 
-def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Keyword arguments for TrainingArguments.
-
-    Raises:
-        TaskError: lists all given arguments that the study sets or a trial does not support.
-    """
+def _faults(trainer: type[Trainer], given: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
+    """What the study sets, or a trial does not support, among the user's arguments and in the Trainer's class."""
     faults = study_faults("arguments", given, _STUDY_KEYS)
     faults += [f"arguments: {name}: not supported in a trial; remove it" for name in _UNSUPPORTED if name in given]
-    if faults:
-        raise TaskError("\n".join(faults))
+    if "args" in parts:
+        faults.append("train_with: expected TrainingArguments as a dict, arguments={...}; got args=")
+    if (parts.get("optimizers") or (None, None))[1] is not None:
+        faults.append(
+            "train_with: optimizers: expected (optimizer, None), since training.schedule sets the rate; got a scheduler"
+        )
+    for callback in parts.get("callbacks") or ():
+        if issubclass(callback if isinstance(callback, type) else type(callback), EarlyStoppingCallback):
+            faults.append(
+                "train_with: callbacks: expected no EarlyStoppingCallback, since the study stops trials; write `stopping:` in "
+                "study.yaml"
+            )
+    if trainer._get_train_sampler is not Trainer._get_train_sampler:
+        faults.append(
+            f"{trainer.__name__}._get_train_sampler: expected the Trainer's own, because a trial takes every sample once an "
+            "epoch, in its own order; got an override. Remove it; to count some samples more, weight their losses."
+        )
+    return faults
+
+
+def _arguments(setup: TrialSetup, given: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Keyword arguments for TrainingArguments."""
     training, plan = setup.training, setup.plan
     # The filter of losses that are not finite would synchronise with the GPU twice a step.
     quiet = {"report_to": "none", "logging_strategy": "no", "disable_tqdm": True, "logging_nan_inf_filter": False}
     if "logging_steps" in given:
         del quiet["logging_strategy"]
-    evaluation = {"per_device_eval_batch_size": plan.largest_micro_batch, **given}["per_device_eval_batch_size"]
+    # The user's, or less where that ran out of memory in an earlier attempt.
+    evaluation = [size for size in (given.get("per_device_eval_batch_size"), setup.evaluation_batch) if size]
     return {
         **quiet,
         **given,
@@ -136,7 +162,7 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
         "adam_epsilon": setup.eps,
         "max_grad_norm": training.clip_norm or 0.0,
         "per_device_train_batch_size": plan.largest_micro_batch,
-        "per_device_eval_batch_size": setup.evaluation_batch or evaluation,
+        "per_device_eval_batch_size": min(evaluation, default=_EVALUATION_BATCH),
         "gradient_accumulation_steps": 1,
         "max_steps": steps,
         "seed": setup.seed % 2**32,  # NumPy's limit
@@ -152,123 +178,21 @@ def _arguments(setup: TrialSetup, given: dict[str, Any], steps: int) -> dict[str
 
 
 def _train(
-    driven: DrivenLoop, trainer: type[Trainer], arguments: dict[str, Any], parts: dict[str, Any], report: Report[Measurement]
+    driven: DrivenLoop, driven_class: type, arguments: dict[str, Any], parts: dict[str, Any], report: Report[Measurement]
 ) -> None:
     precision = {"fp32": "no", "tf32": "no"}.get(driven.setup.training.precision, driven.setup.training.precision)
     with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), driven.running():
         args = TrainingArguments(output_dir=folder, **arguments)
         if args.n_gpu > 1:
             args._n_gpu = 1  # otherwise it would use every visible GPU for one trial
-        driven_class = type(trainer.__name__, (_DrivenTrainer, trainer), {"driven": driven})
         driven_trainer = driven_class(args=args, **parts)
         driven_trainer.remove_callback(PrinterCallback)  # it prints when there is no progress bar
         driven_trainer.add_callback(_MeasuringCallback(driven_trainer, driven, report))
         driven_trainer.train()
+        if not (driven.done or driven.diverged):
+            raise driven.ended_early("a callback set control.should_training_stop or control.should_epoch_stop")
         if driven.setup.model_folder is not None and driven.done:
             driven_trainer.save_model(driven.setup.model_folder)
-
-
-class _Step:
-    """One batch to the Trainer: all micro-batches of a step."""
-
-    def __init__(self, plan: BatchPlan, micro_batches: list[Any]) -> None:
-        self.plan, self.micro_batches = plan, micro_batches
-
-
-class _Steps:
-    """The loader to the Trainer: one batch per step."""
-
-    def __init__(self, driven: DrivenLoop, loader: Any) -> None:
-        self.driven, self.dataset = driven, loader.dataset
-        driven.loader = loader
-        self._steps = len(driven.plans) - driven.number
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.driven.number < len(self.driven.plans) and not self.driven.diverged:
-            yield from self.driven.micro_batches()
-
-
-class _ConstantRate(torch.optim.lr_scheduler.LRScheduler):
-    """Leaves the rate unchanged: the study's schedule sets it, by samples seen rather than steps."""
-
-    def get_lr(self) -> list[Any]:
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-
-class _DrivenTrainer:
-    """Overrides of a Trainer in a trial; mixed into the user's class, whose methods it calls."""
-
-    driven: DrivenLoop
-    step_loss: Tensor  # the last step's mean loss
-    counts_items: bool  # whether the Trainer passes the step's number of items to the loss
-    _share: float | None = None  # of the micro-batch in its step, where its loss is a mean over the micro-batch
-    _divides: bool | None = None  # whether the loss divides by the step's number of items; None until checked
-
-    def get_train_dataloader(self) -> Any:
-        return _Steps(self.driven, super().get_train_dataloader())  # type: ignore[misc]
-
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, *device: Any) -> Any:
-        plan = self.driven.plan
-        micro_batches, items = super().get_batch_samples(epoch_iterator, len(plan.micro_batches()), *device)  # type: ignore[misc]
-        self.counts_items = items is not None
-        return [_Step(plan, micro_batches)], items
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        self.lr_scheduler = _ConstantRate(optimizer or self.optimizer)  # type: ignore[attr-defined]
-        return self.lr_scheduler
-
-    def training_step(self, model: nn.Module, inputs: _Step, num_items_in_batch: Any = None) -> Tensor:
-        """Train on every micro-batch of the step, each weighted by its share of the step's loss."""
-        micro_batches = inputs.micro_batches
-        shares: list[float | None] = [None] * len(micro_batches)
-        if len(micro_batches) > 1:
-            if self._divides is None:
-                self._divides = self._divides_by_items(model, micro_batches[0], num_items_in_batch)
-            if not self._divides:
-                shares = self._shares(inputs)
-        self.step_loss = torch.zeros((), device=self.driven.device)
-        for number, share in enumerate(shares):
-            self._share = share
-            self.step_loss = self.step_loss + super().training_step(model, micro_batches[number], num_items_in_batch)  # type: ignore[misc]
-            micro_batches[number] = None  # frees its memory
-        self._share = None
-        return self.step_loss
-
-    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
-        result = super().compute_loss(model, inputs, return_outputs=return_outputs, **more)  # type: ignore[misc]
-        if self._share is None:
-            return result
-        return (result[0] * self._share, *result[1:]) if return_outputs else result * self._share
-
-    def floating_point_ops(self, inputs: _Step) -> int:
-        return 0  # only used in the Trainer's logs, and the micro-batches are freed by then
-
-    def _shares(self, step: _Step) -> list[float | None]:
-        """Each micro-batch's share of a step whose loss is a mean: by labels not ignored, or by samples without labels."""
-        labels = [one.get("labels") if isinstance(one, Mapping) else None for one in step.micro_batches]
-        if all(isinstance(label, Tensor) for label in labels):
-            counts = [int(label.ne(-100).sum()) for label in labels if label is not None]
-        else:
-            counts = list(step.plan.micro_batches())
-        return [count / max(sum(counts), 1) for count in counts]
-
-    def _divides_by_items(self, model: nn.Module, inputs: Any, items: Any) -> bool:
-        """Whether the loss changes when the number of items doubles: models may accept the number and ignore it."""
-        if items is None:
-            return False
-        was_training, rng_state = model.training, random_state(self.driven.device)
-        on_device = to_device(inputs, self.driven.device)
-        model.eval()
-        with torch.no_grad(), self.compute_loss_context_manager():  # type: ignore[attr-defined]
-            once, twice = (
-                float(self.compute_loss(model, dict(on_device), num_items_in_batch=items * times)) for times in (1, 2)
-            )
-        model.train(was_training)
-        set_random_state(rng_state, self.driven.device)
-        return abs(once - twice) > _SAME_LOSS * abs(once)
 
 
 class _MeasuringCallback(TrainerCallback):
@@ -284,7 +208,20 @@ class _MeasuringCallback(TrainerCallback):
 
     def _parts(self) -> TrainingParts:
         self.trainer.model.train()  # as the Trainer's step begins
-        return TrainingParts(self.trainer.model, self.driven.optimizer, self.driven.fetcher(), self._loss)
+        return TrainingParts(
+            self.trainer.model,
+            self.driven.optimizer,
+            self.driven.fetcher(),
+            self._loss,
+            self._accumulate,
+            self.driven.couples_samples,
+        )
+
+    def _accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
+        model, items = self.trainer.model_wrapped, self.trainer.number_of_items([batch for _, batch in micro_batches])
+        with patch.object(model, "train"):  # the Trainer calls it in every pass; the modules' modes are the caller's
+            loss: Tensor = self.trainer.accumulate_step(model, list(micro_batches), items)
+        return loss
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch, as the Trainer computes it."""
@@ -297,7 +234,7 @@ class _MeasuringCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.report.raise_if_stopped()
-        report_parts_if_profiling(self.report, self._parts)
+        report_parts_if_profiling(self.report, self._parts, self.driven.where, self.driven.setup)
         self.driven.before_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:

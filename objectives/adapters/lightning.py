@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ from ...spaces.trial import Measurement, TrialSetup
 from ..machine.device_memory import is_out_of_memory
 from ..training import rescale_gradients
 from .as_generator import Report, as_generator
-from .driven_loop import DrivenLoop, study_faults
+from .driven_loop import DrivenLoop, study_faults, zero_gradients
 from .loop_task import TrainingParts, report_parts_if_profiling
 
 try:
-    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, callbacks
     from lightning.pytorch.utilities.warnings import PossibleUserWarning
 except ModuleNotFoundError as error:
     raise TaskError(
@@ -62,6 +63,15 @@ _STUDY_KEYS = {
     "strategy": "devices.per_trial",
     "reload_dataloaders_every_n_epochs": "training.workers",
 }
+# Callbacks that change what a trial is: where its training ends, what a step is, at which rate it is taken.
+_REFUSED = {
+    callbacks.EarlyStopping: "the study stops trials, by `stopping:` in study.yaml",
+    callbacks.StochasticWeightAveraging: "it sets learning rates, which training.schedule does",
+    callbacks.GradientAccumulationScheduler: "space.accumulation sets it",
+    callbacks.BatchSizeFinder: "the study searches it, as space.effective_batch",
+    callbacks.LearningRateFinder: "the study searches it, as space.reference_rate",
+    callbacks.BaseFinetuning: "it adds groups to the optimizer, whose rates training.schedule sets; freeze them in the module",
+}
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -69,6 +79,8 @@ def train_with(
     setup: TrialSetup,
     module: LightningModule,
     data: LightningDataModule | tuple[Any, Any] | None = None,
+    *,
+    couples_samples: bool = False,
     **arguments: Any,
 ) -> Iterator[Measurement]:
     """Train according to the trial's setup, and yield the metrics that `validation_step` logs at each evaluation.
@@ -78,12 +90,13 @@ def train_with(
             not over samples, as with tokens; `configure_optimizers` returns one optimizer at `setup.learning_rate`.
         data: a data module, or a training and a validation loader; None where the module has them. Only the dataset,
             `collate_fn` and workers of the training loader are used: the trial sets batches and order.
+        couples_samples: whether the loss compares the samples of a batch, as contrastive losses do: no step may be split.
         arguments: of `lightning.Trainer`, except those that the study sets, such as max_epochs.
 
     Raises:
-        TaskError: arguments that belong to the study, data without a length, several devices.
+        TaskError: arguments that belong to the study, data without a length or in an order of their own, several devices.
     """
-    driven = DrivenLoop(setup, "lightning.Trainer")
+    driven = DrivenLoop(setup, "lightning.Trainer", couples_samples)
     faults = study_faults("train_with", arguments, _STUDY_KEYS)
     if setup.training.compile:
         faults.append(
@@ -91,6 +104,9 @@ def train_with(
         )
     if not module.automatic_optimization:
         faults.append("train_with: expected a module with automatic optimization, got automatic_optimization = False")
+    given = arguments.pop("callbacks", None) or []
+    arguments["callbacks"] = given = given if isinstance(given, list) else [given]
+    faults += _callback_faults("train_with: callbacks", given)
     # Lightning calls these only in automatic optimization; skipping an override silently would change the training.
     faults += [
         f"{type(module).__name__}.{name}: expected Lightning's default, since a planned step does not call it; got an override"
@@ -102,6 +118,14 @@ def train_with(
     yield from driven.reported
     if driven.number < len(driven.plans):
         yield from as_generator(lambda report: _train(driven, module, data, arguments, report))
+
+
+def _callback_faults(where: str, given: Iterable[Callback]) -> list[str]:
+    return [
+        f"{where}: expected no {kind.__name__}, because {reason}"
+        for kind, reason in _REFUSED.items()
+        if any(isinstance(callback, kind) for callback in given)
+    ]
 
 
 def _train(
@@ -117,10 +141,8 @@ def _train(
             "enable_model_summary": False,
             "default_root_dir": folder,
         }
-        callbacks = arguments.pop("callbacks", None) or []
-        trainer = Trainer(
-            **{**quiet, **arguments},
-            callbacks=[driver, *(callbacks if isinstance(callbacks, list) else [callbacks])],
+        trainer = type(Trainer.__name__, (_DrivenTrainer, Trainer), {"driven": driven})(
+            **{**quiet, **arguments, "callbacks": [driver, *arguments["callbacks"]]},
             accelerator=setup.device,
             devices=1,
             precision=_PRECISIONS[setup.training.precision],
@@ -133,6 +155,8 @@ def _train(
             else:
                 with _replaced_loader(module if data is None else data, driven):
                     trainer.fit(module, datamodule=data)
+            if not (driven.done or driven.diverged):
+                raise driven.ended_early(_reason(trainer))
             if setup.model_folder is not None and driven.done:
                 trainer.save_checkpoint(Path(setup.model_folder) / "model.ckpt")
         except Exception as error:
@@ -141,6 +165,35 @@ def _train(
                     f"lightning.Trainer: validation ran out of memory ({error}): make the validation loader's batches smaller"
                 ) from error
             raise
+
+
+def _reason(trainer: Trainer) -> str:
+    """Why the loop has left out steps."""
+    if trainer.should_stop:
+        return "a callback or the module set trainer.should_stop"
+    return "on_train_batch_start of the module returned -1, with which Lightning ends an epoch"
+
+
+class _DrivenTrainer:
+    """What the user's code reads of a Trainer in a trial, whose loop's epochs are the intervals between measurements."""
+
+    driven: DrivenLoop
+
+    @property
+    def current_epoch(self) -> int:
+        return self.driven.epoch
+
+    @property
+    def max_epochs(self) -> int:
+        return self.driven.epochs
+
+    @property
+    def global_step(self) -> int:
+        return self.driven.number
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        return len(self.driven.plans)
 
 
 class _MicroBatches:
@@ -154,6 +207,43 @@ class _MicroBatches:
         return self.driven.micro_batches()
 
 
+class _Accumulation:
+    """The gradient and the mean loss of a step over `size` samples, added up micro-batch by micro-batch."""
+
+    def __init__(self, module: LightningModule, size: int) -> None:
+        self.module, self.size = module, size
+        self._total = torch.zeros((), dtype=torch.float64, device=module.device)  # the summed loss
+        self._denominator = 0.0  # that of its mean
+
+    def add(self, output: Any, samples: int) -> Any:
+        """Back-propagate what `training_step` returned for a micro-batch; returns it without its graph."""
+        loss = _mean_loss(self.module, output)
+        reported = output.get("denominator") if isinstance(output, Mapping) else None
+        denominator = float(samples if reported is None else reported)  # of a tensor on a GPU, this synchronises
+        if not (math.isfinite(denominator) and denominator >= 0):
+            raise TaskError(
+                f"{type(self.module).__name__}.training_step: expected a denominator >= 0 that the mean divides by, got "
+                f"{denominator}"
+            )
+        detached = loss.detach()
+        if denominator:  # otherwise the mean is 0/0, and a weight of 0 would not make it 0
+            # Summed over the step's samples; for another denominator, the gradient is rescaled in `end`.
+            self.module.manual_backward(loss * (denominator / self.size))
+            self._total = self._total + detached.double() * denominator
+            self._denominator += denominator
+        return {**output, "loss": detached} if isinstance(output, Mapping) else detached
+
+    def end(self) -> Tensor:
+        """The step's mean loss; its gradient is complete."""
+        if not self._denominator:
+            zero_gradients(self.module.parameters())
+            return self._total
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        if self._denominator != self.size:
+            rescale_gradients(gradients, torch.full_like(self._total, self._denominator), self.size)
+        return self._total / self._denominator
+
+
 class _DrivingCallback(Callback):
     """Runs the module's training step per micro-batch, and the optimizer step after a planned step's last micro-batch."""
 
@@ -162,8 +252,9 @@ class _DrivingCallback(Callback):
         self._training_step = module.training_step
         self._takes_index = len(inspect.signature(self._training_step).parameters) > 1
         self._next = 0  # index of the next micro-batch in its step
-        self._total: Any = 0.0  # the step's summed loss
-        self._denominator: Any = 0  # the denominator of its mean
+        self._step: _Accumulation  # the current one
+        self._loss: Tensor  # the last step's mean
+        self._measured = False  # at the end of the loop's epoch
 
     @contextmanager
     def replaced_step(self, module: LightningModule) -> Iterator[None]:
@@ -181,25 +272,38 @@ class _DrivingCallback(Callback):
             module.automatic_optimization = True
 
     def _train_micro_batch(self, module: LightningModule, batch: Any, index: int) -> Any:
-        plan = self.driven.plan
-        micro_batches, size = plan.micro_batches(), plan.effective_batch
-        output = self._training_step(batch, index) if self._takes_index else self._training_step(batch)
-        loss = _mean_loss(module, output)
-        reported = output.get("denominator") if isinstance(output, Mapping) else None
-        denominator = micro_batches[self._next] if reported is None else reported
-        # Summed over the step's samples; for another denominator, the gradient is rescaled below.
-        module.manual_backward(loss * denominator / size)
-        self._total = self._total + loss.detach().double() * denominator
-        self._denominator = self._denominator + denominator
+        sizes = self.driven.plan.micro_batches()
+        output = self._step.add(self._output(batch, index), sizes[self._next])
         self._next += 1
-        if self._next == len(micro_batches):
-            gradients = [one.grad for one in module.parameters() if one.grad is not None]
-            rescale_gradients(gradients, self._denominator, size)
+        if self._next == len(sizes):
+            self._loss = self._step.end()
             optimizer = module.optimizers()
             optimizer.step()
             optimizer.zero_grad()
-        detached = loss.detach()
-        return {**output, "loss": detached} if isinstance(output, Mapping) else detached
+        return output
+
+    def _output(self, batch: Any, index: int) -> Any:
+        return self._training_step(batch, index) if self._takes_index else self._training_step(batch)
+
+    def _accumulate(self, trainer: Trainer, module: LightningModule, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
+        """A step's gradient without a step: neither callbacks nor logs see it."""
+        step = _Accumulation(module, sum(samples for samples, _ in micro_batches))
+        called, trainer.callbacks = trainer.callbacks, []
+        module.log = module.log_dict = _log_nothing
+        try:
+            for index, (samples, batch) in enumerate(micro_batches):
+                batch = trainer.precision_plugin.convert_input(batch)
+                batch = trainer.strategy.batch_to_device(module._on_before_batch_transfer(batch))
+                with trainer.precision_plugin.train_step_context():
+                    step.add(self._output(batch, index), samples)
+        finally:
+            trainer.callbacks = called
+            del module.log, module.log_dict
+        return step.end()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if faults := _callback_faults(f"{type(pl_module).__name__}.configure_callbacks", trainer.callbacks):
+            raise TaskError("\n".join(faults))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(pl_module).__name__
@@ -208,29 +312,40 @@ class _DrivingCallback(Callback):
                 f"{name}.configure_optimizers: expected one optimizer and no scheduler, since training.schedule sets the rate; "
                 f"got {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
             )
+        trainer.fit_loop.max_epochs = self.driven.measurements_left  # Lightning has set it to `max_epochs` of the Trainer
+        self.driven.check_no_scheduler(trainer.optimizers[0])
         self.driven.start(pl_module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
 
     def _parts(self, trainer: Trainer, module: LightningModule) -> TrainingParts:
         def loss(copied: nn.Module, batch: Any) -> Tensor:
-            return self._loss(trainer, copied, batch)
+            return self._loss_of(trainer, copied, batch)
 
-        return TrainingParts(module, self.driven.optimizer, self.driven.fetcher(), loss)
+        def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
+            return self._accumulate(trainer, module, micro_batches)
 
-    def _loss(self, trainer: Trainer, module: Any, batch: Any) -> Tensor:
+        driven = self.driven
+        return TrainingParts(module, driven.optimizer, driven.fetcher(), loss, accumulate, driven.couples_samples)
+
+    def _loss_of(self, trainer: Trainer, module: Any, batch: Any) -> Tensor:
         """The mean loss of a batch for a copy of the module, whose log goes nowhere."""
         trainer.training = True  # the end of the profiled training has reset it
         module.trainer = trainer  # copies of a module have none
-        module.log = module.log_dict = lambda *values, **options: None
+        module.log = module.log_dict = _log_nothing
         batch = module.on_after_batch_transfer(module.on_before_batch_transfer(batch, 0), 0)
         step = self._training_step.__func__  # a method of the original
         return _mean_loss(module, step(module, batch, 0) if self._takes_index else step(module, batch))
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Lightning starts the loader again where `current_epoch` is positive.
+        if trainer.fit_loop.epoch_progress.current.completed and not trainer.current_epoch:
+            iter(trainer.fit_loop._data_fetcher)
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.report.raise_if_stopped()
-        report_parts_if_profiling(self.report, lambda: self._parts(trainer, pl_module))
+        driven = self.driven
+        report_parts_if_profiling(self.report, lambda: self._parts(trainer, pl_module), driven.where, driven.setup)
         if self._next == 0:
-            self._total = torch.zeros((), dtype=torch.float64, device=self.driven.device)
-            self._denominator = 0
+            self._step = _Accumulation(pl_module, self.driven.plan.effective_batch)
             self.driven.before_step()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
@@ -243,12 +358,17 @@ class _DrivingCallback(Callback):
     ) -> None:
         if self._next == len(self.driven.plan.micro_batches()):
             self._next = 0
-            self.driven.after_step(self._total / self._denominator)
+            self.driven.after_step(self._loss)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.driven.measuring:
+            raise self.driven.ended_early(_reason(trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self.report(self.driven.measurement(metrics))
         trainer.should_stop = trainer.should_stop or self.driven.diverged
+        self._measured = True
         self.driven.resume_clock()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -257,10 +377,18 @@ class _DrivingCallback(Callback):
                 f"{type(pl_module).__name__}: expected a validation_step that logs {self.driven.setup.metric!r}, and "
                 "validation data; got no validation"
             )
+        if not self._measured:
+            raise self.driven.ended_early(_reason(trainer))
+        self._measured = False
 
 
 def _mean_loss(module: LightningModule, output: Any) -> Tensor:
     """The loss in what a module's `training_step` returned."""
+    if output is None:
+        raise TaskError(
+            f"{type(module).__name__}.training_step: expected the batch's mean loss, got None, with which Lightning skips a "
+            'batch; that would change the step. Where nothing in the batch counts, return {"loss": loss, "denominator": 0}.'
+        )
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor):
         raise TaskError(
@@ -268,6 +396,10 @@ def _mean_loss(module: LightningModule, output: Any) -> Tensor:
             f"{type(output).__name__}"
         )
     return loss
+
+
+def _log_nothing(*values: Any, **options: Any) -> None:
+    """In the place of a module's `log`."""
 
 
 @contextmanager

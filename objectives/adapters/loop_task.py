@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -25,8 +25,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ...spaces.errors import TaskError
+from ...spaces.laws.examination import Examination
 from ...spaces.trial import Parameter, TrialSetup
 from ..batches import Fetcher, SampleKeys
+from ..examination.examine import examined_loop
 from ..task import Data, Loss, Task, TrainFunction
 from .as_generator import Report, Stopped
 
@@ -37,12 +39,20 @@ class TrainingParts:
 
     Args:
         loss: of a model and a batch on its device: the loss, with its graph; memory does not depend on what it divides by.
+        accumulate: back-propagates a step's micro-batches, pairs of samples and batch as the loader collates it, by the code of
+            a trial's step; leaves the step's gradient in the model's parameters and returns its mean loss, a detached scalar.
+            To be called while the loop runs. None: the loop is not examined.
+        couples_samples: whether the loss compares the samples of a batch, so that no step may be split.
+        examination: whether a step equals its splits, found out while the loop was running.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     data: Fetcher
     loss: Callable[[nn.Module, Any], Tensor]
+    accumulate: Callable[[Sequence[tuple[int, Any]]], Tensor] | None = None
+    couples_samples: bool = False
+    examination: Examination | None = None
 
 
 class NoTrainingError(TaskError):
@@ -53,15 +63,23 @@ class NoTrainingError(TaskError):
 _collector: ContextVar[list[TrainingParts] | None] = ContextVar("collector", default=None)
 
 
-def report_parts_if_profiling(report: Report[Any], parts: Callable[[], TrainingParts]) -> None:
-    """Call before the first step: a profile gets the loop's parts, and the training ends.
+def report_parts_if_profiling(
+    report: Report[Any], parts: Callable[[], TrainingParts], where: str = "the loop", setup: TrialSetup | None = None
+) -> None:
+    """Call before the first step: a profile gets the loop's parts and their examination, and the training ends.
+
+    Args:
+        where: the loop, for messages.
 
     Raises:
         Stopped: in a profile.
     """
     collector = _collector.get()
     if collector is not None:
-        collector.append(parts())
+        found = parts()
+        if found.accumulate is not None and setup is not None:
+            found = replace(found, examination=examined_loop(where, found, setup))  # type: ignore[arg-type]  # it has an accumulate
+        collector.append(found)
         report(collector[-1])
         raise Stopped  # the user's code asked for more
 

@@ -42,6 +42,7 @@ from .step import (
     kept,
     kept_tensors,
     move,
+    pads,
     state_findings,
 )
 
@@ -171,8 +172,9 @@ def _examined_step(
                         text = "draws random numbers: a step and its splits are equal for given ones"
                         findings.append(Finding("random", where, text))
                     if not found.equal:
-                        layer = coupling_layer(step, samples)
-                        cause = cause_of(partial(values, step), samples, smallest, remedies, layer)
+                        layer, padded = coupling_layer(step, samples), pads(step, samples)
+                        of_some = partial(values, step)
+                        cause = cause_of(of_some, samples, smallest, remedies, layer=layer, padded=padded)
                         message = f"{cause.message} A split step's gradient is off by {found.off:.2g}."
                         findings.append(Finding(cause.kind, where, message, found.off))
                     findings += batch_norm_findings(step, samples, smallest, setup.seed)

@@ -53,8 +53,11 @@ class GivenNumbers(TorchFunctionMode):
             count = args[1] if len(args) > 1 else kwargs["num_samples"]
             return func(*args, **kwargs) if count > args[0].shape[-1] else args[0].topk(count).indices
         if name in _IN_PLACE or name == "bernoulli" or name in _SHAPED or name.removesuffix("_like") in _SHAPED:
-            with torch._C.DisableTorchFunction():
-                return self._given(name, func(*args, **kwargs), args, kwargs)
+            with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
+                # Whole numbers are drawn in truth, within what was asked for: each time the same first one.
+                torch.manual_seed(0)
+                drawn = func(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
+                return self._given(name, drawn, args, kwargs)
         return func(*args, **kwargs)
 
     def _given(self, name: str, drawn: Tensor, args: Any, kwargs: Any) -> Tensor:
@@ -80,7 +83,7 @@ class GivenNumbers(TorchFunctionMode):
                 case "exponential":
                     values = -torch.log1p(-uniform)
                 case "randint" | "random":
-                    values = drawn  # within what was asked for; below, every sample gets the first one's
+                    values = drawn  # below, every sample gets the first one's
                 case _:
                     values = uniform
             if name.startswith(("randint", "random")) and drawn.dim():

@@ -44,6 +44,9 @@ def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, wher
             "generator of its own, so results would depend on loader workers and on resuming. Draw from torch, np.random or "
             "Python's random, which are seeded for each sample.",
         )
+    if _draws_while_collating(train, keys):
+        text = "collating draws random numbers, for each micro-batch its own: a step equals its splits for given ones"
+        yield Finding("random", where("training data"), text)
     if validation.indexed:
         return
     index = np.arange(min(_REREAD, len(validation.dataset)))  # type: ignore[arg-type]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,11 +50,12 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
     samples = len(chosen)
     if samples < 2:
         return
+    fetch = some_of(run.validation_fetcher, SampleKeys(chosen, np.zeros_like(chosen), run.setup.seed))
     for dtype, moved in ATTEMPTS:
         try:
-            whole = _evaluated(run, chosen, [np.arange(samples)], dtype, moved=moved)
+            whole = _evaluated(run, fetch, [np.arange(samples)], dtype, moved=moved)
             parts = [uneven_parts(samples, 1, run.setup.seed + number) for number in range(SPLITS)]
-            splits = [_evaluated(run, chosen, each, dtype, moved=moved).values() for each in parts]
+            splits = [_evaluated(run, fetch, each, dtype, moved=moved).values() for each in parts]
         except BsearchError:
             raise
         except Exception as error:
@@ -77,9 +79,8 @@ def _chosen(run: TrainingRun) -> Indices:
 
 
 def _evaluated(
-    run: TrainingRun, chosen: Indices, parts: Sequence[Indices], dtype: torch.dtype | None, *, moved: bool
+    run: TrainingRun, fetch: Callable[[Indices], Any], parts: Sequence[Indices], dtype: torch.dtype | None, *, moved: bool
 ) -> Evaluation:
-    fetch = some_of(run.validation_fetcher, SampleKeys(chosen, np.zeros_like(chosen), run.setup.seed))
     other, evaluation = copied(run, dtype, moved=moved), Evaluation(run.task)
     other.model.eval()
     for part in parts:

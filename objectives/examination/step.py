@@ -53,13 +53,20 @@ class Step:
     dtype: torch.dtype | None
     held: Callable[[], dict[str, Tensor]] = dict
 
-    def gradient(self, parts: Sequence[Indices], numbers: Numbers | None, seed: int = 0) -> tuple[Tensor, float]:
-        """The gradient of a step over these micro-batches as one vector, and the mean loss; the model's state stays."""
+    def gradient(
+        self, parts: Sequence[Indices], numbers: Numbers | None, seed: int = 0, *, moves_buffers: bool = False
+    ) -> tuple[Tensor, float]:
+        """The gradient of a step over these micro-batches as one vector, and the mean loss; the model's state stays.
+
+        Args:
+            moves_buffers: each micro-batch finds the buffers as the one before left them, as in a trial.
+        """
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         for parameter in parameters:
             parameter.grad = None
         with kept(self.model), given_numbers(numbers, self.model):
-            micro_batches = [(len(part), _seeded(partial(self.batch, part), seed)) for part in parts]
+            buffers = [] if moves_buffers else [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+            micro_batches = [(len(part), _seeded(partial(self.batch, part), seed, buffers)) for part in parts]
             loss = float(self.accumulate(micro_batches))
         flat = [
             torch.zeros(parameter.numel(), dtype=torch.float64)
@@ -163,6 +170,15 @@ def coupling_layer(step: Step, samples: int) -> str:
     return ""
 
 
+def pads(step: Step, samples: int) -> bool:
+    """Whether batches are padded: tensors of other shapes, samples aside, for fewer samples."""
+    whole, *others = (
+        [leaf.shape[1:] for leaf in leaves(step.batch(index)) if isinstance(leaf, Tensor) and leaf.dim() > 1]
+        for index in (np.arange(samples), *np.array_split(np.arange(samples), min(samples, 6)))
+    )
+    return any(other != whole for other in others)
+
+
 def _outputs(step: Step, index: Indices) -> list[tuple[str, Tensor]]:
     """What each layer returned for these samples, in order; layers that return no tensor are left out."""
     outputs: list[tuple[str, Tensor]] = []
@@ -210,14 +226,18 @@ def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
         )
     if moved:
         names = ", ".join(moved[:3]) + (", ..." if len(moved) > 3 else "")
-        yield Finding("buffers", where, f"buffers that the forward pass updates, once for each micro-batch: {names}")
+        parts = [everything[: samples // 2], everything[samples // 2 :]]
+        whole, split = (step.gradient(each, "rows", moves_buffers=True)[0] for each in ([everything], parts))
+        off = _difference(split, whole)
+        text = f"the forward pass updates buffers, once for each micro-batch: {names}. Halves differ from {samples} samples by "
+        yield Finding("buffers", where, f"{text}{off:.2g} of the gradient", off)
 
 
 def uneven_parts(samples: int, smallest: int, seed: int) -> list[Indices]:
     """Random consecutive parts of unlike sizes, two to five of them, none below `smallest`.
 
     >>> [len(part) for part in uneven_parts(24, 2, 0)]
-    [8, 10, 6]
+    [6, 2, 5, 4, 7]
     """
     generator = np.random.default_rng(seed)
     count = min(2 + int(generator.integers(0, 4)), samples // max(smallest, 1))
@@ -289,11 +309,15 @@ def kept_tensors(owner: Any) -> dict[str, Tensor]:
     return found
 
 
-def _seeded(batch: Callable[[], Any], seed: int) -> Callable[[], Any]:
-    """Fetches the batch, then seeds what its loss may draw."""
+def _seeded(batch: Callable[[], Any], seed: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()) -> Callable[[], Any]:
+    """Fetches the batch, then gives buffers their values and seeds what its loss may draw."""
 
     def fetched() -> Any:
         made = batch()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                if not _same(buffer, value):
+                    buffer.copy_(value)
         seed_draws(seed)
         return made
 

@@ -89,12 +89,13 @@ def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
         except (ValueError, RuntimeError) as error:
             first_error = first_error or error
             continue
-        if task.couples_samples and samples == 1 and not math.isfinite(float(loss)):
-            continue  # there is nothing that one sample could be compared with
         if not math.isfinite(float(loss)):
-            raise TaskError(
+            # One sample may have nothing to be compared with, or no variance.
+            first_error = first_error or TaskError(
                 f"{type(task).__name__}.loss: expected a finite loss from the new model's first batch, got {float(loss)}. "
                 "Check the data's values and the loss."
             )
+            continue
         return samples, run
-    raise first_error or TaskError(f"{type(task).__name__}.data: expected at least two training samples, got one")
+    assert first_error is not None
+    raise first_error

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -85,10 +84,13 @@ class MemoryProbe:
         self.note = ""
         self.cap_bytes = cap_bytes
         self._peaks: dict[tuple[str, int], Peak] = {}
+        self._factories: dict[str, Callable[[int, Callable[[Tensor], Tensor]], Any]] = {}
 
-    @cached_property
-    def _batch_like(self) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
-        return _batch_factory(self.run)
+    def _batch_like(self, kind: str) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
+        """Makes batches like real ones; validation data may be of another kind than training data."""
+        if kind not in self._factories:
+            self._factories[kind] = _batch_factory(self.run, kind)
+        return self._factories[kind]
 
     @property
     def source(self) -> str:
@@ -115,7 +117,7 @@ class MemoryProbe:
         return self._peaks[kind, size]
 
     def _traced(self, kind: str, size: int) -> Peak:
-        batch_like = self._batch_like  # from real batches
+        like = {each: self._batch_like(each) for each in dict.fromkeys(("train", kind))}
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with warnings.catch_warnings(), FakeCopyMode(fake):
             warnings.simplefilter("ignore")
@@ -130,13 +132,13 @@ class MemoryProbe:
             stack.enter_context(fake)
             if not on_gpu:
                 run = self.run.on(model, torch.device("cpu"), mesh)
-                return _peak_of(run, kind, size, lambda count: batch_like(count, fake.from_tensor))
+                return _peak_of(run, kind, size, lambda each, count: like[each](count, fake.from_tensor))
             move_to_fake_cuda(model)
             run = self.run.on(model, torch.device("cuda"), mesh)
             for group in run.optimizer.param_groups:
                 if group.get("foreach", ...) is None and not group.get("fused"):
                     group["foreach"] = True  # the default on a GPU; it needs more memory at once
-            return _reserved_peak(run, kind, size, lambda count: batch_like(count, _empty_on_cuda), self.cap_bytes)
+            return _reserved_peak(run, kind, size, lambda each, count: like[each](count, _empty_on_cuda), self.cap_bytes)
 
     def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
         """The same on real tensors: on a GPU the allocator's peak, on a CPU live tensor bytes.
@@ -158,7 +160,7 @@ class MemoryProbe:
             if self.setup.training.compile:
                 run.model.compile()  # copying a model drops its compiled call
             return _peak_on_gpu(run, kind, size)
-        return _peak_of(run, kind, size, lambda count: _real_batch(run, count, kind), limit_bytes)
+        return _peak_of(run, kind, size, lambda each, count: _real_batch(run, count, each), limit_bytes)
 
 
 def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw | None:
@@ -232,12 +234,12 @@ def does_not_fit(probe: MemoryProbe, peak: Peak | None, limit_bytes: float, micr
     )
 
 
-def _peak_of(run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], limit_bytes: int | None = None) -> Peak:
+def _peak_of(run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], limit_bytes: int | None = None) -> Peak:
     counter, _ = _counted_step(run, kind, size, batch, limit_bytes)
     return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
 
 
-def _reserved_peak(run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], cap_bytes: float) -> Peak:
+def _reserved_peak(run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], cap_bytes: float) -> Peak:
     """What CUDA's allocator would reserve for a traced step under a cap; without one where it does not fit."""
     counter, before = _counted_step(run, kind, size, batch, None)
     for cap in (cap_bytes, math.inf):
@@ -259,7 +261,7 @@ def _reserved_peak(run: TrainingRun, kind: str, size: int, batch: Callable[[int]
 
 
 def _counted_step(
-    run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], limit_bytes: int | None
+    run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], limit_bytes: int | None
 ) -> tuple[LiveBytes, int]:
     """Count the steps, or the evaluation; returns the counter, and how many events precede what is counted."""
     counter, before = LiveBytes(limit_bytes), 0
@@ -270,20 +272,20 @@ def _counted_step(
             counter.peak_bytes, counter.peak_parts = 0, type(counter.peak_parts)()
             run.model.eval()
             with torch.no_grad():
-                run.scores(run.on_device(counter.fetched(lambda: batch(size))))
+                run.scores(run.on_device(counter.fetched(lambda: batch("evaluation", size))))
         else:
             run.modes.train(run.model)
             for _ in range(_STEPS):
-                run.step([(size, lambda: batch(size))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
+                run.step([(size, lambda: batch("train", size))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
                 counter.register_states(run.optimizer)
     return counter, before
 
 
-def _create_optimizer_state(run: TrainingRun, batch: Callable[[int], Any]) -> None:
+def _create_optimizer_state(run: TrainingRun, batch: Callable[[str, int], Any]) -> None:
     """Take the smallest step, so that the optimizer's state exists as it does when a trial evaluates."""
     run.modes.train(run.model)
     smallest = max(run.setup.smallest_micro_batch, 1)
-    run.step([(smallest, batch(smallest))], smallest)
+    run.step([(smallest, batch("train", smallest))], smallest)
 
 
 def _empty_on_cuda(like: Tensor) -> Tensor:
@@ -315,17 +317,20 @@ def _real_batch(run: TrainingRun, count: int, kind: str) -> Any:
     return to_device(fetcher.fetch(keys), run.device)
 
 
-def _batch_factory(run: TrainingRun) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
+def _batch_factory(run: TrainingRun, kind: str) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
     """A function that creates a batch of any size, inferred from batches of two and three samples.
 
     Dimensions that grow from two to three are the batch dimension. Other dimensions that vary between batches (padded
     lengths) take the longest known, or the longest of a few.
     """
-    samples = min(len(run.data.train), 8)  # type: ignore[arg-type]
+    fetcher = run.train_fetcher if kind == "train" else run.validation_fetcher
+    size = len(fetcher.dataset)  # type: ignore[arg-type]
+    samples = min(size, 8)
 
     def shapes_of(keys: SampleKeys) -> Any:
         """A batch without its values, which would stay on a GPU where the data are."""
-        return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), run.train_fetcher.fetch(keys))
+        keys = keys if kind == "train" else replace(keys, index=keys.index % size)
+        return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), fetcher.fetch(keys))
 
     two, three = (shapes_of(run.longest(count)) for count in (2, 3))
     pairs = [shapes_of(run.stream.take(2 * part, 2)) for part in range(max(samples // 2, 1))]

@@ -180,7 +180,8 @@ def _first_measurement(reference: str, setup: TrialSetup) -> None:
     with closing(start_attempt(reference, setup)) as attempt:  # type: ignore[type-var]  # a generator
         report = next(attempt)
     if isinstance(report, Outcome) and report.kind in ("error", "interrupted"):
-        raise TaskError(f"task {reference}: {report.message}")
+        name = reference.rpartition(":")[2]
+        raise TaskError(f"task {reference}: {report.message.removeprefix(f'task {name}: ').removeprefix(f'{name}: ')}")
 
 
 def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[int, TrainingRun]:

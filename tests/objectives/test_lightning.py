@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,6 +11,9 @@ import pytest
 
 pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
 
+from bsearch.objectives.batches import SampleStream
+from bsearch.objectives.trial import start_attempt
+from bsearch.spaces.schedule import evaluation_points
 from helpers import setup
 from trainer_contract import LOG, TrainerContract, ends_with_a_front, predicted_and_measured
 
@@ -19,6 +24,8 @@ class TestLightning(TrainerContract):
     tasks = "lightning_tasks"
     example = "lightning"
     kept_model: ClassVar = {"model.ckpt"}
+    weighted_tasks: ClassVar = ["weighted"]
+    sampling_tasks: ClassVar = ["sampled_loader", "sampled_data_module", "sampled_module"]
 
     def tasks_of_gradients(self, ignores: bool) -> list[str]:
         return ["train"]
@@ -52,6 +59,63 @@ class TestLightning(TrainerContract):
         outcome = self.ending(task, setup(50, budget=100))
         assert outcome.kind == "error"
         assert message in outcome.message
+
+    @pytest.mark.parametrize("skips", ["batch", "epoch", "negative"])
+    def test_a_step_of_which_something_is_left_out_is_refused(self, skips: str) -> None:
+        outcome = self.ending("skipping", setup(50, 2, budget=1000, parameters={"skips": skips}))
+        assert outcome.kind == "error"
+        assert outcome.message.startswith(
+            {
+                "batch": "Skipping.training_step: expected the batch's mean loss, got None, with which Lightning skips a "
+                'batch; that would change the step. Where nothing in the batch counts, return {"loss": loss, "denominator": 0}',
+                "epoch": "lightning.Trainer: expected to train on 1000 samples; training ended after 150, because "
+                "on_train_batch_start of the module returned -1",
+                "negative": "Skipping.training_step: expected a denominator >= 0 that the mean divides by, got -2.0",
+            }[skips]
+        )
+        assert LOG.evaluations == 0
+
+    def test_callbacks_that_change_what_a_trial_is_are_refused_all_at_once(self) -> None:
+        lines = self.ending("own_callbacks", setup(50, budget=100)).message.splitlines()
+        assert [line.split(", because")[0] for line in lines] == [
+            f"train_with: callbacks: expected no {name}"
+            for name in (
+                "EarlyStopping",
+                "StochasticWeightAveraging",
+                "GradientAccumulationScheduler",
+                "BatchSizeFinder",
+                "LearningRateFinder",
+                "BaseFinetuning",
+            )
+        ]
+        assert self.ending("callbacks_of_the_module", setup(50, budget=100)).message == (
+            "BringsCallbacks.configure_callbacks: expected no EarlyStopping, because the study stops trials, by `stopping:` in "
+            "study.yaml"
+        )
+
+    @pytest.mark.parametrize("task", ["reading", "reading_with_data_module"])
+    @pytest.mark.parametrize("evaluations", [1, 2, 15])
+    def test_epochs_are_those_of_the_data_and_steps_those_of_the_budget(self, task: str, evaluations: int) -> None:
+        made = setup(50, 2, budget=1500, epochs=2.5, training={"evaluations": evaluations})
+        measurements = self.trained(task, made)
+        assert [one.samples_seen for one in measurements] == list(evaluation_points(1500, evaluations))
+        steps = [("step", step, 50 * step // 600, 3, 30) for step in range(30) for _ in range(2)]
+        assert LOG.read[0] == ("optimizer", 0, 0, 3, 30)
+        assert [one for one in LOG.read if one[0] == "step"] == steps
+        validations = [("validation", seen // 50, seen // 600, 3, 30) for seen in evaluation_points(1500, evaluations)]
+        assert [one for one in LOG.read if one[0] == "validation"] == validations
+        seen = [index for step in LOG.steps for one in step for index in one]
+        assert seen == SampleStream(600, made.seed).take(0, 1500).index.tolist()
+
+    def test_a_resumed_attempt_goes_on_counting(self, tmp_path: Path) -> None:
+        made = setup(50, budget=1500, epochs=2.5, training={"evaluations": 5})
+        kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
+        with closing(start_attempt(f"{self.tasks}:reading", kept)) as attempt:  # type: ignore[type-var]
+            seen = [next(attempt).samples_seen for _ in range(3)]  # type: ignore[union-attr]
+        assert [one.samples_seen for one in self.trained("reading", replace(kept, attempt=1))][:3] == seen == [300, 600, 900]
+        first, *_ = (one for one in LOG.read if one[0] == "step")
+        assert first in (("step", 12, 1, 3, 30), ("step", 18, 1, 3, 30))
+        assert LOG.read[-1] == ("validation", 30, 2, 3, 30)
 
     def test_memory_is_that_of_a_step_as_hooks_and_callbacks_have_prepared_it(self) -> None:
         predicted_and_measured(f"{self.tasks}:thawing", setup(1, budget=1), (8, 200))

@@ -22,10 +22,11 @@ from bsearch.objectives.adapters.loop_task import (
 from bsearch.objectives.batches import Fetcher
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
-from bsearch.spaces.laws.device import ProfileRequest
+from bsearch.spaces.errors import TaskError
+from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.devices import Memory
-from bsearch.spaces.trial import TrialSetup
+from bsearch.spaces.trial import Measurement, TrialSetup
 from helpers import setup
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -76,6 +77,16 @@ def of_its_own(setup: TrialSetup) -> Iterator[Any]:
     yield 1
 
 
+def measures(setup: TrialSetup) -> Iterator[Any]:
+    STEPS.append(f"trained {setup.samples_budget}")
+    yield Measurement(samples_seen=setup.samples_budget, elapsed_s=0.1, accuracy=0.5)
+    STEPS.append("asked again")
+
+
+def forgets(setup: TrialSetup) -> Iterator[Any]:
+    yield Measurement(samples_seen=1, elapsed_s=0.1, accuracy=setup.parameters["rate"])
+
+
 def asks_again(setup: TrialSetup) -> Iterator[Any]:
     with suppress(AttributeError):
         yield from [one.accuracy for one in driven(setup)]
@@ -101,9 +112,18 @@ def test_functions_that_use_an_adapter_are_told_from_others() -> None:
     assert not uses_adapter(of_its_own) and not uses_adapter(of_its_own_with_arguments)
 
 
-def test_a_loop_of_its_own_is_never_called() -> None:
-    profile = profile_task(f"{__name__}:of_its_own", ProfileRequest(setup(1, budget=1), Memory(limit="1MiB"), highest=64))
-    assert (profile.memory, profile.limit_bytes, profile.training_set, STEPS) == (None, None, None, [])
+def test_a_loop_of_its_own_is_run_up_to_its_first_measurement() -> None:
+    def profiled(name: str) -> DeviceProfile:
+        return profile_task(f"{__name__}:{name}", ProfileRequest(setup(8, budget=1), Memory(limit="1MiB"), highest=64))
+
+    with pytest.raises(TaskError, match=rf"task {__name__}:of_its_own: expected to yield Measurement, got int"):
+        profiled("of_its_own")
+    STEPS.clear()
+    profile = profiled("measures")
+    assert (profile.memory, profile.limit_bytes, profile.training_set, STEPS) == (None, None, None, ["trained 16"])
+    assert profile.examination is not None and profile.examination.verdict == "not examined"
+    with pytest.raises(TaskError, match=rf"task {__name__}:forgets: KeyError: 'rate' .*test_loop_task.py:\d+"):
+        profiled("forgets")
 
 
 @pytest.mark.parametrize("function", [driven, through_another])
