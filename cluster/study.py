@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..search.analysis.choice import Choice, chosen_trial
 from ..search.report.export import trial_document
 from ..search.store.stored import StoredStudy
 from ..spaces.domain import share
-from ..spaces.errors import BsearchError, StudyFileError
+from ..spaces.errors import BsearchError, Fault, StudyFileError
 from ..spaces.files import write_file
 from ..spaces.readable import count, from_here, number
 from ..spaces.storage import masked, storage_of
@@ -312,7 +313,8 @@ def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
     """Run a study, or resume it, until its budget is met; show progress on the terminal or in the notebook.
 
     Args:
-        study: a study file, or its content as a mapping; relative paths in a mapping start at the working directory.
+        study: a study file, or its content as a mapping; relative paths in a mapping start at the working directory, and its
+            `task` may be the class or function itself, where workers can import it.
         overrides: keys of the study that replace the file's, such as `budget={"trials": 20}`; keys of a section that are
             not given stay. Besides: `serial=True` runs trials one after the other in this process, without Ray; `new=True`
             creates a new study beside an existing one; `same_experiment=True` resumes it although its code has changed;
@@ -327,12 +329,38 @@ def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
     options, sections = _options(overrides)
     storage = sections.pop("storage", None) or storage_of(os.environ)
     if isinstance(study, Mapping):
-        spec = resolve_study(changed_study(study_from_dict(study), sections), Path.cwd(), storage)
+        named = study if isinstance(study.get("task", ""), str) else {**study, "task": reference_of(study["task"])}
+        spec = resolve_study(changed_study(study_from_dict(named), sections), Path.cwd(), storage)
         results = Path("results")
     else:
         spec = changed_study(read_study(Path(study), storage=storage), sections)
         results = Path(study).parent / "results"
     return _run(spec, results, **options)
+
+
+def reference_of(task: Any) -> str:
+    """The name by which workers load a task's class or function: `module:name`, or `path/file.py:name` outside packages.
+
+    Raises:
+        StudyFileError: it has none, as one defined in a notebook or in another function.
+
+    >>> from bsearch.objectives.digits import Digits
+    >>> reference_of(Digits)
+    'bsearch.objectives.digits:Digits'
+    """
+    name, module = getattr(task, "__qualname__", ""), sys.modules.get(getattr(task, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    if name.isidentifier() and module is not None and file is not None and getattr(module, name, None) is task:
+        by_file = module.__name__ == "__main__" or (not module.__package__ and "site-packages" not in file)
+        return f"{Path(file).resolve()}:{name}" if by_file else f"{module.__name__}:{name}"
+    shown = name or f"a {type(task).__name__}"
+    raise StudyFileError(
+        Fault(
+            "task",
+            f"expected the name of a class or function that workers can import, as a text such as tasks.py:Cifar; got {shown}. "
+            "Write it into a file of its own, at the top level, and name that.",
+        )
+    )
 
 
 def _options(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -71,3 +71,20 @@ def test_no_module_of_ours_is_shadowed_by_a_public_name() -> None:
 
     assert isinstance(bsearch.search, ModuleType)
     assert callable(bsearch.run)
+
+
+def test_a_task_may_be_given_as_the_class_itself(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Cifar: ...\ndef local():\n    class Inner: ...\n    return Inner\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine; from bsearch.cluster.study import reference_of\n"
+        "from bsearch.objectives.digits import Digits\n"
+        "from bsearch.spaces.errors import StudyFileError\n"
+        "print(reference_of(mine.Cifar)); print(reference_of(Digits))\n"
+        "for other in (mine.local(), mine.Cifar(), 3):\n"
+        "    try: reference_of(other)\n"
+        "    except StudyFileError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    own, ours, *refused = done.stdout.splitlines()
+    assert (own, ours) == (f"{tmp_path}/mine.py:Cifar", "bsearch.objectives.digits:Digits")
+    assert len(refused) == 3 and all("task: expected the name of a class or function" in line for line in refused)

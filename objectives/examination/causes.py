@@ -148,15 +148,21 @@ def _weighted_mean(
         return total / denominator
 
     singles = {index: loss for index in range(min(samples, _LOOKED_AT)) if math.isfinite(loss := mean(index))}
-    if len(singles) < 3:
-        return None
-    first, *others = sorted(singles, key=lambda index: singles[index])
-    weights = {first: 1.0}
-    for other in others:
-        pair = mean(first, other)
-        if not min(singles[first], singles[other]) < pair < max(singles[first], singles[other]):
+    weights: dict[int, float] = {}
+    for other in sorted(singles, key=lambda index: singles[index]):
+        if not weights:
+            weights[other] = 1.0
+            continue
+        first = next(iter(weights))
+        low, pair, high = singles[first], mean(first, other), singles[other]
+        if _close(pair, high) and len(weights) == 1:
+            weights = {other: 1.0}  # the first has no weight, as a sample without a counted label
+        elif low < pair < high:
+            weights[other] = (pair - low) / (high - pair)
+        elif not _close(pair, low):
             return None
-        weights[other] = (pair - singles[first]) / (singles[other] - pair)
+    if len(weights) < 3:
+        return None
     for size in (3, len(weights)):
         chosen = list(weights)[:size]
         expected = sum(weights[one] * singles[one] for one in chosen) / sum(weights[one] for one in chosen)

@@ -24,7 +24,7 @@ from ...spaces.trial import TrialSetup
 from ..batches import Fetcher, SampleKeys, SampleStream, to_device
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..training import TrainingRun
-from .causes import OF_A_LOOP, OF_A_TASK, Remedies, cause_of
+from .causes import OF_A_LOOP, OF_A_TASK, Cause, Remedies, cause_of
 from .copies import ATTEMPTS, copied, said, where_of
 from .given_numbers import given_numbers, seed_draws
 from .reading import reading_findings, some_of
@@ -172,9 +172,7 @@ def _examined_step(
                         text = "draws random numbers: a step and its splits are equal for given ones"
                         findings.append(Finding("random", where, text))
                     if not found.equal:
-                        layer, padded = coupling_layer(step, samples), pads(step, samples)
-                        of_some = partial(values, step)
-                        cause = cause_of(of_some, samples, smallest, remedies, layer=layer, padded=padded)
+                        cause = _cause(step, partial(values, step), samples, smallest, remedies)
                         message = f"{cause.message} A split step's gradient is off by {found.off:.2g}."
                         findings.append(Finding(cause.kind, where, message, found.off))
                     findings += batch_norm_findings(step, samples, smallest, setup.seed)
@@ -196,6 +194,17 @@ def _examined_step(
             )
         most //= 2
     return replace(examination, note=note or f"the training set has only {most} samples")
+
+
+def _cause(
+    step: Step, values: Callable[[Indices], tuple[float, float]], samples: int, smallest: int, remedies: Remedies
+) -> Cause:
+    try:
+        layer, padded = coupling_layer(step, samples), pads(step, samples)
+        return cause_of(values, samples, smallest, remedies, layer=layer, padded=padded)
+    except Exception as error:  # the step differs all the same
+        text = f"expected a loss that adds up over the samples of a batch, got another; the cause was not found: {said(error)}."
+        return Cause("coupled", text)
 
 
 def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, moved: bool) -> Step:

@@ -170,17 +170,18 @@ class Search:
     def tell(
         self, number: int, train_s: float | None = None, accuracy: float | None = None, outcome: TellOutcome = "complete"
     ) -> None:
-        """Record how a trial ended; idempotent.
+        """Record how a trial ended; telling the same again changes nothing.
 
         Args:
             outcome: complete and diverged trials have both values; a stopped or paused one those of its last report.
 
         Raises:
-            TaskError: no such trial or outcome, or values that are missing or not finite.
+            TaskError: no such trial or outcome, values that are missing or not finite, or others than were told before.
         """
         if outcome not in get_args(TellOutcome):
             raise TaskError(f"trial {number}: expected one of {', '.join(get_args(TellOutcome))}; got {outcome!r}")
-        if self._record(number).outcome != "running":
+        if (record := self._record(number)).outcome != "running":
+            _check_same(record, train_s, accuracy, outcome)
             return
         if outcome != "error":
             _check_seconds(number, train_s)
@@ -216,6 +217,18 @@ class Search:
     def front(self) -> ParetoFront:
         """The trials that no other beats in both objectives."""
         return study_front(self.records(), self.objectives)
+
+
+def _check_same(record: TrialRecord, train_s: float | None, accuracy: float | None, outcome: str) -> None:
+    """Check that a trial that has ended is told as it was."""
+    told = {"outcome": record.outcome, "train_s": record.train_s, "accuracy": record.accuracy}
+    now = {"outcome": outcome, "train_s": train_s, "accuracy": accuracy}
+    for name, value in now.items():
+        if told[name] is not None and value is not None and value != told[name]:
+            raise TaskError(
+                f"trial {record.number}: expected what it was told before, {name} {told[name]!r}; got {value!r}. A trial that "
+                "has ended stays as it is; ask for another."
+            )
 
 
 def _check_seconds(number: int, train_s: float | None) -> None:

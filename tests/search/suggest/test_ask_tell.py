@@ -94,7 +94,8 @@ def test_what_is_told_wrongly_changes_nothing() -> None:
         search.tell(7, 1.0, 0.5)
     assert not search.report(number, 0.5, 1.0, math.nan)
     search.tell(number, 1.0, 0.5, "stopped")  # never reported
-    search.tell(number, 2.0, 0.9)
+    with pytest.raises(TaskError, match="expected what it was told before, outcome 'stopped'; got 'complete'"):
+        search.tell(number, 2.0, 0.9)
     assert not search.report(number, 0.7, 1.0, 0.1)
     (record,) = search.records()
     assert (record.outcome, record.accuracy, search.ended) == ("stopped", 0.5, 1)
@@ -122,3 +123,14 @@ def test_all_faults_at_once() -> None:
     assert [fault.key for fault in caught.value.faults] == ["direction", "space.rule", "risk"]
     with pytest.raises(StudyFileError, match="stopping: expected one of front, halving, pause, none; got 'fornt'"):
         Search(SPACE, stopping="fornt")
+
+
+def test_a_trial_is_told_twice_alike_or_not_at_all() -> None:
+    search = Search(SPACE)
+    number = search.ask().number
+    search.tell(number, 1.0, 0.9)
+    search.tell(number, 1.0, 0.9)
+    for other in ({"accuracy": 0.8}, {"train_s": 2.0}, {"outcome": "error"}):
+        with pytest.raises(TaskError, match=rf"trial {number}: expected what it was told before, {next(iter(other))} "):
+            search.tell(number, **{"train_s": 1.0, "accuracy": 0.9, **other})  # type: ignore[arg-type]
+    assert search.records()[number].accuracy == 0.9
