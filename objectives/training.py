@@ -695,8 +695,8 @@ def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size
     if not isinstance(denominator, Tensor):
         if denominator == size:
             return
-        device = gradients[0].device
-        denominator = torch.full((), denominator, device=device)  # unlike a copy, a fill does not synchronise with the GPU
+        # Unlike a copy, a fill does not synchronise with the GPU.
+        denominator = torch.full((), denominator, device=gradients[0].device, dtype=torch.float64)
     # In double precision: in single, the ratio of two counts would lose eight digits.
     denominator = denominator.double()
     # Where every label of a step is ignored, its gradient is 0 rather than 0/0.

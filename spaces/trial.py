@@ -25,6 +25,8 @@ Parameter = bool | int | float | str
 
 # Samples per forward pass of evaluation where memory does not say: whatever a trial's batch, so that no metric follows it.
 EVALUATION_BATCH = 512
+# The same for a Hugging Face Trainer, where the user does not say either.
+TRAINERS_EVALUATION_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,3 +255,15 @@ def ids() -> Iterator[list[int]]:
     pids: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
     yield pids
+
+
+def buffers_of(reference: str, setup: dict[str, Any]) -> Iterator[tuple[list[float], list[float]]]:
+    """After a whole training: the counting buffer of every rank, and how far the ranks' codebooks lie from the first one's."""
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    for _ in run.measurements():
+        pass
+    codebook = run.model.codebook
+    first = codebook.clone()
+    dist.broadcast(first, 0)
+    apart = run.ranks.all_gathered({"all": [float((codebook - first).abs().max())]})["all"]
+    yield run.ranks.all_gathered({"all": [float(codebook.sum())]})["all"], apart

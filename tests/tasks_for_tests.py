@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.state.checkpoint import Checkpoint
-from bsearch.objectives.task import Data, Loss, Score, Task
+from bsearch.objectives.task import Data, Loss, Score, Task, WholeSet
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -526,3 +526,40 @@ class StillWords(ExactWords):
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         return model
+
+
+class Codebook(nn.Module):
+    """A layer with an average of its inputs in a buffer, moved in every forward pass in training, as vector quantisers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("codebook", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.codebook.lerp_(x.mean(0), 0.1)
+        return self.layer(x) + 0.1 * self.codebook
+
+
+class Quantised(Points):
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return Codebook()
+
+
+class Ranked(Points):
+    """Points told apart by AUROC and macro F1, by torchmetrics and by scikit-learn."""
+
+    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Mapping[str, Score | WholeSet]:
+        from sklearn.metrics import average_precision_score
+        from torchmetrics.classification import BinaryAUROC, MulticlassF1Score
+
+        inputs, labels = batch
+        logits = model(inputs)
+        margin = logits[:, 1] - logits[:, 0]
+        return {
+            "accuracy": Score((logits.argmax(-1) == labels).sum(), len(labels)),
+            "auroc": WholeSet(BinaryAUROC(), margin.sigmoid(), labels),
+            "f1": WholeSet(MulticlassF1Score(num_classes=2, average="macro"), logits, labels),
+            "precision": WholeSet(lambda scores, labels: average_precision_score(labels, scores), margin, labels),
+        }

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
-from ...spaces.trial import Measurement, TrialSetup
+from ...spaces.trial import TRAINERS_EVALUATION_BATCH, Measurement, TrialSetup
 from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
 from ..machine.environment import environment
 from .as_generator import Report, as_generator
@@ -79,8 +79,6 @@ _UNSUPPORTED = (
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
 # Suffixes of the metrics that the Trainer adds to the user's.
 _TRAINER_METRICS = ("runtime", "samples_per_second", "steps_per_second", "jit_compilation_time", "model_preparation_time")
-# Samples per forward pass of evaluation, where neither the study nor the user says; never the trial's micro-batch.
-_EVALUATION_BATCH = 64
 
 
 def train_with(
@@ -162,7 +160,7 @@ def _arguments(setup: TrialSetup, given: Mapping[str, Any], steps: int) -> dict[
         "adam_epsilon": setup.eps,
         "max_grad_norm": training.clip_norm or 0.0,
         "per_device_train_batch_size": plan.largest_micro_batch,
-        "per_device_eval_batch_size": min(evaluation, default=_EVALUATION_BATCH),
+        "per_device_eval_batch_size": min(evaluation, default=TRAINERS_EVALUATION_BATCH),
         "gradient_accumulation_steps": 1,
         "max_steps": steps,
         "seed": setup.seed % 2**32,  # NumPy's limit

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -288,17 +289,12 @@ class _DrivingCallback(Callback):
     def _accumulate(self, trainer: Trainer, module: LightningModule, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         """A step's gradient without a step: neither callbacks nor logs see it."""
         step = _Accumulation(module, sum(samples for samples, _ in micro_batches))
-        called, trainer.callbacks = trainer.callbacks, []
-        module.log = module.log_dict = _log_nothing
-        try:
+        with patch.object(trainer, "callbacks", []), patch.multiple(module, log=_log_nothing, log_dict=_log_nothing):
             for index, (samples, batch) in enumerate(micro_batches):
                 batch = trainer.precision_plugin.convert_input(batch)
                 batch = trainer.strategy.batch_to_device(module._on_before_batch_transfer(batch))
                 with trainer.precision_plugin.train_step_context():
                     step.add(self._output(batch, index), samples)
-        finally:
-            trainer.callbacks = called
-            del module.log, module.log_dict
         return step.end()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -30,7 +30,6 @@ from .given_numbers import given_numbers, seed_draws
 from .reading import reading_findings, some_of
 from .scores import score_findings
 from .step import (
-    SPLITS,
     Indices,
     Step,
     affordable,
@@ -122,7 +121,9 @@ def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examinatio
             return in_precision(to_device(fetch(index), device), dtype)
 
         with _live_precision(parts.model, dtype, moved=moved):
-            yield Step(parts.model, batch, accumulate, dtype)
+            # Libraries put a model of single precision under autocast, whatever runs it.
+            under_autocast = dtype == torch.float32 and setup.training.precision in ("bf16", "fp16")
+            yield Step(parts.model, batch, accumulate, None if under_autocast else dtype)
 
     def values(step: Step, index: Indices) -> tuple[float, float]:
         return len(index) * step.gradient([index], "rows")[1], float(len(index))
@@ -165,8 +166,8 @@ def _examined_step(
         for dtype, moved in ATTEMPTS:
             try:
                 with opened(most, dtype, moved) as step:
-                    samples = affordable(step, most, smallest)
-                    found = compared(step, samples, smallest, setup.seed)
+                    samples, splits = affordable(step, most, smallest)
+                    found = compared(step, samples, smallest, setup.seed, splits)
                     findings: list[Finding] = []
                     if found.random and found.equal:
                         text = "draws random numbers: a step and its splits are equal for given ones"
@@ -176,7 +177,7 @@ def _examined_step(
                         message = f"{cause.message} A split step's gradient is off by {found.off:.2g}."
                         findings.append(Finding(cause.kind, where, message, found.off))
                     findings += batch_norm_findings(step, samples, smallest, setup.seed)
-                    findings += state_findings(step, min(samples, max(2 * smallest, 4)), where)
+                    findings += state_findings(step, 2 * smallest, where)
             except BsearchError:
                 raise
             except Exception as error:
@@ -186,7 +187,7 @@ def _examined_step(
             return replace(
                 examination,
                 samples=samples,
-                splits=SPLITS,
+                splits=splits,
                 precision=str(dtype or setup.training.precision).removeprefix("torch."),
                 off=found.off,
                 tolerance=found.tolerance,

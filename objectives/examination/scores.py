@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -20,8 +21,8 @@ from .given_numbers import given_numbers, seed_draws
 from .reading import some_of
 from .step import SPLITS, Indices, in_precision, uneven_parts
 
-# Validation samples whose scores are compared.
-_SAMPLES = 48
+# Validation samples whose scores are compared, fewer where that would take longer than so many seconds.
+_SAMPLES, _FEWEST, _BUDGET_S = 48, 6, 0.7
 # Scores of one set of samples, whole and split, may differ by this share.
 _SAME = {torch.float64: 1e-6, torch.float32: 1e-4, None: 2e-2}
 
@@ -53,9 +54,16 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
     fetch = some_of(run.validation_fetcher, SampleKeys(chosen, np.zeros_like(chosen), run.setup.seed))
     for dtype, moved in ATTEMPTS:
         try:
-            whole = _evaluated(run, fetch, [np.arange(samples)], dtype, moved=moved)
+            other = copied(run, dtype, moved=moved)
+            other.model.eval()
+
+            def evaluated(parts: Sequence[Indices], other: TrainingRun = other, dtype: Any = dtype) -> Evaluation:
+                return _evaluated(other, [in_precision(other.on_device(fetch(part)), dtype) for part in parts])
+
+            samples = _affordable(evaluated, len(chosen))
+            whole = evaluated([np.arange(samples)])
             parts = [uneven_parts(samples, 1, run.setup.seed + number) for number in range(SPLITS)]
-            splits = [_evaluated(run, fetch, each, dtype, moved=moved).values() for each in parts]
+            splits = [evaluated(each).values() for each in parts]
         except BsearchError:
             raise
         except Exception as error:
@@ -78,16 +86,21 @@ def _chosen(run: TrainingRun) -> Indices:
     return np.sort(np.random.default_rng(run.setup.seed).choice(size, min(_SAMPLES, size), replace=False))
 
 
-def _evaluated(
-    run: TrainingRun, fetch: Callable[[Indices], Any], parts: Sequence[Indices], dtype: torch.dtype | None, *, moved: bool
-) -> Evaluation:
-    other, evaluation = copied(run, dtype, moved=moved), Evaluation(run.task)
-    other.model.eval()
-    for part in parts:
-        batch = in_precision(other.on_device(fetch(part)), dtype)
+def _affordable(evaluated: Callable[[Sequence[Indices]], Evaluation], most: int) -> int:
+    """How many samples, up to `most`, can be evaluated often enough in a second or so."""
+    fewest = min(_FEWEST, most)
+    started = time.perf_counter()
+    evaluated([np.arange(fewest)])
+    took_s = time.perf_counter() - started
+    return min(max(int(fewest * _BUDGET_S / ((1 + SPLITS) * took_s)), fewest), most)
+
+
+def _evaluated(run: TrainingRun, batches: Sequence[Any]) -> Evaluation:
+    evaluation = Evaluation(run.task)
+    for batch in batches:
         seed_draws(0)
-        with torch.no_grad(), given_numbers("rows", other.model):
-            evaluation.add(other.scores(batch))
+        with torch.no_grad(), given_numbers("rows", run.model):
+            evaluation.add(run.scores(batch))
     return evaluation
 
 

@@ -24,9 +24,9 @@ SPLITS = 3
 # Seconds that the comparison may take, and the passes over all of its samples.
 _BUDGET_S, _PASSES = 2.0, 10
 # Rounding, relative to the gradient: measured by the same step with its samples in another order, times the first of these,
-# within the precision's bounds. What is wrong is off by percents.
+# within these bounds: models in double precision may have layers that are not. What is wrong is off by percents.
 _ROUNDING = 100.0
-_BOUNDS = {torch.float64: (1e-9, 1e-3), torch.float32: (2e-5, 1e-3)}
+_BOUNDS = (2e-5, 1e-3)
 # The same under autocast, whose gradients are rounded to eight bits in every micro-batch.
 AUTOCAST_TOLERANCE = 3e-2
 # Trainable parameters are moved by this share of their size, since zeros, as in a new adapter, have gradients of zero.
@@ -101,7 +101,7 @@ class Comparison:
         return self.off <= self.tolerance
 
 
-def compared(step: Step, samples: int, smallest: int, seed: int) -> Comparison:
+def compared(step: Step, samples: int, smallest: int, seed: int, count: int = SPLITS) -> Comparison:
     """Compare the step over `samples` samples with random uneven splits into micro-batches of at least `smallest`.
 
     BatchNorm normalises by its running statistics meanwhile.
@@ -121,7 +121,7 @@ def compared(step: Step, samples: int, smallest: int, seed: int) -> Comparison:
             whole, _ = step.gradient([everything], numbers)
             shuffled, _ = step.gradient([everything[::-1].copy()], numbers)
             tolerance = _tolerance(step.dtype, _difference(shuffled, whole))
-            splits = [uneven_parts(samples, smallest, seed + number) for number in range(SPLITS)]
+            splits = [uneven_parts(samples, smallest, seed + number) for number in range(count)]
             off = max(_difference(step.gradient(parts, numbers)[0], whole) for parts in splits)
             found = Comparison(off, tolerance, random, numbers)
             if best is None or found.off < best.off:
@@ -132,14 +132,15 @@ def compared(step: Step, samples: int, smallest: int, seed: int) -> Comparison:
     return best
 
 
-def affordable(step: Step, most: int, smallest: int) -> int:
-    """How many samples, up to `most`, can be compared in a second or two; at least two of the smallest micro-batches."""
+def affordable(step: Step, most: int, smallest: int) -> tuple[int, int]:
+    """How many samples, up to `most`, can be compared in a second or two, and in how many splits."""
     fewest = 2 * smallest
     with frozen_norms(step.model):
         started = time.perf_counter()
         step.gradient([np.arange(fewest)], "rows")
         took_s = time.perf_counter() - started
-    return max(min(int(fewest * _BUDGET_S / (_PASSES * took_s)), most), fewest)
+    samples = max(min(int(fewest * _BUDGET_S / (_PASSES * took_s)), most), fewest)
+    return samples, SPLITS if _PASSES * took_s * samples <= 2 * _BUDGET_S * fewest else 1
 
 
 def batch_norm_findings(step: Step, samples: int, smallest: int, seed: int) -> Iterator[Finding]:
@@ -334,7 +335,7 @@ def _difference(gradient: Tensor, other: Tensor) -> float:
 def _tolerance(dtype: torch.dtype | None, rounding: float) -> float:
     if dtype is None:
         return AUTOCAST_TOLERANCE
-    low, high = _BOUNDS[dtype]
+    low, high = _BOUNDS
     return min(max(_ROUNDING * rounding, low), high)
 
 

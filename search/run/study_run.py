@@ -37,6 +37,7 @@ from ...spaces.trial import (
     EVALUATION_BATCH,
     LEFT,
     NODE_DIED,
+    TRAINERS_EVALUATION_BATCH,
     Measurement,
     Outcome,
     ParetoFront,
@@ -717,7 +718,7 @@ class StudyRun:
         """
         everywhere = [profile for of_kind in self.profiles.values() for profile in of_kind.values()]
         is_loop = any(profile.validation_set is None for profile in everywhere)
-        batch = setup.evaluation_batch or (setup.plan.largest_micro_batch if is_loop else EVALUATION_BATCH)
+        batch = setup.evaluation_batch or (TRAINERS_EVALUATION_BATCH if is_loop else EVALUATION_BATCH)
         found = [finding for one in everywhere if one.examination for finding in one.examination.refusals]
         if batch == 1 or any(finding.kind == "score" for finding in found):
             return None

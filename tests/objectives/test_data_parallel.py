@@ -26,7 +26,7 @@ from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import Measurement, Outcome
 from conftest import TASKS
 from helpers import setup
-from rank_jobs import evaluated, statistics, trained, who
+from rank_jobs import buffers_of, evaluated, statistics, trained, who
 
 # Starting ranks takes seconds.
 pytestmark = pytest.mark.slow
@@ -68,6 +68,18 @@ def test_evaluation_on_two_ranks_is_exact(ranks: RankProcesses, batch: int) -> N
     (alone,) = evaluated(WIDE, on(1, 8), batch)
     (shared,) = ranks.run(evaluated, WIDE, on(2, 8), batch)
     assert shared == alone  # to the last bit: the same batches, their sums added exactly
+
+
+def test_metrics_of_the_whole_set_are_merged_over_ranks(ranks: RankProcesses) -> None:
+    (alone,) = evaluated(f"{TASKS}:Ranked", on(1, 8), None)
+    (shared,) = ranks.run(evaluated, f"{TASKS}:Ranked", on(2, 8), 13)
+    assert shared == pytest.approx(alone, rel=1e-6)
+
+
+def test_buffers_that_the_forward_pass_moves_are_the_first_ranks_everywhere(ranks: RankProcesses) -> None:
+    ((sums, apart),) = ranks.run(buffers_of, f"{TASKS}:Quantised", on(2, 20, 2, samples_budget=400))
+    assert sums[0] != 0.0, "they do move"
+    assert apart == [0.0, 0.0]
 
 
 def test_evaluation_deals_its_batches_out(ranks: RankProcesses) -> None:

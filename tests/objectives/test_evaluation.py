@@ -17,24 +17,8 @@ from bsearch.spaces.errors import TaskError
 from bsearch.spaces.trial import TrialSetup
 from helpers import setup
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
-from tasks_for_tests import Points, points
+from tasks_for_tests import Points, Ranked, points
 from torch import Tensor, nn
-from torchmetrics.classification import BinaryAUROC, MulticlassF1Score
-
-
-class Ranked(Points):
-    """Points told apart by AUROC and macro F1, by torchmetrics and by scikit-learn."""
-
-    def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Mapping[str, Score | WholeSet]:
-        inputs, labels = batch
-        logits = model(inputs)
-        margin = logits[:, 1] - logits[:, 0]
-        return {
-            "accuracy": Score((logits.argmax(-1) == labels).sum(), len(labels)),
-            "auroc": WholeSet(BinaryAUROC(), margin.sigmoid(), labels),
-            "f1": WholeSet(MulticlassF1Score(num_classes=2, average="macro"), logits, labels),
-            "precision": WholeSet(lambda scores, labels: average_precision_score(labels, scores), margin, labels),
-        }
 
 
 def right(run: TrainingRun) -> dict[str, float]:

@@ -1,0 +1,102 @@
+"""What the examination before the first trial costs, and whether it raises false alarms.
+
+python benchmarks/examination.py seconds             # digits, ResNet-18, the GPT example; three repeats, medians
+python benchmarks/examination.py alarms --seeds 100  # the zoo's exact trainings at many seeds, in three settings
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from bsearch.objectives.examination.examine import examined
+from bsearch.objectives.loading import load_task
+from bsearch.objectives.task import Task
+from bsearch.objectives.training import TrainingRun
+from bsearch.spaces.errors import BsearchError
+from bsearch.spaces.trial import TrialSetup
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from helpers import setup  # noqa: E402  # of the tests
+from zoo.entries import ENTRIES  # noqa: E402
+
+SETTINGS = {"fp32": {}, "bf16": {"precision": "bf16"}, "compiled": {"compile": True}}
+
+
+class ResNet(Task):
+    """ResNet-18 on images of random numbers, 32 by 32."""
+
+    def data(self, setup: TrialSetup):
+        from bsearch.objectives.task import Data
+        from torch.utils.data import TensorDataset
+
+        images = TensorDataset(torch.randn(512, 3, 32, 32), torch.randint(0, 10, (512,)))
+        return Data(images, images)
+
+    def model(self, setup: TrialSetup):
+        import torchvision
+
+        return torchvision.models.resnet18(num_classes=10)
+
+
+def seconds(repeats: int) -> None:
+    tasks = {
+        "digits": (load_task("bsearch.objectives.digits:Digits"), {}),
+        "ResNet-18, 32 x 32": (ResNet(), {}),
+        "examples/gpt": (load_task(f"{ROOT}/examples/gpt/tasks.py:GPT"), {"width": 64, "depth": 2}),
+    }
+    print(f"{'task':22}{'first, s':>10}{'median, s':>11}  samples  off       verdict")
+    for name, (task, parameters) in tasks.items():
+        took = []
+        for _ in range(repeats + 1):
+            run = TrainingRun(task, setup(1, parameters=parameters))
+            begun = time.perf_counter()
+            found = examined(run, 2 if "ResNet" in name else 1)
+            took.append(time.perf_counter() - begun)
+        print(f"{name:22}{took[0]:10.2f}{median(took[1:]):11.2f}  {found.samples:7}  {found.off:.1e}   {found.verdict}")
+
+
+def alarms(seeds: int) -> None:
+    print(f"{'training':52}" + "".join(f"{name:>10}" for name in SETTINGS) + "   refused of so many seeds; worst difference")
+    total = count = 0
+    for entry in ENTRIES:
+        if entry.expects != "exact" or entry.framework:
+            continue
+        task, row, worst = load_task(entry.reference), [], 0.0
+        for training in SETTINGS.values():
+            refused = 0
+            for seed in range(seeds):
+                made = setup(8, training={**training, "seed": seed})
+                try:
+                    found = examined(TrainingRun(task, replace(made, metric=entry.metric)), 1)
+                except BsearchError as error:
+                    print(entry.name, seed, error)
+                    refused += 1
+                    continue
+                refused += found.verdict != "exact"
+                worst = max(worst, found.off)
+                if found.verdict != "exact":
+                    print(f"  {entry.name}, seed {seed}: {found.sentence} {[str(one) for one in found.refusals]}")
+            row.append(refused)
+        total, count = total + sum(row), count + seeds * len(row)
+        print(f"{entry.name:52}" + "".join(f"{refused:10}" for refused in row) + f"   {worst:.1e}", flush=True)
+    print(f"false alarms: {total} of {count}")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("seconds", "alarms"))
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    seconds(arguments.repeats) if arguments.what == "seconds" else alarms(arguments.seeds)

@@ -1,0 +1,141 @@
+"""A study around its examination: what is refused before the first trial, what a coupled loss does to its plans, and what the
+front says where a study went on all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bsearch.cli import main
+from bsearch.search.report.page.figures import StudyFigures
+from bsearch.search.report.page.page import report_page
+from bsearch.search.run.profiles import stored_profiles
+from bsearch.search.store.stored import StoredStudy
+from bsearch.spaces.errors import StudyFileError, TaskError
+from click.testing import CliRunner
+from conftest import TASKS, small_study
+from helpers import run
+
+COUPLED = '''
+import torch
+from bsearch import Data, Loss, Score, Task
+from torch.utils.data import TensorDataset
+
+x = torch.randn(600, 8, generator=torch.Generator().manual_seed(0))
+
+class Contrast(Task):
+    """SimCLR's loss over noisy views."""
+
+    couples_samples = {declared}
+
+    def data(self, setup):
+        return Data(TensorDataset(x), TensorDataset(x[:100]))
+
+    def model(self, setup):
+        return torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 16))
+
+    def loss(self, model, batch, setup):
+        (x,) = batch
+        views = torch.cat([x, x + 0.3 * torch.randn_like(x)])
+        z = torch.nn.functional.normalize(model(views), dim=1)
+        near = (z @ z.T / 0.2).fill_diagonal_(float("-inf"))
+        pairs = torch.arange(2 * len(x)).roll(len(x))
+        return Loss(torch.nn.functional.cross_entropy(near, pairs, reduction="sum") / 2, len(x))
+
+    def score(self, model, batch, setup):
+        z = model(batch[0])
+        return {{"accuracy": Score((z.square().mean(1) < 1).sum(), len(z))}}
+'''
+
+
+def write(folder: Path, *, declared: bool) -> str:
+    (folder / "coupled.py").write_text(COUPLED.format(declared=declared))
+    return "coupled.py:Contrast"
+
+
+def test_a_loss_that_compares_samples_is_refused_with_the_way_out(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = study_file(task=write(tmp_path, declared=False))
+    with pytest.raises(TaskError, match=r"coupled.py:\d+: Contrast.loss, on training data: .* couples_samples = True"):
+        run(path)
+    done = CliRunner().invoke(main, ["check", str(path)])
+    assert done.exit_code == 2 and "couples_samples = True" in done.output and "accept_inexact" in done.output
+
+
+def test_a_declared_one_is_never_split_and_its_largest_batch_is_what_fits(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    space = {**small_study()["space"], "effective_batch": {"low": 16, "high": 600}}
+    path = study_file(
+        task=write(tmp_path, declared=True), space=space, memory={"limit": "1MiB", "headroom": 0}, budget={"trials": 5}
+    )
+    done = run(path)
+    assert not done.failure
+    records = done.study.records
+    assert len([one for one in records if one.outcome == "complete"]) == 5
+    assert {record.facts.accumulation for record in records} == {1}
+    (profile,) = stored_profiles(done.study, done.study.tables()).values()
+    cap = profile.largest_micro_batch
+    assert cap is not None and 32 < cap < 600, "the limit is what ends the batches"
+    assert max(record.facts.effective_batch or 0 for record in records) <= cap
+    assert profile.examination is not None and profile.examination.verdict == "whole"
+    # 1,200 samples are no multiple of most batches: a remainder is a step of its own, never more than fits.
+    checked = CliRunner().invoke(main, ["check", str(path)])
+    assert "compares the samples of a batch, so a batch is never split" in checked.output.replace("\n", " ")
+    assert f"feasible batches: 16 to {cap}" in checked.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"devices": {"per_trial": 2, "cpus": 1}}, "devices.per_trial: expected 1, since the task's loss compares"),
+        ({"accumulation": {"low": 1, "high": 4}}, "space.accumulation: expected 1, since the task's loss compares"),
+    ],
+)
+def test_what_would_split_it_is_refused(
+    study_file: Callable[..., Path], tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    space = small_study()["space"]
+    if "accumulation" in changes:
+        space, changes = {**space, **changes}, {}
+    with pytest.raises(StudyFileError, match=message):
+        run(study_file(task=write(tmp_path, declared=True), space=space, **changes))
+
+
+def test_a_study_may_go_on_all_the_same_and_its_front_says_so(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    path = study_file(task=f"{TASKS}:MeanScore", training={"evaluations": 1, "accept_inexact": True}, budget={"trials": 3})
+    lines: list[str] = []
+    done = run(path, notify=lambda event: lines.append(event.text))
+    assert not done.failure
+    assert any("examined: inexact" in line and "MeanScore.score" in line for line in lines)
+    shown = CliRunner().invoke(main, ["show", str(path)]).output.replace("\n", " ")
+    assert "Not exact (training.accept_inexact)" in shown and "error: expected a quotient of sums" in shown
+    assert "Examined: inexact" in report_page(StudyFigures.of(StoredStudy.open(str(path))))
+    # Without the key it is refused, although the profile is stored.
+    path.write_text(path.read_text().replace("accept_inexact: true", "accept_inexact: false"))
+    again = CliRunner().invoke(main, ["run", str(path), "--serial", "--new"])
+    assert again.exit_code == 2 and "accept_inexact: true" in again.output
+
+
+def test_check_and_run_say_what_was_examined(study_file: Callable[..., Path]) -> None:
+    path = study_file()
+    checked = CliRunner().invoke(main, ["check", str(path), "--json"])
+    examination = json.loads(checked.stdout)["device"]["examination"]
+    assert (examination["samples"], examination["splits"], examination["precision"]) == (24, 3, "float64")
+    assert examination["off"] < 1e-12 and examination["findings"] == []
+    assert "a step of 24 samples equals its 3 uneven splits" in CliRunner().invoke(main, ["check", str(path)]).output
+
+
+def test_a_profile_of_an_earlier_version_is_examined_anew(study_file: Callable[..., Path]) -> None:
+    path = study_file(budget={"trials": 1})
+    study = run(path).study
+    tables = study.tables()
+    ((about, profile),) = tables.profiles()
+    profile.pop("examination")
+    tables.save_profile(json.dumps(about, sort_keys=True), profile)
+    path.write_text(path.read_text().replace("trials: 1", "trials: 2"))
+    again = run(path).study
+    (profile_now,) = stored_profiles(again, again.tables()).values()
+    assert profile_now.examination is not None
