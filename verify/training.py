@@ -18,6 +18,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from ..objectives.examination.examine import examined
 from ..objectives.parallel.rank_processes import close_ranks
 from ..objectives.training import TrainingRun
 from ..objectives.trial import start_attempt
@@ -41,6 +42,12 @@ def exact(stage: Stage) -> Iterator[Found]:
             size = torch.linalg.vector_norm(whole)
             differences.append((f"{name}, 37 in {accumulation}", float(torch.linalg.vector_norm(parts - whole) / size)))
     yield from worst("gradients in uneven micro-batches against one, fp32", 1e-5, differences, unit="")
+    setup = setup_of(BatchPlan(1), stage.device, SMALL_GPT)
+    examination = examined(TrainingRun(task_of(TOKENS), setup), 1)
+    sentence = examination.sentence.removeprefix("examined: ")
+    yield Fact("examination of the small GPT", f"{sentence}; {examination.seconds:.1f} s")
+    found = 0 if examination.verdict == "exact" else 1
+    yield Claim("trainings that the examination does not find exact", 0, found, unit="", note=examination.note)
     setup = replace(setup_of(BatchPlan(32), stage.device, SMALL_GPT), samples_budget=512)
     first, second = (_train_loss(TOKENS, setup) for _ in range(2))
     yield Fact("training loss of two runs of one seed", f"{first:.9g} and {second:.9g}, {abs(second / first - 1):.1g} apart")

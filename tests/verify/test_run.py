@@ -96,7 +96,7 @@ def test_this_machine_is_exact(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     report = Report.from_dict(json.loads(out.read_text()))
     assert report.holds
-    assert len(report.claims) == 4
+    assert len(report.claims) == 5
     assert f"{report.summary}" in result.output
     assert "gradients in uneven micro-batches" in result.output
 
