@@ -13,7 +13,6 @@ from typing import Any, Literal
 from .domain import applying, bounds, count_of, every_value_of, values_of
 from .errors import Fault, InfeasiblePlanError, StudyFileError
 from .laws.device import DeviceProfile, ProfileRequest
-from .laws.examination import Finding
 from .laws.step_time import Exchange, StepTime, doubt, fastest_plan
 from .learning_rate import (
     RULES_FOR_ADAM,
@@ -547,11 +546,6 @@ def sharing_request(spec: StudySpec, device: Literal["cpu", "gpu"]) -> ProfileRe
     return replace(request, timing_s=0.0, others=(), energy=False, shared_batch=round(math.sqrt(low * high)))
 
 
-def refusal(finding: Finding) -> str:
-    """A finding that a study does not go on with, and the key with which it does."""
-    return f"{finding} To run it all the same: training: {{accept_inexact: true}}, which the front will say."
-
-
 def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int, int] | None = None) -> list[Fault]:
     """Settings of the study that its task, data or memory do not allow."""
     faults = []
@@ -577,7 +571,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
                 )
             )
     if profile.examination is not None and not spec.training.accept_inexact:
-        faults += [Fault("task", refusal(finding)) for finding in profile.examination.refusals]
+        faults += [Fault("", line) for line in profile.examination.refusal_lines]
     if profile.couples_samples:
         message = "expected 1, since the task's loss compares the samples of a batch, which is therefore never split; got {}."
         if max(spec.devices.counts) > 1:

@@ -35,17 +35,18 @@ def model(setup: TrialSetup) -> nn.Module:
 class Recorded(Task):
     """Keeps the norm of every step's gradient, and the parameters after it."""
 
-    kind = "samples"
+    kind, dtype = "samples", torch.float64
 
     def __init__(self) -> None:
         self.steps: list[Any] = []
 
     def data(self, setup: TrialSetup) -> Data:
-        both = TensorDataset(*data(str(setup.parameters.get("kind", self.kind))))
+        inputs, labels = data(str(setup.parameters.get("kind", self.kind)))
+        both = TensorDataset(inputs.to(self.dtype), labels)
         return Data(both, both)
 
     def model(self, setup: TrialSetup) -> nn.Module:
-        return model(setup)
+        return model(setup).to(self.dtype)
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(model.parameters(), lr=setup.learning_rate, momentum=0.9, nesterov=True)

@@ -23,7 +23,6 @@ from ...spaces.laws.examination import Examination
 from ...spaces.laws.memory import MemoryLaw
 from ...spaces.laws.step_time import StepTime, timing_plans
 from ...spaces.plan import ActivationCheckpointing, BatchPlan
-from ...spaces.planning import refusal
 from ...spaces.study.devices import Memory
 from ...spaces.trial import EVALUATION_BATCH, Outcome, Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
@@ -79,7 +78,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
         scores = run.evaluate(scored_samples(run))
         examination = examined(run, smallest)
     if examination.refusals and not setup.training.accept_inexact:
-        raise TaskError("\n".join(map(refusal, examination.refusals)))
+        raise TaskError("\n".join(examination.refusal_lines))
     if setup.metric not in scores:
         raise TaskError(
             f"objectives.metric: expected a metric that {type(training).__name__}.score returns "
@@ -148,7 +147,7 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
             return replace(unknown, note=note, examination=Examination(note=f"{type(error).__name__}: {error}"[:200]))
     examination = task.parts(setup).examination
     if examination is not None and examination.refusals and not setup.training.accept_inexact:
-        raise TaskError("\n".join(map(refusal, examination.refusals)))
+        raise TaskError("\n".join(examination.refusal_lines))
     profile = replace(profile, examination=examination)
     unknown = replace(unknown, examination=examination, training_set=size)
     # What is checkpointed is the loop's own affair.

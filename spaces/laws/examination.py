@@ -98,6 +98,12 @@ class Examination:
         return tuple(finding for finding in self.findings if finding.refused)
 
     @property
+    def refusal_lines(self) -> list[str]:
+        """Each of them in a line, and how to go on all the same; none where nothing is refused."""
+        go_on = "To run the study all the same, write training: {accept_inexact: true}; its front then says so."
+        return [*map(str, self.refusals), go_on] if self.refusals else []
+
+    @property
     def verdict(self) -> Verdict:
         """In a word or two.
 

@@ -22,9 +22,11 @@ from whole_run_task import KINDS, WEIGHTS, Recorded, data, model
 Steps = list[tuple[float, list[float]]]  # of each step: the norm of its gradient, and the parameters after it
 
 
-def plain(made: TrialSetup, kind: str) -> Steps:
+def plain(made: TrialSetup, kind: str, dtype: torch.dtype = torch.float64) -> Steps:
     """The obvious twin: each step's whole batch at once, torch's own mean, torch's own optimizer."""
-    net, (inputs, labels), steps, seen = model(made), data(kind), list[Any](), 0
+    net, (inputs, labels), steps, seen = model(made).to(dtype), data(kind), list[Any](), 0
+    lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(made.training.precision)
+    scaler = torch.amp.GradScaler("cpu", enabled=lower == torch.float16)
     optimizer = torch.optim.SGD(net.parameters(), lr=made.learning_rate, momentum=0.9, nesterov=True)
     weight = WEIGHTS if kind == "weights" else None
     sizes = [run.plan.effective_batch for run in made.steps() for _ in range(run.count)]
@@ -35,12 +37,16 @@ def plain(made: TrialSetup, kind: str) -> Steps:
         optimizer.param_groups[0]["lr"] = made.learning_rate * factor * rate_factor("cosine", 0.05, at)
         optimizer.zero_grad()
         counted = bool((labels[index] != -100).any())
-        loss = nn.functional.cross_entropy(net(inputs[index]).flatten(0, -2), labels[index].flatten(), weight)
-        (loss if counted else sum(one.sum() for one in net.parameters()) * 0.0).backward()
+        with torch.autocast("cpu", lower, enabled=lower is not None):
+            logits = net(inputs[index].to(dtype)).flatten(0, -2)
+            loss = nn.functional.cross_entropy(logits, labels[index].flatten(), weight)
+        scaler.scale(loss if counted else sum(one.sum() for one in net.parameters()) * 0.0).backward()
+        scaler.unscale_(optimizer)
         if made.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(net.parameters(), made.training.clip_norm)
         norm = float(torch.cat([one.grad.flatten() for one in net.parameters()]).norm())
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         steps.append((norm, torch.cat([one.detach().flatten() for one in net.parameters()]).tolist()))
         seen += size
     return steps
@@ -67,6 +73,17 @@ def test_every_step_of_a_run_is_plain_torchs(kind: str, accumulation: int, clip_
     # 600 samples, so steps of 70 cross an epoch's end, and 1,000 are 14 steps and a remainder of 20.
     made = setup(70, accumulation, budget=1000, rate=0.05, training={"clip_norm": clip_norm, "evaluations": 3})
     assert_equal(ours(made, kind), plain(made, kind))
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 3e-2), ("fp16", 1e-2)])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_every_step_in_every_precision_is_plain_torchs(precision: str, tolerance: float, accumulation: int) -> None:
+    made = setup(70, accumulation, budget=700, rate=0.05, training={"precision": precision, "evaluations": 1})
+    task = Recorded()
+    task.kind, task.dtype = "tokens", torch.float32
+    list(TrainingRun(task, made).measurements())
+    found, right = ([norm for norm, _ in steps] for steps in (task.steps, plain(made, "tokens", torch.float32)))
+    assert found == pytest.approx(right, rel=tolerance)
 
 
 @pytest.mark.parametrize("kind", ["samples", "tokens"])
