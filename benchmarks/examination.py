@@ -61,7 +61,7 @@ def seconds(repeats: int) -> None:
             begun = time.perf_counter()
             found = examined(run, 2 if "ResNet" in name else 1)
             took.append(time.perf_counter() - begun)
-        print(f"{name:22}{took[0]:10.2f}{median(took[1:]):11.2f}  {found.samples:7}  {found.off:.1e}   {found.verdict}")
+        print(f"{name:22}{took[0]:10.2f}{median(took[1:]):11.2f}  {found.samples:7}  {found.difference:.1e}   {found.verdict}")
 
 
 def alarms(seeds: int) -> None:
@@ -82,7 +82,7 @@ def alarms(seeds: int) -> None:
                     refused += 1
                     continue
                 refused += found.verdict != "exact"
-                worst = max(worst, found.off)
+                worst = max(worst, found.difference)
                 if found.verdict != "exact":
                     print(f"  {entry.name}, seed {seed}: {found.sentence} {[str(one) for one in found.refusals]}")
             row.append(refused)

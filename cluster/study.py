@@ -314,7 +314,7 @@ def run(study: str | Path | Mapping[str, Any], **overrides: Any) -> Study:
 
     Args:
         study: a study file, or its content as a mapping; relative paths in a mapping start at the working directory, and its
-            `task` may be the class or function itself, where workers can import it.
+            `task` may be the class or function itself, if workers can import it.
         overrides: keys of the study that replace the file's, such as `budget={"trials": 20}`; keys of a section that are
             not given stay. Besides: `serial=True` runs trials one after the other in this process, without Ray; `new=True`
             creates a new study beside an existing one; `same_experiment=True` resumes it although its code has changed;
@@ -342,7 +342,7 @@ def reference_of(task: Any) -> str:
     """The name by which workers load a task's class or function: `module:name`, or `path/file.py:name` outside packages.
 
     Raises:
-        StudyFileError: it has none, as one defined in a notebook or in another function.
+        StudyFileError: workers cannot import it, such as one defined in a notebook or inside a function.
 
     >>> from bsearch.objectives.digits import Digits
     >>> reference_of(Digits)
@@ -357,8 +357,8 @@ def reference_of(task: Any) -> str:
     raise StudyFileError(
         Fault(
             "task",
-            f"expected the name of a class or function that workers can import, as a text such as tasks.py:Cifar; got {shown}. "
-            "Write it into a file of its own, at the top level, and name that.",
+            f"expected a class or function that workers can import, or its name, such as tasks.py:Cifar; got {shown}. "
+            "Define it at the top level of a file.",
         )
     )
 

@@ -253,8 +253,8 @@ class Fetcher(Dataset[Any]):
             if self.collate is not default_collate:
                 raise
             raise TaskError(
-                "Task.data: expected samples that torch's default_collate can stack: of equal shapes, in types that it knows. "
-                f"Pass Data(collate=...), which turns a list of samples into a batch. Torch says: {error}"
+                "Task.data: expected samples that torch's default_collate can stack: equal shapes and supported types. Pass "
+                f"Data(collate=...), a function that turns a list of samples into a batch. Torch says: {error}"
             ) from error
 
     def _depends_on_seed(self, index: int) -> bool:
@@ -390,7 +390,7 @@ def in_order(samples: int, batch: int, seed: int) -> Sequence[SampleKeys]:
 
 
 def to_device(batch: Any, device: torch.device, images: torch.memory_format | None = None) -> Any:
-    """The batch with all its tensors on the device, in any containers.
+    """The batch with all its tensors on the device, in the containers that `with_tensors` knows.
 
     Args:
         images: memory format for four-dimensional tensors.
@@ -410,7 +410,7 @@ def with_tensors(
     and packed sequences; the batch itself is not changed.
 
     Args:
-        otherwise: applied to everything else that holds nothing of these.
+        otherwise: applied to all other leaves.
     """
     if isinstance(batch, Tensor):
         return function(batch)
@@ -426,13 +426,13 @@ def with_tensors(
     if isinstance(batch, list | tuple):
         return type(batch)(map(inside, batch))
     if isinstance(batch, MutableMapping):
-        changed = copy.copy(batch)  # as a defaultdict's factory, whatever else it holds stays
+        changed = copy.copy(batch)  # keeps everything else, such as a defaultdict's factory
         for key, value in batch.items():
             changed[key] = inside(value)
         return changed
     if isinstance(batch, SimpleNamespace) or (is_dataclass(batch) and not isinstance(batch, type)):
         other: Any = copy.copy(batch)
-        names = vars(batch) if isinstance(batch, SimpleNamespace) else [one.name for one in fields(batch)]
+        names = vars(batch) if isinstance(batch, SimpleNamespace) else [field.name for field in fields(batch)]
         for name in names:
             object.__setattr__(other, name, inside(getattr(batch, name)))
         return other
@@ -450,6 +450,6 @@ def leaves(batch: Any) -> Iterator[Any]:
     elif isinstance(batch, SimpleNamespace):
         yield from leaves(vars(batch))
     elif is_dataclass(batch) and not isinstance(batch, type):
-        yield from leaves([getattr(batch, one.name) for one in fields(batch)])
+        yield from leaves([getattr(batch, field.name) for field in fields(batch)])
     else:
         yield batch

@@ -18,7 +18,7 @@ from .task import Score, Task, WholeSet, name_of, named_scores
 class Evaluation:
     """The metrics of one evaluation, batch by batch.
 
-    Sums are exact, so that they depend neither on the batches nor on the number and order of the devices.
+    Totals of batches are added exactly, so the order of batches and devices does not matter.
     """
 
     def __init__(self, task: Task) -> None:
@@ -46,7 +46,7 @@ class Evaluation:
                     self._whole[name].compute_with_cache = False  # merging does not clear it
                 self._whole[name].to(_device_of(score.arguments)).update(*score.arguments)
             elif callable(score.metric):
-                arguments = tree_map_only(Tensor, _on_host, tuple(score.arguments))
+                arguments = tree_map_only(Tensor, _on_cpu, tuple(score.arguments))
                 self._whole.setdefault(name, []).append(arguments)
                 self._metrics[name] = score.metric
             else:
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def sums(self) -> set[str]:
-        """The names of the metrics that are quotients of sums."""
+        """The names of the metrics that are ratios of sums."""
         return set(self._sums)
 
     def values(self, gather: Callable[[Mapping[str, list[Any]]], dict[str, list[Any]]] = dict) -> dict[str, float]:
@@ -67,7 +67,8 @@ class Evaluation:
             gather: concatenates the lists of all ranks by name.
 
         Raises:
-            TaskError: a function of all arguments failed, or returned no number; or an accuracy above 1.
+            TaskError: a metric that is not one number, or cannot be concatenated over batches or merged over devices; an
+                accuracy above 1.
         """
         # Read at the end: each read synchronises with the GPU.
         sums = {
@@ -75,7 +76,7 @@ class Evaluation:
         }
         found = {}
         for name, pairs in gather(sums).items():
-            value = _quotient(_fsum(total for total, _ in pairs), _fsum(count for _, count in pairs))
+            value = _ratio(_fsum(total for total, _ in pairs), _fsum(count for _, count in pairs))
             # Rank 0, whose scores are reported, has the first batch; a rank without batches knows no function.
             found[name] = value if (of := self._functions.get(name)) is None else _applied(of, value)
         whole = {
@@ -123,10 +124,10 @@ def undefined(scores: Mapping[str, float]) -> Iterator[str]:
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device:
-    return next((one.device for one in arguments if isinstance(one, Tensor)), torch.device("cpu"))
+    return next((argument.device for argument in arguments if isinstance(argument, Tensor)), torch.device("cpu"))
 
 
-def _on_host(tensor: Tensor) -> Tensor:
+def _on_cpu(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).cpu()
 
@@ -134,18 +135,18 @@ def _on_host(tensor: Tensor) -> Tensor:
 def _joined(where: str, values: Sequence[Any]) -> Any:
     """One argument of all batches: tensors concatenated, lists joined."""
     if not isinstance(values[0], Tensor):
-        return [one for each in values for one in (each if isinstance(each, list | tuple) else [each])]
+        return [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     try:
         return torch.cat([value.reshape(1) if value.dim() == 0 else value for value in values])
     except RuntimeError:
         shapes = " and ".join(str(tuple(value.shape)) for value in values[:2])
         raise TaskError(
-            f"{where}: expected arguments of all batches that can be concatenated, got shapes {shapes}. Pad them alike, or "
-            "give a list with one tensor for each sample."
+            f"{where}: expected arguments of all batches that can be concatenated, got shapes {shapes}. Pad them to "
+            "one shape, or pass lists with one tensor per sample."
         ) from None
 
 
-def _quotient(total: float, denominator: float) -> float:
+def _ratio(total: float, denominator: float) -> float:
     return total / denominator if denominator else math.nan
 
 

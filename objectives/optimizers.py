@@ -157,7 +157,7 @@ def takes_shards(optimizer: Optimizer) -> bool:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether its step has to be given a closure that evaluates the loss, as those of LBFGS and of sharpness-aware ones."""
+    """Whether `step` requires a closure that re-evaluates the loss: LBFGS, or a signature without a default for it."""
     step = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters
     closure = step.get("closure")
     return isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty)

@@ -66,7 +66,7 @@ class Score:
     """A metric as sum and denominator, such as correct predictions and samples.
 
     Args:
-        of: a function of their quotient over all samples, such as `math.exp` for a perplexity.
+        of: a function of their ratio over all samples, such as `math.exp` for a perplexity.
     """
 
     total: Tensor | float
@@ -75,12 +75,11 @@ class Score:
 
 
 class WholeSet:
-    """A metric of the whole data set that is no quotient of sums, such as AUROC, macro F1 or average precision.
+    """A metric of the whole data set that is not a ratio of sums, such as AUROC, macro F1 or average precision.
 
     Args:
-        metric: a `torchmetrics.Metric`, a new one in every batch, which is updated with the arguments of each batch; or a
-            function that is called once, with the arguments of all batches concatenated on the host, in half precisions as
-            float32. It returns a number.
+        metric: a `torchmetrics.Metric`, updated with the arguments of each batch; or a function, called once with the arguments
+            of all batches concatenated on the CPU, half precision as float32. Returns a number.
         arguments: of this batch, such as outputs and targets: tensors with samples first, (n, ...), or lists.
     """
 
@@ -164,7 +163,7 @@ def _logits(task: Task, method: str, model: nn.Module, inputs: Any) -> Tensor:
     if not isinstance(outputs, Tensor):
         raise TaskError(
             f"{name_of(task)}.{method}: the default expects a model that returns a tensor of logits, got "
-            f"{type(outputs).__name__}. Write {method}(self, model, batch, setup) for it."
+            f"{type(outputs).__name__}. Override {method}(self, model, batch, setup)."
         )
     return outputs
 
@@ -209,13 +208,13 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
     check_optimizer(where, optimizer, setup)
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise TaskError(
-            f"{where}: expected an optimizer without a scheduler, which would never be stepped: training.schedule and "
-            "training.warmup set the rate, as fractions of the samples. Remove the scheduler."
+            f"{where}: expected an optimizer without a scheduler, because bsearch steps none: training.schedule and "
+            "training.warmup set the learning rate. Remove the scheduler."
         )
     if needs_closure(optimizer):
         raise TaskError(
-            f"{where}: expected an optimizer that updates from gradients alone, got {type(optimizer).__name__}, whose step "
-            "evaluates the loss again by a closure. Use one that does not, or write a loop of your own."
+            f"{where}: expected an optimizer that needs gradients only, got {type(optimizer).__name__}, whose step needs a "
+            "closure that re-evaluates the loss. Use another optimizer, or write your own training loop."
         )
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]

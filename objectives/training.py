@@ -31,7 +31,7 @@ from .evaluation import Evaluation, undefined
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
-from .model.modes import Modes
+from .model.modes import TrainingModes
 from .noise_scale import NoiseScale
 from .parallel.data_parallel import Ranks
 from .parallel.fsdp2 import (
@@ -100,7 +100,7 @@ class TrainingRun:
         model = task.model(setup)
         if not isinstance(model, nn.Module):
             raise TaskError(f"{name_of(task)}.model: expected a torch.nn.Module, got {type(model).__name__}")
-        self.modes = Modes(model)
+        self.modes = TrainingModes(model)
         correct_batch_norm(model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         if setup.training.sync_batch_norm and self.ranks.count > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -108,8 +108,8 @@ class TrainingRun:
             model = model.to(memory_format=torch.channels_last)
         checkpoint_activations(task.checkpoint_blocks(model), setup.plan.activation_checkpointing)
         self._last_weight: tuple[int, Tensor] | None = None
-        self._moving_buffers: set[str] = set()  # those that the forward pass changes, as far as is known
-        self._looked_at_buffers = self.ranks.count == 1
+        self._updated_buffers: set[str] = set()  # those known to be updated in the forward pass
+        self._buffers_checked = self.ranks.count == 1
         self.noise = NoiseScale()
         if self.fully_sharded:
             self._set_sharded_model(model, device_mesh(self.device, self.ranks.count))
@@ -191,7 +191,7 @@ class TrainingRun:
             other._set_model(model)
             other.loss = _LossOf(self.task, model, self.setup)
         other.noise, other._last_weight, other.sharded = NoiseScale(), None, None
-        other._moving_buffers, other._looked_at_buffers = set(), True
+        other._updated_buffers, other._buffers_checked = set(), True
         other._checks_parameters = False
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
@@ -232,8 +232,8 @@ class TrainingRun:
             self.optimizer.step()
         if self.sharded is not None:
             self.sharded.share_parameters()
-        if self._moving_buffers or not self._looked_at_buffers:
-            self._share_buffers()
+        if self._updated_buffers or not self._buffers_checked:
+            self._broadcast_buffers()
         for parameter in self.parameters:
             parameter.grad = None
         return loss
@@ -290,12 +290,12 @@ class TrainingRun:
         norms = {id(buffer) for norm in batch_norms(self.model) for buffer in norm.buffers()}
         return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in norms}
 
-    def _share_buffers(self) -> None:
-        """Give all ranks the first one's buffers that the forward pass changes, as DistributedDataParallel does."""
-        buffers, before, self._looked_at_buffers = self._other_buffers(), self._buffer_versions, True
+    def _broadcast_buffers(self) -> None:
+        """Broadcast rank 0's buffers that the forward pass updates, as DistributedDataParallel does."""
+        buffers, before, self._buffers_checked = self._other_buffers(), self._buffer_versions, True
         changed = [name for name, buffer in buffers.items() if before.get(name) != (id(buffer), buffer._version)]
-        self._moving_buffers |= set(self.ranks.all_gathered({"changed": changed}).get("changed", []))
-        self.ranks.share_first(buffers[name] for name in sorted(self._moving_buffers))
+        self._updated_buffers |= set(self.ranks.all_gathered({"changed": changed}).get("changed", []))
+        self.ranks.broadcast(buffers[name] for name in sorted(self._updated_buffers))
         self._buffer_versions = _versions(buffers)
 
     def _weight(self, loss_total: Tensor, size: int) -> Tensor:
@@ -343,8 +343,8 @@ class TrainingRun:
     def evaluate(self, keys: Sequence[SampleKeys] | None = None, fetcher: Fetcher | None = None) -> dict[str, float]:
         """Every metric of the task over the validation data, each sample once, or over the batches in `keys`.
 
-        Several devices share the batches round-robin. Sums over batches are exact and metrics of the whole set are merged, so
-        the result does not depend on the number or order of the devices.
+        Several devices share the batches round-robin. Totals are added exactly and metrics of the whole set are merged, so the
+        number of devices changes the result only by rounding within a batch.
 
         Args:
             fetcher: of other data than those for validation.
@@ -352,11 +352,12 @@ class TrainingRun:
         self.model.eval()
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
         if self.ranks.count > 1:
-            self._share_buffers()  # some may move later than in the first step
+            self._broadcast_buffers()  # some are first updated after the first step
         fetcher = fetcher or self.validation_fetcher
         count = len(fetcher.dataset)  # type: ignore[arg-type]
         size = self.evaluation_batch
-        if not self.setup.training.accept_inexact:  # or scores may follow the batch, which then is the same on any devices
+        # Inexact scores may depend on this size, so it must not depend on the number of devices.
+        if not self.setup.training.accept_inexact:
             size = min(size, -(-count // self.ranks.count))
         keys = keys or in_order(count, size, self.setup.seed)
         evaluation = Evaluation(self.task)
@@ -686,7 +687,7 @@ class _ShardedLossOf(_LossOf):
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """What changes when a tensor is replaced, or written to."""
+    """Identity and version counter: they change when a tensor is replaced or written to."""
     return {name: (id(tensor), tensor._version) for name, tensor in tensors.items()}
 
 

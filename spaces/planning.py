@@ -573,7 +573,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
     if profile.examination is not None and not spec.training.accept_inexact:
         faults += [Fault("", line) for line in profile.examination.refusal_lines]
     if profile.couples_samples:
-        message = "expected 1, since the task's loss compares the samples of a batch, which is therefore never split; got {}."
+        message = "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
         if max(spec.devices.counts) > 1:
             faults.append(Fault("devices.per_trial", message.format(max(spec.devices.counts))))
         if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:

@@ -23,10 +23,10 @@ from .study.training import Training
 
 Parameter = bool | int | float | str
 
-# Samples per forward pass of evaluation where memory does not say: whatever a trial's batch, so that no metric follows it.
+# Samples per forward pass of evaluation if no profile sets it; independent of the trial's batch.
 EVALUATION_BATCH = 512
-# The same for a Hugging Face Trainer, where the user does not say either.
-TRAINERS_EVALUATION_BATCH = 64
+# The same for a Hugging Face Trainer, if the user does not set it.
+TRAINER_EVALUATION_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)

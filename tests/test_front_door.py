@@ -87,4 +87,4 @@ def test_a_task_may_be_given_as_the_class_itself(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     own, ours, *refused = done.stdout.splitlines()
     assert (own, ours) == (f"{tmp_path}/mine.py:Cifar", "bsearch.objectives.digits:Digits")
-    assert len(refused) == 3 and all("task: expected the name of a class or function" in line for line in refused)
+    assert len(refused) == 3 and all("task: expected a class or function that workers can import" in line for line in refused)

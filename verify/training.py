@@ -47,7 +47,7 @@ def exact(stage: Stage) -> Iterator[Found]:
     sentence = examination.sentence.removeprefix("examined: ")
     yield Fact("examination of the small GPT", f"{sentence}; {examination.seconds:.1f} s")
     found = 0 if examination.verdict == "exact" else 1
-    yield Claim("trainings that the examination does not find exact", 0, found, unit="", note=examination.note)
+    yield Claim("small GPT not exact in the examination", 0, found, unit="", note=examination.note)
     setup = replace(setup_of(BatchPlan(32), stage.device, SMALL_GPT), samples_budget=512)
     first, second = (_train_loss(TOKENS, setup) for _ in range(2))
     yield Fact("training loss of two runs of one seed", f"{first:.9g} and {second:.9g}, {abs(second / first - 1):.1g} apart")

@@ -219,9 +219,8 @@ class DrivenLoop:
         else:
             return
         raise TaskError(
-            f"{self.where}: expected a training loader with torch's RandomSampler or SequentialSampler, because a trial takes "
-            f"every sample once an epoch, in its own order; got {got}. Remove it; to count some samples more, weight their "
-            "losses."
+            f"{self.where}: expected a training loader with torch's RandomSampler or SequentialSampler, because a trial visits "
+            f"every sample once per epoch, in its own order; got {got}. Remove it; to emphasise samples, weight their losses."
         )
 
     def _batches(self) -> Generator[Any]:

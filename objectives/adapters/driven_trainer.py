@@ -1,7 +1,7 @@
 """Overrides of Hugging Face's `transformers.Trainer`, with which it trains on the steps of a trial.
 
-Any loss is accumulated exactly that divides by the number of items of the step, which the Trainer passes to it, or is a mean
-over its micro-batch, or has terms of both kinds.
+Accumulation is exact for a loss that divides by the step's number of items, which the Trainer passes to it, for a mean over the
+micro-batch's labels or samples, and for a sum of both.
 """
 
 from __future__ import annotations
@@ -93,9 +93,8 @@ class DrivenTrainer:
     def accumulate_step(self, model: nn.Module, micro_batches: list[tuple[int, Any]], items: Any) -> Tensor:
         """Back-propagate a step's micro-batches, so that their gradients add up to that of the one large batch.
 
-        Whether a loss divides by `items`, the step's number of items, or is a mean over its batch, or has terms of both kinds
-        (sum / items + mean): given the share of `items` that belongs to the micro-batch, and weighted by that share, it is the
-        micro-batch's part of the step's loss.
+        The loss gets the micro-batch's share of `items`, the step's number of items, and is weighted by that share. So
+        sum / items and a mean over the micro-batch both give the micro-batch's part of the step's loss.
 
         Args:
             micro_batches: pairs of samples and batch; taken out of the list, so that each is freed after its pass.
@@ -109,7 +108,7 @@ class DrivenTrainer:
         for count in counts:
             _, batch = micro_batches.pop(0)
             if not count:
-                continue  # its mean is 0/0, and a weight of 0 would not make it 0
+                continue  # its mean is 0/0, and NaN times a weight of 0 is NaN
             self._share = count / total
             part = items
             if items is not None and len(counts) > 1:

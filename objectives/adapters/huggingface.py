@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
-from ...spaces.trial import TRAINERS_EVALUATION_BATCH, Measurement, TrialSetup
+from ...spaces.trial import TRAINER_EVALUATION_BATCH, Measurement, TrialSetup
 from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
 from ..machine.environment import environment
 from .as_generator import Report, as_generator
@@ -135,8 +135,8 @@ def _faults(trainer: type[Trainer], given: Mapping[str, Any], parts: Mapping[str
             )
     if trainer._get_train_sampler is not Trainer._get_train_sampler:
         faults.append(
-            f"{trainer.__name__}._get_train_sampler: expected the Trainer's own, because a trial takes every sample once an "
-            "epoch, in its own order; got an override. Remove it; to count some samples more, weight their losses."
+            f"{trainer.__name__}._get_train_sampler: expected the Trainer's own, because a trial visits every sample once per "
+            "epoch, in its own order; got an override. Remove it; to emphasise samples, weight their losses."
         )
     return faults
 
@@ -160,7 +160,7 @@ def _arguments(setup: TrialSetup, given: Mapping[str, Any], steps: int) -> dict[
         "adam_epsilon": setup.eps,
         "max_grad_norm": training.clip_norm or 0.0,
         "per_device_train_batch_size": plan.largest_micro_batch,
-        "per_device_eval_batch_size": min(evaluation, default=TRAINERS_EVALUATION_BATCH),
+        "per_device_eval_batch_size": min(evaluation, default=TRAINER_EVALUATION_BATCH),
         "gradient_accumulation_steps": 1,
         "max_steps": steps,
         "seed": setup.seed % 2**32,  # NumPy's limit

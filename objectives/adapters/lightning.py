@@ -64,14 +64,14 @@ _STUDY_KEYS = {
     "strategy": "devices.per_trial",
     "reload_dataloaders_every_n_epochs": "training.workers",
 }
-# Callbacks that change what a trial is: where its training ends, what a step is, at which rate it is taken.
+# Callbacks that change what the study controls: when training ends, what a step is, the learning rate.
 _REFUSED = {
     callbacks.EarlyStopping: "the study stops trials, by `stopping:` in study.yaml",
     callbacks.StochasticWeightAveraging: "it sets learning rates, which training.schedule does",
     callbacks.GradientAccumulationScheduler: "space.accumulation sets it",
     callbacks.BatchSizeFinder: "the study searches it, as space.effective_batch",
     callbacks.LearningRateFinder: "the study searches it, as space.reference_rate",
-    callbacks.BaseFinetuning: "it adds groups to the optimizer, whose rates training.schedule sets; freeze them in the module",
+    callbacks.BaseFinetuning: "it adds parameter groups during training; freeze layers in the module",
 }
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -172,11 +172,11 @@ def _reason(trainer: Trainer) -> str:
     """Why the loop has left out steps."""
     if trainer.should_stop:
         return "a callback or the module set trainer.should_stop"
-    return "on_train_batch_start of the module returned -1, with which Lightning ends an epoch"
+    return "on_train_batch_start returned -1, which makes Lightning end the epoch"
 
 
 class _DrivenTrainer:
-    """What the user's code reads of a Trainer in a trial, whose loop's epochs are the intervals between measurements."""
+    """Counters as user code expects them, although the loop's epochs are the intervals between measurements."""
 
     driven: DrivenLoop
 
@@ -227,7 +227,7 @@ class _Accumulation:
                 f"{denominator}"
             )
         detached = loss.detach()
-        if denominator:  # otherwise the mean is 0/0, and a weight of 0 would not make it 0
+        if denominator:  # otherwise the mean is 0/0, and NaN times a weight of 0 is NaN
             # Summed over the step's samples; for another denominator, the gradient is rescaled in `end`.
             self.module.manual_backward(loss * (denominator / self.size))
             self._total = self._total + detached.double() * denominator
@@ -382,8 +382,8 @@ def _mean_loss(module: LightningModule, output: Any) -> Tensor:
     """The loss in what a module's `training_step` returned."""
     if output is None:
         raise TaskError(
-            f"{type(module).__name__}.training_step: expected the batch's mean loss, got None, with which Lightning skips a "
-            'batch; that would change the step. Where nothing in the batch counts, return {"loss": loss, "denominator": 0}.'
+            f"{type(module).__name__}.training_step: expected the batch's mean loss, got None, which would make Lightning skip "
+            'the micro-batch. If nothing in it counts, return {"loss": loss, "denominator": 0}.'
         )
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor):

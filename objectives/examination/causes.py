@@ -1,6 +1,4 @@
-"""Why a split step differs from the whole one: the losses of small sets of samples tell a mean from a sum, and weights from
-samples that see each other.
-"""
+"""Why the gradient of a split step differs, inferred from the losses of small sets of samples."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ from itertools import combinations
 import numpy as np
 
 from ...spaces.laws.examination import Kind
+from .step import Indices
 
-Indices = np.ndarray
-# Relative difference below which two losses are one.
+# Relative difference below which two losses count as equal.
 _SAME = 1e-4
-# What is derived from differences of losses agrees where it does to this share of the differences.
+# Tolerance for values derived from differences of losses, relative to those differences.
 _NEAR = 1e-2
-# Samples whose single losses, pairs and triples are looked at.
+# Samples whose losses are computed alone, in pairs and in triples.
 _LOOKED_AT = 6
 
 
@@ -51,25 +49,31 @@ def cause_of(
     if layer and not padded:
         return Cause(
             "layer",
-            f"expected a model that sees each sample by itself, got one whose layer {layer} sees the others of the batch. "
-            f"Normalise over the sample instead, as GroupNorm and LayerNorm do; where it is meant, {remedies.coupled}",
+            f"expected a model that processes each sample independently, got one whose layer {layer} mixes the samples of a "
+            f"batch. Use GroupNorm or LayerNorm, which normalise each sample; if mixing is intended, {remedies.coupled}",
         )
     whole, denominator = values(np.arange(samples))
     parts = np.array_split(np.arange(samples), 2)
     halves = [values(part) for part in parts]
-    evidence = f"{samples} samples give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
+    label = "loss times samples: " if remedies.sum else ""
+    evidence = f"{label}{samples} samples give {whole:.4g}, their halves {halves[0][0]:.4g} and {halves[1][0]:.4g}"
     if (sizes := _parts_whose_denominators_differ(values, samples, smallest)) is not None:
         return Cause(
             "denominator",
-            f"expected a denominator that adds up over the batch, got {sizes}, while the totals add up. {remedies.denominator}",
+            f"expected a denominator that adds up over micro-batches, as the totals do; got {sizes}. {remedies.denominator}",
         )
     by_denominator = sum(total * part for total, part in halves) / denominator if denominator else math.nan
     by_samples = sum(total * len(part) for (total, _), part in zip(halves, parts, strict=True)) / samples
-    if _close(whole, by_samples) or (_close(whole, by_denominator) and _close(denominator, sum(one for _, one in halves))):
-        return Cause("mean", f"expected the sum over the batch's samples, got their mean ({evidence}). {remedies.mean}")
+    if _close(whole, by_samples) or (_close(whole, by_denominator) and _close(denominator, sum(part for _, part in halves))):
+        expected = (
+            "the batch's mean loss, got it divided by the number of samples once more"
+            if remedies.sum
+            else "the sum over the batch's samples, got their mean"
+        )
+        return Cause("mean", f"expected {expected} ({evidence}). {remedies.mean}")
     means = [total / len(part) for (total, _), part in zip(halves, parts, strict=True)]
     if remedies.sum and _close(whole / samples, sum(means)):
-        return Cause("mean", f"expected the batch's mean loss, got its sum ({evidence}, times samples). {remedies.sum}")
+        return Cause("mean", f"expected the batch's mean loss, got its sum ({evidence}). {remedies.sum}")
     if smallest == 1:
         for found in (_weighted_mean, _term_of_each_call, _sum_over_pairs):
             with suppress(Exception):
@@ -78,14 +82,14 @@ def cause_of(
     if padded:
         return Cause(
             "weights",
-            f"expected a loss of each sample that does not depend on the batch, got one that does ({evidence}): batches are "
-            "padded to their longest sample, and the padding counts. Leave it out of the sum and of the denominator; where the "
-            f"samples of a batch are compared, {remedies.coupled}",
+            f"expected each sample's loss not to depend on the rest of the batch, got one that does ({evidence}): batches are "
+            "padded to the longest sample, and the padding counts. Mask it in the sum and in the denominator; if the loss "
+            f"compares samples on purpose, {remedies.coupled}",
         )
     return Cause(
         "coupled",
-        f"expected a sum over samples, got one in which the samples of a batch see each other ({evidence}), as in contrastive "
-        f"losses, or in a layer that normalises over the batch. Where that is meant, {remedies.coupled}",
+        f"expected a loss that adds up over samples, got one that depends on which samples share a batch ({evidence}), as a "
+        f"contrastive loss or a layer that normalises over the batch does. If that is intended, {remedies.coupled}",
     )
 
 
@@ -101,7 +105,7 @@ class Remedies:
     sum: str = ""
 
 
-OF_A_TASK = Remedies(
+TASK_REMEDIES = Remedies(
     mean="Use reduction='sum'.",
     denominator="Return the number of samples, of counted tokens, or the sum of their weights.",
     weights="Return Loss(sum of weight times loss, sum of the weights); for tokens, Loss(sum, counted tokens).",
@@ -110,13 +114,13 @@ OF_A_TASK = Remedies(
 )
 
 
-OF_A_LOOP = Remedies(
+LOOP_REMEDIES = Remedies(
     mean="Return the mean.",
     denominator="Return the mean.",
     weights="Say what the mean divides by: train_with(..., denominator=...) with a Trainer, {'loss': ..., 'denominator': ...} "
     "in a LightningModule's training_step.",
     coupled="pass couples_samples=True to train_with: a batch is then never split.",
-    term="A mean may have it: let it be a mean.",
+    term="Add it to the mean loss without dividing it by the number of samples.",
     sum="Return the mean.",
 )
 
@@ -130,7 +134,7 @@ def _parts_whose_denominators_differ(
         each = [values(part) for part in np.array_split(np.arange(samples), count)]
         totals, denominators = (sum(column) for column in zip(*each, strict=True))
         if _close(whole, totals) and not _close(denominator, denominators):
-            return f"{denominator:.4g} for {samples} samples and {denominators:.4g} for {count} parts of them together"
+            return f"{denominator:.4g} for {samples} samples, but {denominators:.4g} in total for {count} parts of them"
     return None
 
 
@@ -165,13 +169,13 @@ def _weighted_mean(
         return None
     for size in (3, len(weights)):
         chosen = list(weights)[:size]
-        expected = sum(weights[one] * singles[one] for one in chosen) / sum(weights[one] for one in chosen)
+        expected = sum(weights[index] * singles[index] for index in chosen) / sum(weights[index] for index in chosen)
         if abs(mean(*chosen) - expected) > _NEAR * (max(singles.values()) - min(singles.values())):
             return None
     return Cause(
         "weights",
-        "expected the mean's own denominator, got another: the loss is a mean weighted by something, such as class weights or "
-        f"counted tokens, and not by what it is divided by ({evidence}). {remedies.weights}",
+        "expected the sum of the weights as the denominator, got another: the loss is a weighted mean, such as by class "
+        f"weights or counted tokens ({evidence}). {remedies.weights}",
     )
 
 
@@ -180,7 +184,7 @@ def _term_of_each_call(
 ) -> Cause | None:
     """Whether every call adds the same term to a sum over samples, as a penalty on weights does."""
     chosen = range(min(samples, 4))
-    singles = sum(values(np.asarray([one]))[0] for one in chosen)
+    singles = sum(values(np.asarray([index]))[0] for index in chosen)
     together = values(np.asarray(chosen))[0]
     term = (singles - together) / (len(chosen) - 1)
     pairs = [values(np.asarray(pair))[0] for pair in ((0, 1), (2, 3))]
@@ -188,15 +192,17 @@ def _term_of_each_call(
         return None
     return Cause(
         "mean",
-        f"expected a sum over samples, got one with a term of {term:.4g} that each call adds, whatever the number of samples "
-        f"({evidence}), as a penalty on weights does. {remedies.term}",
+        f"expected a loss that adds up over samples, got one with a constant term of {term:.4g} added once per call "
+        f"({evidence}), such as a weight penalty. {remedies.term}",
     )
 
 
 def _sum_over_pairs(
     values: Callable[[Indices], tuple[float, float]], samples: int, evidence: str, remedies: Remedies
 ) -> Cause | None:
-    """Whether the total of three samples is that of their pairs less that of each: a sum over pairs of samples."""
+    """Whether total(a, b, c) = total(a, b) + total(a, c) + total(b, c) - total(a) - total(b) - total(c), as for a sum over
+    pairs.
+    """
     chosen: Sequence[int] = range(min(samples, 3))
 
     def total(*indices: int) -> float:
@@ -209,9 +215,9 @@ def _sum_over_pairs(
         return None
     return Cause(
         "coupled",
-        f"expected the sum over the batch's samples, got a sum over their pairs ({evidence}): either shapes are broadcast, "
-        "such as (N, 1) against (N,), or the loss compares samples. Check the shapes of outputs and labels; where it compares "
-        f"samples on purpose, {remedies.coupled}",
+        f"expected the sum over the batch's samples, got a sum over pairs of samples ({evidence}): either shapes are "
+        "broadcast, such as (N, 1) against (N,), or the loss compares samples. Check the shapes of outputs and labels; if "
+        f"comparing samples is intended, {remedies.coupled}",
     )
 
 

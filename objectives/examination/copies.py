@@ -13,9 +13,9 @@ import torch
 
 from ..task import Task, name_of
 from ..training import TrainingRun
-from .step import move
+from .step import perturb
 
-# Precision, and whether parameters are moved off their first values, where many gradients vanish; the first that works.
+# Precision, and whether parameters are perturbed off their first values, where many gradients vanish; the first that works.
 ATTEMPTS: Sequence[tuple[torch.dtype | None, bool]] = (
     (torch.float64, True),
     (torch.float64, False),
@@ -25,11 +25,11 @@ ATTEMPTS: Sequence[tuple[torch.dtype | None, bool]] = (
 )
 
 
-def copied(run: TrainingRun, dtype: torch.dtype | None, *, moved: bool) -> TrainingRun:
+def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool) -> TrainingRun:
     """The run with a copy of its model in a precision, without autocast but in the study's own."""
     model = copy.deepcopy(run.model)
-    if moved:
-        move(model)
+    if perturbed:
+        perturb(model)
     if dtype is not None:
         model = model.to(dtype)
     device = next(run.model.parameters()).device
@@ -41,7 +41,7 @@ def copied(run: TrainingRun, dtype: torch.dtype | None, *, moved: bool) -> Train
     return other
 
 
-def where_of(run: TrainingRun, method: str, split: str = "") -> str:
+def location_of(run: TrainingRun, method: str, split: str = "") -> str:
     """The user's method with its file and line, and the data it was given."""
     place, function = "", inspect.unwrap(getattr(type(run.task), method))
     if function is not getattr(Task, method):
@@ -52,6 +52,6 @@ def where_of(run: TrainingRun, method: str, split: str = "") -> str:
     return f"{place}{name_of(run.task)}.{method}" + (f", on {split}" if split else "")
 
 
-def said(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """An error in a line."""
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]

@@ -1,9 +1,8 @@
 """The examination of a training before its first trial: its step, its scores and its data.
 
-A step of B samples is promised to be B samples however it is split. Here one real step of the user's own training is taken
-whole and in random uneven splits, with dropout off, the same weights and the same random numbers, in double precision where
-the model allows it; its scores likewise, over validation data. What does not add up is named, with its cause and what to
-write.
+A step of B samples must not depend on how it is split. One real step of the user's training is computed unsplit and in random
+uneven splits, with dropout off and weights and random draws held fixed, in double precision if the model allows it. A task's
+scores over validation data are compared in the same way. Each finding names its cause and the fix.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from ...spaces.trial import TrialSetup
 from ..batches import Fetcher, SampleKeys, SampleStream, to_device
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..training import TrainingRun
-from .causes import OF_A_LOOP, OF_A_TASK, Cause, Remedies, cause_of
-from .copies import ATTEMPTS, copied, said, where_of
-from .given_numbers import given_numbers, seed_draws
-from .reading import reading_findings, some_of
+from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of
+from .copies import ATTEMPTS, copied, error_line, location_of
+from .fixed_noise import fixed_noise, seed_draws
+from .reading import reading_findings, subset_fetcher
 from .scores import score_findings
 from .step import (
     Indices,
     Step,
     affordable,
+    attribute_tensors,
     batch_norm_findings,
     compared,
     coupling_layer,
     frozen_norms,
     in_precision,
-    kept,
-    kept_tensors,
-    move,
-    pads,
+    is_padded,
+    perturb,
+    restored,
     state_findings,
 )
 
@@ -61,22 +60,22 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
     """
     started, task, keys = time.perf_counter(), run.task, _first_samples(run.stream)
 
-    def opened(samples: int, dtype: torch.dtype | None, moved: bool) -> AbstractContextManager[Step]:
-        return nullcontext(_step_of(run, dtype, _first_samples(run.stream, samples), moved=moved))
+    def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> AbstractContextManager[Step]:
+        return nullcontext(_step_of(run, dtype, _first_samples(run.stream, samples), perturbed=perturbed))
 
     def values(step: Step, index: Indices) -> tuple[float, float]:
-        with kept(step.model), frozen_norms(step.model), given_numbers("rows", step.model):
+        with restored(step.model), frozen_norms(step.model), fixed_noise("rows", step.model):
             batch = step.batch(index)
             seed_draws(0)
             loss = task.loss(step.model, batch, run.setup)
         return float(loss.total.detach()), float(loss.denominator)
 
-    where = where_of(run, "loss", "training data")
+    where = location_of(run, "loss", "training data")
     examination = _examined_step(
-        opened, values, len(keys), smallest, run.setup, where, OF_A_TASK, couples_samples=task.couples_samples
+        opened, values, len(keys), smallest, run.setup, where, TASK_REMEDIES, couples_samples=task.couples_samples
     )
     findings = [
-        *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: where_of(run, "data", split)),
+        *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
         *_mode_findings(run),
         *examination.findings,
     ]
@@ -102,7 +101,7 @@ class LoopParts(Protocol):
 
 
 def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examination:
-    """Examine the step of a third-party loop while it runs; its model is afterwards as it was.
+    """Examine the step of a running third-party loop; restores its model.
 
     Args:
         where: the loop, for messages.
@@ -114,13 +113,13 @@ def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examinatio
         return parts.accumulate([(size, batch()) for size, batch in micro_batches])
 
     @contextmanager
-    def opened(samples: int, dtype: torch.dtype | None, moved: bool) -> Iterator[Step]:
-        fetch = some_of(parts.data, _first_samples(stream, samples))
+    def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> Iterator[Step]:
+        fetch = subset_fetcher(parts.data, _first_samples(stream, samples))
 
         def batch(index: Indices) -> Any:
             return in_precision(to_device(fetch(index), device), dtype)
 
-        with _live_precision(parts.model, dtype, moved=moved):
+        with _live_precision(parts.model, dtype, perturbed=perturbed):
             # Libraries put a model of single precision under autocast, whatever runs it.
             under_autocast = dtype == torch.float32 and setup.training.precision in ("bf16", "fp16")
             yield Step(parts.model, batch, accumulate, None if under_autocast else dtype)
@@ -131,7 +130,7 @@ def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examinatio
     samples = len(_first_samples(stream))
     for smallest in (1, 2):  # two where a model does not work with one sample
         examination = _examined_step(
-            opened, values, samples, smallest, setup, where, OF_A_LOOP, couples_samples=parts.couples_samples
+            opened, values, samples, smallest, setup, where, LOOP_REMEDIES, couples_samples=parts.couples_samples
         )
         if not examination.note:
             break
@@ -156,40 +155,42 @@ def _examined_step(
     """The examination with a step compared, in the highest precision that the model allows.
 
     Args:
-        opened: the step over the stream's first samples, in a precision, with moved parameters or not.
+        opened: the step over the stream's first samples, in a precision, with perturbed parameters or not.
         most: samples of the step, fewer where a step takes long.
     """
     examination, note = Examination(couples_samples=couples_samples), ""
     if couples_samples:
         return examination
     while most >= max(2 * smallest, 2):
-        for dtype, moved in ATTEMPTS:
+        for dtype, perturbed in ATTEMPTS:
             try:
-                with opened(most, dtype, moved) as step:
+                with opened(most, dtype, perturbed) as step:
                     samples, splits = affordable(step, most, smallest)
                     found = compared(step, samples, smallest, setup.seed, splits)
                     findings: list[Finding] = []
                     if found.random and found.equal:
-                        text = "draws random numbers: a step and its splits are equal for given ones"
+                        text = "draws random numbers; with the draws held fixed, a split step has the same gradient"
                         findings.append(Finding("random", where, text))
                     if not found.equal:
                         cause = _cause(step, partial(values, step), samples, smallest, remedies)
-                        message = f"{cause.message} A split step's gradient is off by {found.off:.2g}."
-                        findings.append(Finding(cause.kind, where, message, found.off))
+                        message = f"{cause.message} The gradient of a split step differs by {found.difference:.2g} (relative)."
+                        findings.append(Finding(cause.kind, where, message, found.difference))
                     findings += batch_norm_findings(step, samples, smallest, setup.seed)
                     findings += state_findings(step, 2 * smallest, where)
             except BsearchError:
                 raise
             except Exception as error:
                 release_memory(setup.device)
-                note = f"not even a step of {most} samples fits" if is_out_of_memory(error) else note or said(error)
+                note = (
+                    f"a step of {most} samples does not fit in memory" if is_out_of_memory(error) else note or error_line(error)
+                )
                 continue
             return replace(
                 examination,
                 samples=samples,
                 splits=splits,
                 precision=str(dtype or setup.training.precision).removeprefix("torch."),
-                off=found.off,
+                difference=found.difference,
                 tolerance=found.tolerance,
                 findings=tuple(findings),
             )
@@ -201,16 +202,16 @@ def _cause(
     step: Step, values: Callable[[Indices], tuple[float, float]], samples: int, smallest: int, remedies: Remedies
 ) -> Cause:
     try:
-        layer, padded = coupling_layer(step, samples), pads(step, samples)
+        layer, padded = coupling_layer(step, samples), is_padded(step, samples)
         return cause_of(values, samples, smallest, remedies, layer=layer, padded=padded)
     except Exception as error:  # the step differs all the same
-        text = f"expected a loss that adds up over the samples of a batch, got another; the cause was not found: {said(error)}."
+        text = f"expected a loss that adds up over samples, got another; finding the cause failed: {error_line(error)}."
         return Cause("coupled", text)
 
 
-def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, moved: bool) -> Step:
-    other = copied(run, dtype, moved=moved)
-    fetch = some_of(run.train_fetcher, keys)
+def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, perturbed: bool) -> Step:
+    other = copied(run, dtype, perturbed=perturbed)
+    fetch = subset_fetcher(run.train_fetcher, keys)
 
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         return other.accumulate(micro_batches, sum(size for size, _ in micro_batches))[0]
@@ -218,18 +219,18 @@ def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, m
     def batch(index: Indices) -> Any:
         return in_precision(other.on_device(fetch(index)), dtype)
 
-    return Step(other.model, batch, accumulate, dtype, lambda: kept_tensors(run.task))
+    return Step(other.model, batch, accumulate, dtype, lambda: attribute_tensors(run.task))
 
 
 @contextmanager
-def _live_precision(model: nn.Module, dtype: torch.dtype | None, *, moved: bool) -> Iterator[None]:
-    """The model's own parameters and buffers in a precision; afterwards they hold the very storages that they held."""
+def _live_precision(model: nn.Module, dtype: torch.dtype | None, *, perturbed: bool) -> Iterator[None]:
+    """Cast the model's own parameters and buffers to a precision; on exit they hold their original storages again."""
     before = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())]
     try:
         for tensor, data in before:
             tensor.data = data.to(dtype) if dtype is not None and data.is_floating_point() else data.clone()
-        if moved:
-            move(model)
+        if perturbed:
+            perturb(model)
         yield
     finally:
         for tensor, data in before:
@@ -241,9 +242,9 @@ def _mode_findings(run: TrainingRun) -> Iterator[Finding]:
     if names := run.modes.outermost:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         yield Finding(
-            "evaluating",
-            where_of(run, "model"),
-            f"in evaluation mode as the task returned them, and kept so: {shown}. If they are to train, call .train() on them.",
+            "eval_mode",
+            location_of(run, "model"),
+            f"returned in evaluation mode, and kept in it: {shown}. Call .train() on modules that should train.",
         )
 
 

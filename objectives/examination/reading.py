@@ -13,14 +13,14 @@ from torch import Tensor
 
 from ...spaces.laws.examination import Finding
 from ..batches import Fetcher, SampleKeys, leaves, with_tensors
-from .given_numbers import seed_draws
+from .fixed_noise import seed_draws
 from .step import Indices
 
 # Samples that are read twice.
 _REREAD = 4
 
 
-def some_of(fetcher: Fetcher, keys: SampleKeys) -> Callable[[Indices], Any]:
+def subset_fetcher(fetcher: Fetcher, keys: SampleKeys) -> Callable[[Indices], Any]:
     """A function that fetches some of the samples. Where reading or collating them is random, parts are slices of one batch."""
     whole = fetcher.fetch(keys)
     if differ(whole, fetcher.fetch(keys)) or _draws_while_collating(fetcher, keys):
@@ -40,12 +40,12 @@ def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, wher
         yield Finding(
             "generator",
             where("training data"),
-            "expected the same sample for the same seed, epoch and index, got another when it was read again: it draws from a "
-            "generator of its own, so results would depend on loader workers and on resuming. Draw from torch, np.random or "
+            "expected the same sample for the same seed, epoch and index, got another on the second read: the data have their "
+            "own random generator, so results would depend on loader workers and on resuming. Draw from torch, np.random or "
             "Python's random, which are seeded for each sample.",
         )
     if _draws_while_collating(train, keys):
-        text = "collating draws random numbers, for each micro-batch its own: a step equals its splits for given ones"
+        text = "collating draws random numbers anew for each micro-batch; the comparison of the step holds them fixed"
         yield Finding("random", where("training data"), text)
     if validation.indexed:
         return
@@ -57,8 +57,8 @@ def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, wher
             if _draws_while_collating(validation, first)
             else "Leave out random transforms there."
         )
-        message = f"they differ when they are read again, with another seed or in another trial. {advice}"
-        yield Finding("rereading", where("validation data"), message)
+        message = f"samples change when they are read again with another seed, as in another trial. {advice}"
+        yield Finding("unstable_validation", where("validation data"), message)
 
 
 def differ(one: Any, other: Any) -> bool:

@@ -16,25 +16,29 @@ from ...spaces.laws.examination import Finding
 from ..batches import SampleKeys
 from ..evaluation import Evaluation
 from ..training import TrainingRun
-from .copies import ATTEMPTS, copied, said, where_of
-from .given_numbers import given_numbers, seed_draws
-from .reading import some_of
+from .copies import ATTEMPTS, copied, error_line, location_of
+from .fixed_noise import fixed_noise, seed_draws
+from .reading import subset_fetcher
 from .step import SPLITS, Indices, in_precision, uneven_parts
 
-# Validation samples whose scores are compared, fewer where that would take longer than so many seconds.
-_SAMPLES, _FEWEST, _BUDGET_S = 48, 6, 0.7
-# Scores of one set of samples, whole and split, may differ by this share.
+# Validation samples whose scores are compared at most.
+_SAMPLES = 48
+# The fewest that are compared, however slow the model.
+_FEWEST = 6
+# Target time of the comparison, in seconds.
+_BUDGET_S = 0.7
+# Largest relative difference that counts as rounding, by precision.
 _SAME = {torch.float64: 1e-6, torch.float32: 1e-4, None: 2e-2}
 
 _NO_SUM = (
-    "{name}: expected a quotient of sums over samples, got {whole:.4g} from {samples} samples together and {split:.4g} from "
-    "their parts. Return WholeSet(metric, outputs, targets), with a metric of torchmetrics or a function of all outputs and "
-    "targets; for a mean, Score(sum, number)."
+    "{name}: expected a ratio of sums over samples, got {whole:.4g} from {samples} samples in one batch and {split:.4g} in "
+    "several. Return WholeSet(metric, outputs, targets), with a torchmetrics metric or a function of all outputs and targets; "
+    "for a mean, Score(sum, count)."
 )
 _NOT_WHOLE = (
     "{name}: expected a metric of the whole set, got {whole:.4g} from {samples} samples in one batch and {split:.4g} in "
-    "several: its arguments depend on the batch, or the metric treats batches unlike. Pass probabilities rather than logits: "
-    "torchmetrics takes the sigmoid of a batch only where it sees values outside [0, 1]."
+    "several: its arguments depend on the batch, or the metric handles batches differently. Pass probabilities rather than "
+    "logits: torchmetrics applies a sigmoid only to batches with values outside [0, 1]."
 )
 
 
@@ -47,14 +51,14 @@ def scored_samples(run: TrainingRun, batch: int = 4) -> Sequence[SampleKeys]:
 
 def score_findings(run: TrainingRun) -> Iterator[Finding]:
     """Scores that differ between samples together and in parts."""
-    chosen, where, note = _chosen(run), where_of(run, "score", "validation data"), ""
+    chosen, where, note = _chosen(run), location_of(run, "score", "validation data"), ""
     samples = len(chosen)
     if samples < 2:
         return
-    fetch = some_of(run.validation_fetcher, SampleKeys(chosen, np.zeros_like(chosen), run.setup.seed))
-    for dtype, moved in ATTEMPTS:
+    fetch = subset_fetcher(run.validation_fetcher, SampleKeys(chosen, np.zeros_like(chosen), run.setup.seed))
+    for dtype, perturbed in ATTEMPTS:
         try:
-            other = copied(run, dtype, moved=moved)
+            other = copied(run, dtype, perturbed=perturbed)
             other.model.eval()
 
             def evaluated(parts: Sequence[Indices], other: TrainingRun = other, dtype: Any = dtype) -> Evaluation:
@@ -67,17 +71,17 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
         except BsearchError:
             raise
         except Exception as error:
-            note = note or said(error)
+            note = note or error_line(error)
             continue
         for name, value in whole.values().items():
-            split = max((one.get(name, math.nan) for one in splits), key=partial(_off, value))
-            # One answer may change by rounding, where outputs are all but equal.
+            split = max((scores.get(name, math.nan) for scores in splits), key=partial(_off, value))
+            # One prediction may flip by rounding where outputs nearly tie.
             rounds = dtype is None and abs(value - split) * samples < 1.5
             if (off := _off(value, split)) > _SAME[dtype] and not rounds:
                 text = _NO_SUM if name in whole.sums else _NOT_WHOLE
                 yield Finding("score", where, text.format(name=name, whole=value, samples=samples, split=split), off)
         return
-    yield Finding("unscored", where, f"could not be compared with its parts: {note}")
+    yield Finding("scores_not_compared", where, f"scores could not be compared unsplit and split: {note}")
 
 
 def _chosen(run: TrainingRun) -> Indices:
@@ -99,7 +103,7 @@ def _evaluated(run: TrainingRun, batches: Sequence[Any]) -> Evaluation:
     evaluation = Evaluation(run.task)
     for batch in batches:
         seed_draws(0)
-        with torch.no_grad(), given_numbers("rows", run.model):
+        with torch.no_grad(), fixed_noise("rows", run.model):
             evaluation.add(run.scores(batch))
     return evaluation
 

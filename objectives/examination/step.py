@@ -1,4 +1,4 @@
-"""One real step of a training, taken whole and in random uneven splits: its gradients have to be equal to rounding."""
+"""One real training step, unsplit and in random uneven splits: the gradients must agree up to rounding."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from torch import Tensor, nn
 from ...spaces.laws.examination import Finding
 from ..batches import leaves, with_tensors
 from ..model.batch_norm import batch_norms
-from .given_numbers import Numbers, given_numbers, seed_draws
+from .fixed_noise import NoisePattern, fixed_noise, seed_draws
 
 # Ways to split the step that is compared.
 SPLITS = 3
-# Seconds that the comparison may take, and the passes over all of its samples.
-_BUDGET_S, _PASSES = 2.0, 10
-# Rounding, relative to the gradient: measured by the same step with its samples in another order, times the first of these,
-# within these bounds: models in double precision may have layers that are not. What is wrong is off by percents.
+# Target time of the comparison, in seconds.
+_BUDGET_S = 2.0
+# Passes over all of its samples.
+_PASSES = 10
+# Tolerance relative to the gradient: the measured rounding (the same step, samples reordered) times this factor, within these
+# bounds, because double-precision models may have single-precision layers. Real faults differ by percents.
 _ROUNDING = 100.0
 _BOUNDS = (2e-5, 1e-3)
 # The same under autocast, whose gradients are rounded to eight bits in every micro-batch.
 AUTOCAST_TOLERANCE = 3e-2
-# Trainable parameters are moved by this share of their size, since zeros, as in a new adapter, have gradients of zero.
-_MOVED = 0.02
+# Trainable parameters are perturbed by this share of their size, since zeros, as in a new adapter, have gradients of zero.
+_PERTURBATION = 0.02
 
 Indices = np.ndarray  # of samples among those that are compared, (n,) int64
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is compared: a training's own step, whatever trains it.
+    """The training step that is compared, whichever loop runs it.
 
     Args:
         model: whose parameters may be changed.
@@ -54,9 +56,9 @@ class Step:
     held: Callable[[], dict[str, Tensor]] = dict
 
     def gradient(
-        self, parts: Sequence[Indices], numbers: Numbers | None, seed: int = 0, *, moves_buffers: bool = False
+        self, parts: Sequence[Indices], noise: NoisePattern | None, seed: int = 0, *, moves_buffers: bool = False
     ) -> tuple[Tensor, float]:
-        """The gradient of a step over these micro-batches as one vector, and the mean loss; the model's state stays.
+        """The step's gradient over these micro-batches as one vector, and its mean loss; restores the model's state.
 
         Args:
             moves_buffers: each micro-batch finds the buffers as the one before left them, as in a trial.
@@ -64,7 +66,7 @@ class Step:
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         for parameter in parameters:
             parameter.grad = None
-        with kept(self.model), given_numbers(numbers, self.model):
+        with restored(self.model), fixed_noise(noise, self.model):
             buffers = [] if moves_buffers else [(buffer, buffer.clone()) for buffer in self.model.buffers()]
             micro_batches = [(len(part), _seeded(partial(self.batch, part), seed, buffers)) for part in parts]
             loss = float(self.accumulate(micro_batches))
@@ -81,24 +83,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How a step's splits compare with the whole.
+    """How the gradients of split steps compare with that of the unsplit step.
 
     Args:
-        off: the largest relative difference of a split's gradient.
-        tolerance: what counts as rounding.
-        numbers: how random numbers were given where the comparison came out equal.
-        random: the loss draws random numbers.
-        without_norms: whether BatchNorm used running statistics.
+        difference: the largest relative difference.
+        tolerance: the largest difference that counts as rounding.
+        random: whether the loss draws random numbers.
+        noise: how its draws were fixed in the closest comparison.
     """
 
-    off: float
+    difference: float
     tolerance: float
     random: bool
-    numbers: Numbers
+    noise: NoisePattern
 
     @property
     def equal(self) -> bool:
-        return self.off <= self.tolerance
+        return self.difference <= self.tolerance
 
 
 def compared(step: Step, samples: int, smallest: int, seed: int, count: int = SPLITS) -> Comparison:
@@ -117,14 +118,14 @@ def compared(step: Step, samples: int, smallest: int, seed: int, count: int = SP
         again, _ = step.gradient([everything], None, seed=1)
         random = not torch.equal(first, again)
         best: Comparison | None = None
-        for numbers in ("rows", "constant") if random else ("rows",):
-            whole, _ = step.gradient([everything], numbers)
-            shuffled, _ = step.gradient([everything[::-1].copy()], numbers)
+        for noise in ("rows", "constant") if random else ("rows",):
+            whole, _ = step.gradient([everything], noise)
+            shuffled, _ = step.gradient([everything[::-1].copy()], noise)
             tolerance = _tolerance(step.dtype, _difference(shuffled, whole))
             splits = [uneven_parts(samples, smallest, seed + number) for number in range(count)]
-            off = max(_difference(step.gradient(parts, numbers)[0], whole) for parts in splits)
-            found = Comparison(off, tolerance, random, numbers)
-            if best is None or found.off < best.off:
+            off = max(_difference(step.gradient(parts, noise)[0], whole) for parts in splits)
+            found = Comparison(off, tolerance, random, noise)
+            if best is None or found.difference < best.difference:
                 best = found
             if found.equal:
                 break
@@ -152,7 +153,8 @@ def batch_norm_findings(step: Step, samples: int, smallest: int, seed: int) -> I
     parts = uneven_parts(samples, smallest, seed)
     off = _difference(step.gradient(parts, "rows")[0], whole)
     sizes = " + ".join(str(len(part)) for part in parts)
-    text = f"sees the micro-batch, not the step: {sizes} samples differ from {samples} by {off:.2g} of the gradient"
+    text = f"normalises over the micro-batch, not the step: splitting {samples} samples as {sizes} changes the gradient by "
+    text += f"{off:.2g} (relative)"
     yield Finding("batch_norm", "BatchNorm", text, off)
 
 
@@ -171,7 +173,7 @@ def coupling_layer(step: Step, samples: int) -> str:
     return ""
 
 
-def pads(step: Step, samples: int) -> bool:
+def is_padded(step: Step, samples: int) -> bool:
     """Whether batches are padded: tensors of other shapes, samples aside, for fewer samples."""
     whole, *others = (
         [leaf.shape[1:] for leaf in leaves(step.batch(index)) if isinstance(leaf, Tensor) and leaf.dim() > 1]
@@ -201,19 +203,19 @@ def _outputs(step: Step, index: Indices) -> list[tuple[str, Tensor]]:
 
 
 def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
-    """What a loss changes beside gradients, once for each micro-batch."""
+    """State other than gradients that the loss changes, once per micro-batch."""
     norms = {id(buffer) for norm in batch_norms(step.model) for buffer in norm.buffers()}
     everything = np.arange(samples)
-    with kept(step.model):
+    with restored(step.model):
         parameters = {name: value.detach().clone() for name, value in step.model.named_parameters()}
         buffers = {name: value.clone() for name, value in step.model.named_buffers() if id(value) not in norms}
-        with given_numbers("rows", step.model):
+        with fixed_noise("rows", step.model):
             step.accumulate([(samples, _seeded(partial(step.batch, everything), 0))])
             held = {name: tensor.detach().clone() for name, tensor in step.held().items()}
             step.accumulate([(samples, _seeded(partial(step.batch, everything), 0))])
         changed = [name for name, value in step.model.named_parameters() if not _same(value, parameters[name])]
         now = dict(step.model.named_buffers())
-        moved = [name for name, value in buffers.items() if name not in now or not _same(now[name], value)]
+        updated = [name for name, value in buffers.items() if name not in now or not _same(now[name], value)]
         changed += [name for name, tensor in step.held().items() if name in held and not _same(tensor, held[name])]
     for parameter in step.model.parameters():
         parameter.grad = None
@@ -221,21 +223,21 @@ def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
         yield Finding(
             "state",
             where,
-            f"expected a loss that changes nothing, got one that changes {changed[0]}: it runs once for each micro-batch, so "
-            "twice as often where a step has two. To average weights once a step, register "
-            "optimizer.register_step_post_hook(...) in `optimizer`.",
+            f"expected a loss without side effects, got one that changes {changed[0]}: it runs once per micro-batch, so the "
+            "number of updates depends on the split. To average weights, use optimizer.register_step_post_hook(...) in "
+            "`optimizer`: it runs once per step.",
         )
-    if moved:
-        names = ", ".join(moved[:3]) + (", ..." if len(moved) > 3 else "")
+    if updated:
+        names = ", ".join(updated[:3]) + (", ..." if len(updated) > 3 else "")
         parts = [everything[: samples // 2], everything[samples // 2 :]]
         whole, split = (step.gradient(each, "rows", moves_buffers=True)[0] for each in ([everything], parts))
         off = _difference(split, whole)
-        text = f"the forward pass updates buffers, once for each micro-batch: {names}. Halves differ from {samples} samples by "
-        yield Finding("buffers", where, f"{text}{off:.2g} of the gradient", off)
+        text = f"the forward pass updates buffers once per micro-batch: {names}. Splitting {samples} samples in halves changes "
+        yield Finding("buffers", where, f"{text}the gradient by {off:.2g} (relative)", off)
 
 
 def uneven_parts(samples: int, smallest: int, seed: int) -> list[Indices]:
-    """Random consecutive parts of unlike sizes, two to five of them, none below `smallest`.
+    """Random consecutive parts, two to five of them, of different sizes where possible, none below `smallest`.
 
     >>> [len(part) for part in uneven_parts(24, 2, 0)]
     [6, 2, 5, 4, 7]
@@ -251,15 +253,15 @@ def uneven_parts(samples: int, smallest: int, seed: int) -> list[Indices]:
     return np.split(np.arange(samples), ends[:-1])
 
 
-def move(model: nn.Module) -> None:
-    """Move trainable parameters a little, reproducibly."""
+def perturb(model: nn.Module) -> None:
+    """Perturb trainable parameters slightly and reproducibly."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.is_floating_point():
                 scale = float(parameter.double().pow(2).mean().sqrt()) if parameter.numel() else 0.0
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.add_((noise * _MOVED * (scale or 1.0)).to(parameter))
+                parameter.add_((noise * _PERTURBATION * (scale or 1.0)).to(parameter))
 
 
 def in_precision(batch: Any, dtype: torch.dtype | None) -> Any:
@@ -270,8 +272,8 @@ def in_precision(batch: Any, dtype: torch.dtype | None) -> Any:
 
 
 @contextmanager
-def kept(model: nn.Module) -> Iterator[None]:
-    """Parameters, buffers and modes are afterwards as they were."""
+def restored(model: nn.Module) -> Iterator[None]:
+    """Restore parameters, buffers and training modes on exit."""
     before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -298,7 +300,7 @@ def frozen_norms(model: nn.Module) -> Iterator[None]:
             norm.training = True
 
 
-def kept_tensors(owner: Any) -> dict[str, Tensor]:
+def attribute_tensors(owner: Any) -> dict[str, Tensor]:
     """All tensors among an object's attributes, in containers and modules, by name."""
     found: dict[str, Tensor] = {}
     for name, value in vars(owner).items():

@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 
-class Modes:
-    """The modules that were in evaluation mode when the task returned its model.
-
-    A model that is in evaluation mode as a whole, as `from_pretrained` returns it, is meant to be trained: it has none.
+class TrainingModes:
+    """The modules that were in evaluation mode when the task returned its model; none if all of it was, as `from_pretrained`
+    returns it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -28,7 +27,7 @@ class Modes:
 
         >>> model = nn.Sequential(nn.Sequential(nn.Linear(1, 1), nn.Dropout()), nn.Linear(1, 1))
         >>> _ = model[0].eval()
-        >>> Modes(model).outermost
+        >>> TrainingModes(model).outermost
         ['0']
         """
         return [name for name in self.evaluating if not any(name.startswith(f"{outer}.") for outer in self.evaluating)]

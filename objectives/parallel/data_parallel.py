@@ -123,8 +123,8 @@ class Ranks:
             for buffer, mean in zip(running, means, strict=True):
                 buffer.copy_(mean.view_as(buffer))
 
-    def share_first(self, buffers: Iterable[Tensor]) -> None:
-        """Give all ranks the first one's values of these tensors, in place."""
+    def broadcast(self, buffers: Iterable[Tensor]) -> None:
+        """Broadcast rank 0's values of these tensors to all ranks, in place."""
         if self.count > 1:
             for buffer in buffers:
                 dist.broadcast(buffer, 0)

@@ -84,13 +84,13 @@ def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
         run.modes.train(run.model)
         try:
             loss = torch.zeros((), dtype=torch.float64, device=run.device)
-            # As a trial takes its first steps: their bytes are counted.
+            # The trial's own step, so that the bytes of its first steps are counted.
             run.train_step(BatchPlan(samples), run.loader([BatchPlan(samples)]), 0.5, StepClock(run, counts_memory=True), loss)
         except (ValueError, RuntimeError) as error:
             first_error = first_error or error
             continue
         if not math.isfinite(float(loss)):
-            # One sample may have nothing to be compared with, or no variance.
+            # A single sample may make the loss undefined, such as a contrastive one or a variance: try more.
             first_error = first_error or TaskError(
                 f"{type(task).__name__}.loss: expected a finite loss from the new model's first batch, got {float(loss)}. "
                 "Check the data's values and the loss."

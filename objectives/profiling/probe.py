@@ -136,7 +136,7 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
     if not uses_adapter(function):
         with user_code_errors(reference, "a first measurement"):
             _first_measurement(reference, request.setup)
-        note = "a loop of your own takes its steps itself"
+        note = "your own loop takes its own steps; it was only run to its first measurement"
         return replace(unknown, examination=Examination(note=note))
     task, setup = LoopTask(function), replace(request.setup, plan=BatchPlan(1))
     with user_code_errors(reference, "preparing its first step"):
@@ -441,7 +441,7 @@ def _with_memory_law(
         profile = replace(profile, evaluation_batch=first.evaluation_batch)
     elif not isinstance(task, LoopTask):  # which evaluates in its own way
         most, peaks = evaluation_batch(probe, least, law, largest)
-        # Where scores may follow it, it is not chosen by the clock.
+        # Inexact scores may depend on the evaluation batch, so it is not chosen by timing.
         by_time = probe.ranks == 1 and not request.setup.training.accept_inexact
         fastest = fastest_evaluation_batch(probe, most, largest) if by_time else min(most, EVALUATION_BATCH)
         profile = replace(profile, evaluation_batch=fastest)

@@ -56,7 +56,7 @@ def study_profiles(
 
 
 def with_one_evaluation_batch(profiles: dict[str, dict[CostKey, DeviceProfile]]) -> dict[str, dict[CostKey, DeviceProfile]]:
-    """The profiles with the evaluation batch that fits everywhere: no trial is compared by another than the others."""
+    """The profiles with their smallest evaluation batch, so that all trials are evaluated alike."""
     everywhere = [one for of_kind in profiles.values() for profile in of_kind.values() for one in profile.each]
     batch = min((one.evaluation_batch for one in everywhere if one.evaluation_batch is not None), default=None)
 

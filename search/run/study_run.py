@@ -37,7 +37,7 @@ from ...spaces.trial import (
     EVALUATION_BATCH,
     LEFT,
     NODE_DIED,
-    TRAINERS_EVALUATION_BATCH,
+    TRAINER_EVALUATION_BATCH,
     Measurement,
     Outcome,
     ParetoFront,
@@ -714,11 +714,11 @@ class StudyRun:
     def _smaller_evaluation(self, setup: TrialSetup) -> TrialSetup | None:
         """The next attempt with half the evaluation batch; training's micro-batches were not what failed.
 
-        None where scores would follow it.
+        None if a score depends on the evaluation batch.
         """
         everywhere = [profile for of_kind in self.profiles.values() for profile in of_kind.values()]
         is_loop = any(profile.validation_set is None for profile in everywhere)
-        batch = setup.evaluation_batch or (TRAINERS_EVALUATION_BATCH if is_loop else EVALUATION_BATCH)
+        batch = setup.evaluation_batch or (TRAINER_EVALUATION_BATCH if is_loop else EVALUATION_BATCH)
         found = [finding for one in everywhere if one.examination for finding in one.examination.refusals]
         if batch == 1 or any(finding.kind == "score" for finding in found):
             return None

@@ -170,13 +170,13 @@ class Search:
     def tell(
         self, number: int, train_s: float | None = None, accuracy: float | None = None, outcome: TellOutcome = "complete"
     ) -> None:
-        """Record how a trial ended; telling the same again changes nothing.
+        """Record how a trial ended; repeating it with the same values changes nothing.
 
         Args:
             outcome: complete and diverged trials have both values; a stopped or paused one those of its last report.
 
         Raises:
-            TaskError: no such trial or outcome, values that are missing or not finite, or others than were told before.
+            TaskError: no such trial or outcome; values that are missing, not finite, or different from those recorded before.
         """
         if outcome not in get_args(TellOutcome):
             raise TaskError(f"trial {number}: expected one of {', '.join(get_args(TellOutcome))}; got {outcome!r}")
@@ -220,14 +220,14 @@ class Search:
 
 
 def _check_same(record: TrialRecord, train_s: float | None, accuracy: float | None, outcome: str) -> None:
-    """Check that a trial that has ended is told as it was."""
-    told = {"outcome": record.outcome, "train_s": record.train_s, "accuracy": record.accuracy}
+    """Check that values told again for an ended trial are those recorded."""
+    recorded = {"outcome": record.outcome, "train_s": record.train_s, "accuracy": record.accuracy}
     now = {"outcome": outcome, "train_s": train_s, "accuracy": accuracy}
     for name, value in now.items():
-        if told[name] is not None and value is not None and value != told[name]:
+        if recorded[name] is not None and value is not None and value != recorded[name]:
             raise TaskError(
-                f"trial {record.number}: expected what it was told before, {name} {told[name]!r}; got {value!r}. A trial that "
-                "has ended stays as it is; ask for another."
+                f"trial {record.number}: {name}: expected {recorded[name]!r}, as recorded, got {value!r}. An ended trial "
+                "cannot change; ask for another."
             )
 
 

@@ -1,4 +1,4 @@
-"""What a comparison of one step, whole and split, says of a training: the examination's findings, as values."""
+"""What the comparison of one training step, unsplit and split, found, as values."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-# A gradient that differs by more than rounding, and why:
+# Refused: the gradient of a split step, or a score, differs by more than rounding, or a run would not repeat.
 #   mean         a mean over the batch where a sum was expected
 #   denominator  the denominators of parts do not add up to that of the whole
 #   weights      a mean whose own denominator (class weights, counted tokens) is not the one that was returned
-#   coupled      the samples of a batch see each other in the loss
-#   layer        they see each other in a layer of the model
-#   state        the loss changes parameters, once for each micro-batch
-#   generator    training data read with a random generator that the trial's seed does not reach
-#   score        a score that is not a quotient of sums
-# What does not change the training, or is known to and told:
-#   batch_norm   BatchNorm sees the micro-batch
-#   random       the loss draws random numbers: exact for given ones
-#   buffers      buffers beside BatchNorm's are updated once for each micro-batch
-#   evaluating   modules that the task has put in evaluation mode, and that stay there
-#   rereading    validation data that differ when they are read again
-#   unscored     scores that could not be compared
+#   coupled      the loss compares the samples of a batch
+#   layer        a layer of the model mixes them
+#   state        the loss changes parameters, once per micro-batch
+#   generator    training data with a random generator that the trial's seed does not reach
+#   score        a score that is not a ratio of sums
+# Reported only: the training is unchanged, or the difference is expected.
+#   batch_norm           BatchNorm normalises over the micro-batch
+#   random               random draws: exact with the draws held fixed
+#   buffers              buffers other than BatchNorm's are updated once per micro-batch
+#   eval_mode            modules that the task has put in evaluation mode, and that stay in it
+#   unstable_validation  validation data that differ when they are read again
+#   scores_not_compared  scores could not be compared
 Kind = Literal[
     "mean",
     "denominator",
@@ -34,13 +34,13 @@ Kind = Literal[
     "batch_norm",
     "random",
     "buffers",
-    "evaluating",
-    "rereading",
-    "unscored",
+    "eval_mode",
+    "unstable_validation",
+    "scores_not_compared",
 ]
 REFUSED: frozenset[Kind] = frozenset({"mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score"})
 
-Verdict = Literal["exact", "whole", "inexact", "not examined"]
+Verdict = Literal["exact", "unsplit", "inexact", "not examined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Finding:
     Args:
         where: the user's method or data, such as `Digits.loss`.
         message: what was compared, by how much it differs, and what to write instead.
-        off: relative difference between whole and split; None where nothing was compared.
+        difference: relative difference between unsplit and split; None where nothing was compared.
     """
 
     kind: Kind
     where: str
     message: str
-    off: float | None = None
+    difference: float | None = None
 
     @property
     def refused(self) -> bool:
@@ -69,23 +69,23 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """One real step of a training, taken whole and in several uneven splits, and its scores likewise.
+    """The comparison of one real training step, unsplit and in several uneven splits, and of its scores.
 
     Args:
-        samples: of the step that was compared.
-        splits: how many ways it was split; 0 where the batch is never split.
-        precision: that the step was compared in, such as float64.
-        off: the largest relative difference between the gradient of a split step and that of the whole one.
-        tolerance: what counts as rounding: it is measured, by the same step with its samples in another order.
-        couples_samples: the task says that its loss compares samples, so that batches are never split.
-        seconds: that the examination took.
-        note: why no step was compared; empty where one was.
+        samples: in the compared step.
+        splits: number of random splits; 0 if batches are never split.
+        precision: of the comparison, such as float64.
+        difference: largest relative difference between the gradients of a split step and of the unsplit one.
+        tolerance: the largest difference that counts as rounding, as measured by reordering the samples.
+        couples_samples: the task declares that its loss compares samples, so batches are never split.
+        seconds: duration of the examination.
+        note: why no step was compared; empty if one was.
     """
 
     samples: int = 0
     splits: int = 0
     precision: str = ""
-    off: float = 0.0
+    difference: float = 0.0
     tolerance: float = 0.0
     couples_samples: bool = False
     findings: tuple[Finding, ...] = ()
@@ -100,7 +100,7 @@ class Examination:
     @property
     def refusal_lines(self) -> list[str]:
         """Each of them in a line, and how to go on all the same; none where nothing is refused."""
-        go_on = "To run the study all the same, write training: {accept_inexact: true}; its front then says so."
+        go_on = "To run the study anyway, set training: {accept_inexact: true}; its front then says so."
         return [*map(str, self.refusals), go_on] if self.refusals else []
 
     @property
@@ -114,31 +114,32 @@ class Examination:
             return "inexact"
         if self.note:
             return "not examined"
-        return "whole" if self.couples_samples else "exact"
+        return "unsplit" if self.couples_samples else "exact"
 
     @property
     def sentence(self) -> str:
         """The verdict, with what it rests on.
 
-        >>> Examination(24, 3, "float64", off=2e-15, tolerance=1e-9).sentence
-        'examined: a step of 24 samples equals its 3 uneven splits (largest difference 2e-15 of the gradient, in float64)'
-        """
+        >>> Examination(24, 3, "float64", difference=2e-16, tolerance=2e-5).sentence
+        'examined: a step of 24 samples has the same gradient unsplit and in 3 uneven splits (largest relative difference 2e-16, in float64)'
+        """  # noqa: E501
+        if self.refusals:
+            off = max((finding.difference or 0.0 for finding in self.refusals), default=0.0)
+            where = ", ".join(dict.fromkeys(finding.where for finding in self.refusals))
+            return f"examined: inexact ({where}" + (f"; relative difference {off:.2g})" if off else ")")
         if self.note:
             return f"not examined: {self.note}"
         if self.couples_samples:
-            return "examined: the loss compares the samples of a batch, so a batch is never split"
-        if self.refusals:
-            off = max((finding.off or 0.0 for finding in self.refusals), default=0.0)
-            where = ", ".join(dict.fromkeys(finding.where for finding in self.refusals))
-            return f"examined: inexact ({where}" + (f"; off by {off:.2g})" if off else ")")
+            return "batches are never split: the training code declares that its loss compares their samples (couples_samples)"
+        splits = "an uneven split" if self.splits == 1 else f"{self.splits} uneven splits"
         return (
-            f"examined: a step of {self.samples} samples equals its {self.splits} uneven splits (largest difference "
-            f"{self.off:.1g} of the gradient, in {self.precision})"
+            f"examined: a step of {self.samples} samples has the same gradient unsplit and in {splits} (largest relative "
+            f"difference {self.difference:.1g}, in {self.precision})"
         )
 
 
 def overall(examinations: Iterable[Examination | None]) -> Examination | None:
-    """Of several, as of several models: the one that is furthest from exact; None where nothing was examined."""
-    order = ("exact", "whole", "not examined", "inexact")
-    known = [one for one in examinations if one is not None]
-    return max(known, key=lambda one: (order.index(one.verdict), one.off), default=None)
+    """The least exact of several examinations, such as those of several models; None if there are none."""
+    order = ("exact", "unsplit", "not examined", "inexact")
+    known = [examination for examination in examinations if examination is not None]
+    return max(known, key=lambda examination: (order.index(examination.verdict), examination.difference), default=None)

@@ -87,7 +87,7 @@ class Training(Section):
     )
     accept_inexact: StrictBool = Field(
         False,
-        description="Run although the examination found that the training or its scores depend on how a batch is split; the "
+        description="Run even if the examination finds that the training or its scores depend on how a batch is split; the "
         "front then says so.",
     )
     samples: StrictInt | None = Field(

@@ -19,7 +19,7 @@ class Entry:
 
     Args:
         reference: the task, as in study.yaml.
-        expects: exact: it runs, and any split equals the one large batch; whole: it runs, and its batch is never split; noted:
+        expects: exact: it runs, and any split equals the one large batch; unsplit: it runs, its batch is never split; noted:
             it runs, and bsearch tells something about it; refused: it does not run.
         says: what the message or a finding has to contain, a regular expression without regard to case.
         twin: the right mean loss of every step, in plain torch; in the entry's own module, as are `metrics`.
@@ -31,7 +31,7 @@ class Entry:
 
     name: str
     reference: str
-    expects: Literal["exact", "noted", "whole", "refused"]
+    expects: Literal["exact", "noted", "unsplit", "refused"]
     says: str = ""
     twin: str = ""
     metrics: str = ""
@@ -199,7 +199,7 @@ _COUPLED = [
     )
     for told, declared, expects, says, twin, metrics, metric, needs in (
         ("mean × n", "", "refused", "couples_samples", "", "", "alignment", ""),
-        ("couples_samples", "Declared", "whole", "", twin, "nearest_neighbour_metrics", "accuracy", "couples_samples"),
+        ("couples_samples", "Declared", "unsplit", "", twin, "nearest_neighbour_metrics", "accuracy", "couples_samples"),
     )
 ]
 _COUPLED += [
@@ -207,7 +207,7 @@ _COUPLED += [
     Entry(
         "CLIP, couples_samples",
         "zoo.coupled:DeclaredCLIP",
-        "whole",
+        "unsplit",
         twin="clip",
         metrics="clip_metrics",
         needs="couples_samples",
@@ -217,7 +217,7 @@ _COUPLED += [
     Entry(
         "PPO, couples_samples",
         "zoo.coupled:DeclaredPolicy",
-        "whole",
+        "unsplit",
         twin="policy",
         metric="gain",
         needs="couples_samples",
@@ -234,7 +234,7 @@ _WRONG = [
     Entry("sum, denominator 1", "zoo.wrong:NoDenominator", "refused", "denominator"),
     Entry("mean, denominator 1", "zoo.wrong:MeanOfMeans", "refused", "denominator|mean"),
     Entry("(N, 1) against (N,)", "zoo.wrong:Broadcast", "refused", "broadcast", metric="rmse", double=True),
-    Entry("L1 penalty once a call", "zoo.wrong:PenaltyOnce", "refused", "sum over samples"),
+    Entry("L1 penalty once a call", "zoo.wrong:PenaltyOnce", "refused", "constant term"),
     Entry("denominator clamped to 1", "zoo.wrong:ClampedDenominator", "refused", "a denominator|own denominator"),
     Entry("mean over padding", "zoo.wrong:MeanOverPadding", "refused", "pad|collate|samples", metric="val_loss"),
     Entry("AUROC × n", "zoo.wrong:MeanAUROC", "refused", "WholeSet", metric="auroc"),
@@ -274,7 +274,7 @@ _ADAPTERS = [
     Entry(
         "HF CLIP, couples_samples=True",
         f"{_HF}:declared_clip",
-        "whole",
+        "unsplit",
         twin="contrasted",
         metric="loss",
         needs="hf_arguments",

@@ -115,7 +115,7 @@ def losses_of(entry: Entry, setup: TrialSetup) -> list[float]:
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("entry", entries(lambda entry: entry.twin))
 def test_a_whole_run_is_that_of_plain_torch(entry: Entry, accumulation: int) -> None:
-    if entry.expects == "whole" and accumulation > 1:
+    if entry.expects == "unsplit" and accumulation > 1:
         pytest.skip("its batches are never split")
     check_possible(entry)
     setup = made(entry, BATCH, accumulation, BUDGET, training={"evaluations": BUDGET})
@@ -141,7 +141,7 @@ def test_metrics_are_those_of_the_whole_set_at_any_evaluation_batch(entry: Entry
 
 
 @pytest.mark.parametrize(
-    "entry", entries(lambda entry: entry.expects in ("exact", "whole") and not entry.metrics and not entry.framework)
+    "entry", entries(lambda entry: entry.expects in ("exact", "unsplit") and not entry.metrics and not entry.framework)
 )
 def test_metrics_do_not_depend_on_the_evaluation_batch(entry: Entry) -> None:
     check_possible(entry)
@@ -154,5 +154,5 @@ def test_metrics_do_not_depend_on_the_evaluation_batch(entry: Entry) -> None:
 def test_the_zoo_is_complete() -> None:
     """Nothing in it is there twice, and what is right has its twin."""
     assert len({entry.name for entry in ENTRIES}) == len({entry.reference for entry in ENTRIES}) == len(ENTRIES)
-    untwinned = {entry.reference for entry in ENTRIES if entry.expects in ("exact", "whole") and not entry.twin}
+    untwinned = {entry.reference for entry in ENTRIES if entry.expects in ("exact", "unsplit") and not entry.twin}
     assert untwinned == {"zoo.wrong:JitteredValidation"}  # its samples' noise follows seeds of our own

@@ -229,12 +229,12 @@ def inexact_sentences(study: StoredStudy) -> Iterator[str]:
 
 
 def undefined_sentence(records: Sequence[TrialRecord]) -> str | None:
-    """Metrics beside the study's own that had no value in some trial.
+    """Metrics other than the study's own that were NaN in some trial.
 
     >>> from bsearch.spaces.trial import TrialFacts
     >>> trials = [TrialRecord(number, "complete", {}, TrialFacts(extra={"undefined": "f1"})) for number in (2, 5)]
     >>> undefined_sentence(trials)
-    'f1 was undefined, as a quotient of nothing is, in 2 trials (2, 5).'
+    'Undefined (NaN) in 2 trials (2, 5): f1.'
     """
     undefined = [record for record in records if record.facts.extra.get("undefined")]
     if not undefined:
@@ -242,7 +242,7 @@ def undefined_sentence(records: Sequence[TrialRecord]) -> str | None:
     names = ", ".join(dict.fromkeys(str(record.facts.extra["undefined"]) for record in undefined))
     numbers = ", ".join(str(record.number) for record in undefined[:5]) + (", ..." if len(undefined) > 5 else "")
     trials = f"{len(undefined)} trial{'s' * (len(undefined) > 1)}"
-    return f"{names} was undefined, as a quotient of nothing is, in {trials} ({numbers})."
+    return f"Undefined (NaN) in {trials} ({numbers}): {names}."
 
 
 # Members of a front this near to an end of a range, as a share of it on the search's scale, are at its edge.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from bsearch.cli import main
 from bsearch.search.report.page.figures import StudyFigures
 from bsearch.search.report.page.page import report_page
@@ -18,6 +19,8 @@ from bsearch.spaces.errors import StudyFileError, TaskError
 from click.testing import CliRunner
 from conftest import TASKS, small_study
 from helpers import run
+from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import f1_score, roc_auc_score
 
 COUPLED = '''
 import torch
@@ -80,18 +83,18 @@ def test_a_declared_one_is_never_split_and_its_largest_batch_is_what_fits(
     cap = profile.largest_micro_batch
     assert cap is not None and 32 < cap < 600, "the limit is what ends the batches"
     assert max(record.facts.effective_batch or 0 for record in records) <= cap
-    assert profile.examination is not None and profile.examination.verdict == "whole"
+    assert profile.examination is not None and profile.examination.verdict == "unsplit"
     # 1,200 samples are no multiple of most batches: a remainder is a step of its own, never more than fits.
     checked = CliRunner().invoke(main, ["check", str(path)])
-    assert "compares the samples of a batch, so a batch is never split" in checked.output.replace("\n", " ")
+    assert "batches are never split: the training code declares that its loss compares their samples" in checked.output.replace("\n", " ")
     assert f"feasible batches: 16 to {cap}" in checked.output
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"devices": {"per_trial": 2, "cpus": 1}}, "devices.per_trial: expected 1, since the task's loss compares"),
-        ({"accumulation": {"low": 1, "high": 4}}, "space.accumulation: expected 1, since the task's loss compares"),
+        ({"devices": {"per_trial": 2, "cpus": 1}}, "devices.per_trial: expected 1, because the loss compares"),
+        ({"accumulation": {"low": 1, "high": 4}}, "space.accumulation: expected 1, because the loss compares"),
     ],
 )
 def test_what_would_split_it_is_refused(
@@ -111,7 +114,7 @@ def test_a_study_may_go_on_all_the_same_and_its_front_says_so(study_file: Callab
     assert not done.failure
     assert any("examined: inexact" in line and "MeanScore.score" in line for line in lines)
     shown = CliRunner().invoke(main, ["show", str(path)]).output.replace("\n", " ")
-    assert "Not exact (training.accept_inexact)" in shown and "error: expected a quotient of sums" in shown
+    assert "Not exact (training.accept_inexact)" in shown and "error: expected a ratio of sums" in shown
     assert "Examined: inexact" in report_page(StudyFigures.of(StoredStudy.open(str(path))))
     # Without the key it is refused, although the profile is stored.
     path.write_text(path.read_text().replace("accept_inexact: true", "accept_inexact: false"))
@@ -124,8 +127,8 @@ def test_check_and_run_say_what_was_examined(study_file: Callable[..., Path]) ->
     checked = CliRunner().invoke(main, ["check", str(path), "--json"])
     examination = json.loads(checked.stdout)["device"]["examination"]
     assert (examination["samples"], examination["splits"], examination["precision"]) == (24, 3, "float64")
-    assert examination["off"] < 1e-12 and examination["findings"] == []
-    assert "a step of 24 samples equals its 3 uneven splits" in CliRunner().invoke(main, ["check", str(path)]).output
+    assert examination["difference"] < 1e-12 and examination["findings"] == []
+    assert "a step of 24 samples has the same gradient unsplit and in 3 uneven splits" in CliRunner().invoke(main, ["check", str(path)]).output
 
 
 def test_a_profile_of_an_earlier_version_is_examined_anew(study_file: Callable[..., Path]) -> None:
@@ -139,3 +142,52 @@ def test_a_profile_of_an_earlier_version_is_examined_anew(study_file: Callable[.
     again = run(path).study
     (profile_now,) = stored_profiles(again, again.tables()).values()
     assert profile_now.examination is not None
+
+
+TABLE = """
+import torch
+from bsearch import Data, Loss, Score, Task, WholeSet
+from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import f1_score
+from torch.utils.data import TensorDataset
+from torchmetrics.classification import BinaryAUROC
+
+table = load_breast_cancer()
+x = torch.tensor((table.data - table.data.mean(0)) / table.data.std(0), dtype=torch.float32)
+y = torch.tensor(table.target)
+
+
+class Tumours(Task):
+    def data(self, setup):
+        return Data(TensorDataset(x[:400], y[:400]), TensorDataset(x[400:], y[400:]))
+
+    def model(self, setup):
+        return torch.nn.Sequential(torch.nn.Linear(30, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+    def score(self, model, batch, setup):
+        inputs, labels = batch
+        logits = model(inputs)
+        macro = lambda logits, labels: f1_score(labels, logits.argmax(-1), average="macro")
+        return {"auroc": WholeSet(BinaryAUROC(), logits.softmax(-1)[:, 1], labels), "f1": WholeSet(macro, logits, labels)}
+"""
+
+
+def test_the_fronts_auroc_is_scikit_learns_of_the_kept_model(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "table.py").write_text(TABLE)
+    path = study_file(task="table.py:Tumours", objectives={"metric": {"name": "auroc"}}, budget={"trials": 4})
+    front = run(path).study.front
+    best = front.best
+    assert best is not None and best.accuracy is not None
+    kept = CliRunner().invoke(main, ["train", str(path), "--best", "--serial", "--out", str(tmp_path / "kept")])
+    assert kept.exit_code == 0, kept.output
+    model = torch.nn.Sequential(torch.nn.Linear(30, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    (weights,) = (tmp_path / "kept").rglob("model.pt")
+    model.load_state_dict(torch.load(weights, weights_only=True))
+    table = load_breast_cancer()
+    inputs = torch.tensor((table.data - table.data.mean(0)) / table.data.std(0), dtype=torch.float32)[400:]
+    with torch.no_grad():
+        logits = model(inputs)
+    right = roc_auc_score(table.target[400:], logits.softmax(-1)[:, 1])
+    assert best.accuracy == pytest.approx(right, abs=1e-6)
+    macro = f1_score(table.target[400:], logits.argmax(-1), average="macro")
+    assert best.facts.extra["f1"] == pytest.approx(macro, abs=1e-9)

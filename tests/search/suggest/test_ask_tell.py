@@ -94,7 +94,7 @@ def test_what_is_told_wrongly_changes_nothing() -> None:
         search.tell(7, 1.0, 0.5)
     assert not search.report(number, 0.5, 1.0, math.nan)
     search.tell(number, 1.0, 0.5, "stopped")  # never reported
-    with pytest.raises(TaskError, match="expected what it was told before, outcome 'stopped'; got 'complete'"):
+    with pytest.raises(TaskError, match="trial 0: outcome: expected 'stopped', as recorded, got 'complete'"):
         search.tell(number, 2.0, 0.9)
     assert not search.report(number, 0.7, 1.0, 0.1)
     (record,) = search.records()
@@ -131,6 +131,6 @@ def test_a_trial_is_told_twice_alike_or_not_at_all() -> None:
     search.tell(number, 1.0, 0.9)
     search.tell(number, 1.0, 0.9)
     for other in ({"accuracy": 0.8}, {"train_s": 2.0}, {"outcome": "error"}):
-        with pytest.raises(TaskError, match=rf"trial {number}: expected what it was told before, {next(iter(other))} "):
+        with pytest.raises(TaskError, match=rf"trial {number}: {next(iter(other))}: expected .*, as recorded"):
             search.tell(number, **{"train_s": 1.0, "accuracy": 0.9, **other})  # type: ignore[arg-type]
     assert search.records()[number].accuracy == 0.9

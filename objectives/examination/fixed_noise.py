@@ -1,13 +1,14 @@
-"""Random numbers that are given: the same for every sample, so that a step can be compared with its splits.
+"""Random draws held fixed, the same for every sample, so that a step can be compared with its splits.
 
-A loss that draws random numbers, as dropout, a variational autoencoder and diffusion do, differs between a batch and its
-parts by what was drawn. With numbers that do not depend on the sample's place in its batch, only the arithmetic is left.
+A loss that draws random numbers, as dropout, variational autoencoders and diffusion do, differs between a batch and its parts
+by what was drawn. With draws that do not depend on a sample's place in its batch, only the arithmetic is left.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 # `rows`: a number depends on its place within its sample (dimensions after the first); `constant`: all are the same.
-Numbers = Literal["rows", "constant"]
+NoisePattern = Literal["rows", "constant"]
 
 _DROPOUT = frozenset(
     name + suffix for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout") for suffix in ("", "_")
@@ -28,16 +29,16 @@ _SHAPED = ("rand", "randn", "randint", "normal")
 _IN_PLACE = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 
 
-class GivenNumbers(TorchFunctionMode):
-    """Inside, dropout is off and torch's random numbers are given.
+class FixedNoise(TorchFunctionMode):
+    """Inside, dropout is off and torch's random draws are fixed.
 
     Args:
-        numbers: how they depend on their place; None: they are drawn as usual, and only dropout is off.
+        noise: how draws depend on their place; None: they are drawn as usual, and only dropout is off.
     """
 
-    def __init__(self, numbers: Numbers | None) -> None:
+    def __init__(self, noise: NoisePattern | None) -> None:
         super().__init__()
-        self.numbers = numbers
+        self.noise = noise
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
@@ -45,7 +46,7 @@ class GivenNumbers(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention":
             args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
-        if self.numbers is None:
+        if self.noise is None:
             return func(*args, **kwargs)
         if name == "randperm":
             return torch.arange(args[0] if args else kwargs["n"], device=kwargs.get("device"))
@@ -54,14 +55,18 @@ class GivenNumbers(TorchFunctionMode):
             return func(*args, **kwargs) if count > args[0].shape[-1] else args[0].topk(count).indices
         if name in _IN_PLACE or name == "bernoulli" or name in _SHAPED or name.removesuffix("_like") in _SHAPED:
             with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
-                # Whole numbers are drawn in truth, within what was asked for: each time the same first one.
+                # Drawn with a fixed seed, so that integers stay in the requested range.
                 torch.manual_seed(0)
                 drawn = func(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
                 return self._given(name, drawn, args, kwargs)
         return func(*args, **kwargs)
 
     def _given(self, name: str, drawn: Tensor, args: Any, kwargs: Any) -> Tensor:
-        """The drawn tensor, filled with given numbers of the same distribution."""
+        """The drawn tensor, overwritten with fixed numbers.
+
+        Uniform, normal and Bernoulli keep their parameters; exponential and log-normal are standard; others are uniform in
+        (0, 1). Integers keep their range.
+        """
         with torch.no_grad():
             uniform = self._uniform(drawn)
             match name.removesuffix("_like").removesuffix("_"):
@@ -87,17 +92,17 @@ class GivenNumbers(TorchFunctionMode):
                 case _:
                     values = uniform
             if name.startswith(("randint", "random")) and drawn.dim():
-                rows = self.numbers == "rows" and drawn.dim() > 1
+                rows = self.noise == "rows" and drawn.dim() > 1
                 values = (drawn[:1] if rows else drawn.flatten()[:1].reshape([1] * drawn.dim())).expand_as(drawn).clone()
             drawn.copy_(values)
         return drawn
 
     def _uniform(self, like: Tensor) -> Tensor:
-        """Numbers in (0, 1) of a tensor's shape, the same for every index of the first dimension."""
-        size = math.prod(like.shape[1:]) if self.numbers == "rows" else 1
+        """NoisePattern in (0, 1) of a tensor's shape, the same for every index of the first dimension."""
+        size = math.prod(like.shape[1:]) if self.noise == "rows" else 1
         # Multiples of the golden ratio, modulo 1: evenly spread whatever their number.
         row = (torch.arange(1, size + 1, dtype=torch.float64, device=like.device) * 0.6180339887498949) % 1.0
-        return (row.view(1, *like.shape[1:]) if self.numbers == "rows" and like.dim() else row.view([1] * like.dim())).expand(
+        return (row.view(1, *like.shape[1:]) if self.noise == "rows" and like.dim() else row.view([1] * like.dim())).expand(
             like.shape
         )
 
@@ -113,14 +118,15 @@ def _bounds(args: Any, kwargs: Any, names: tuple[str, str], usual: tuple[float, 
 
 
 @contextmanager
-def given_numbers(numbers: Numbers | None, model: nn.Module) -> Iterator[None]:
-    """Dropout off everywhere, and random numbers as given; compiled code runs eagerly meanwhile."""
+def fixed_noise(noise: NoisePattern | None, model: nn.Module) -> Iterator[None]:
+    """Disable torch's dropout and fix its random draws; compiled code runs eagerly meanwhile."""
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase) and module.dropout]
     dropouts = [module.dropout for module in recurrent]
     with ExitStack() as stack:
-        stack.enter_context(GivenNumbers(numbers))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if numbers is not None:
+        stack.enter_context(FixedNoise(noise))
+        if "torch._dynamo" in sys.modules:  # importing it takes seconds, and nothing is compiled without
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if noise is not None:
             stack.enter_context(patch("numpy.random.permutation", _unshuffled))
             stack.enter_context(patch("numpy.random.shuffle", lambda values: None))
             stack.enter_context(patch("random.shuffle", lambda values: None))
@@ -138,7 +144,7 @@ def _unshuffled(values: Any) -> np.ndarray:
 
 
 def seed_draws(seed: int) -> None:
-    """Seed what a loss may draw from beside torch's given numbers."""
+    """Seed the generators that a loss may draw from."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
