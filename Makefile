@@ -8,6 +8,7 @@
 # make test-frameworks  exports and adapters with the real Hugging Face, Lightning and others
 # make test-docs        the commands and the notebook of the documentation
 # make test-long        before a release: long roads that a shorter test takes too, and every fault once (drivers, workers, machines)
+# make mutants   small faults in the modules that hold the laws, and those that no test notices: hours, or MUTANTS="--sample 60"
 # make faults    two hundred random kills, and a table of them
 # make docs      the documentation as a site, in .cache/site/index.html
 # make lint      format, lint, types, layers, docs
@@ -24,7 +25,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Modules are compiled once, when they are first imported: hundreds of processes of the tests import torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-long faults docs check lint clean
+.PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-long mutants faults docs check lint clean
 install: $(STAMP)
 
 # The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
@@ -74,6 +75,9 @@ test-docs: install
 test-long: install
 	$(TWO) -m "long and not faults"
 	$(BIN)/pytest -m faults
+
+mutants: install
+	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 faults: install
 	$(BIN)/python tests/faults/chaos.py --kills 200

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from hypothesis import settings
+from hypothesis import Phase, settings
 from postgres_server import PostgresServer, postgres_server
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # How long an example takes depends on the machine's neighbours.
 settings.register_profile("bsearch", deadline=None)
+# Of a mutant it is enough to know that an example fails, not the smallest one.
+settings.register_profile("mutants", deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 settings.load_profile("bsearch")
 
 TASKS = Path(__file__).parent / "tasks_for_tests.py"

@@ -66,8 +66,8 @@ class TestLightning(TrainerContract):
         assert outcome.kind == "error"
         assert outcome.message.startswith(
             {
-                "batch": "Skipping.training_step: expected the batch's mean loss, got None, with which Lightning skips a "
-                'batch; that would change the step. Where nothing in the batch counts, return {"loss": loss, "denominator": 0}',
+                "batch": "Skipping.training_step: expected the batch's mean loss, got None, which would make Lightning skip "
+                'the micro-batch. If nothing in it counts, return {"loss": loss, "denominator": 0}',
                 "epoch": "lightning.Trainer: expected to train on 1000 samples; training ended after 150, because "
                 "on_train_batch_start returned -1",
                 "negative": "Skipping.training_step: expected a denominator >= 0 that the mean divides by, got -2.0",
