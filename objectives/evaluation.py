@@ -7,11 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ..spaces.errors import TaskError
+from .loading import user_code_location
 from .task import Score, Task, WholeSet, name_of, named_scores
 
 
@@ -88,7 +90,8 @@ class Evaluation:
         if found.get("accuracy", 0.0) > 1 + 1e-6:
             raise TaskError(
                 f"{name_of(self.task)}.score: expected an accuracy, correct answers over all answers, of at most 1, got "
-                f"{found['accuracy']:.4g}. Check the shapes: (N, 1) == (N,) broadcasts to (N, N)."
+                f"{found['accuracy']:.4g}. Check the shapes: (N, 1) == (N,) broadcasts to (N, N). A score that is no accuracy "
+                "needs a name: {'val_loss': Score(...)}."
             )
         return found
 
@@ -99,7 +102,11 @@ class Evaluation:
             if name not in self._metrics:  # a rank without batches, whose result nobody reads
                 return math.nan
             arguments = [_joined(where, values) for values in zip(*parts, strict=True)]
-            value = self._metrics[name](*arguments)
+            try:
+                value = self._metrics[name](*arguments)
+            except Exception as error:
+                failed = f"{type(error).__name__}: {error}{user_code_location(error)}"
+                raise TaskError(f"{where}: the metric failed: {failed}") from error
         else:
             first, *others = parts
             try:
@@ -115,7 +122,10 @@ class Evaluation:
             return float(value)
         except (TypeError, ValueError, RuntimeError):
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise TaskError(f"{where}: expected a metric that is one number, got {got}. Average it over classes.") from None
+            raise TaskError(
+                f"{where}: expected a metric that is one number, got {got}. Average it over classes, or name each: "
+                "{'precision': WholeSet(...), 'recall': WholeSet(...)}."
+            ) from None
 
 
 def undefined(scores: Mapping[str, float]) -> Iterator[str]:
@@ -134,6 +144,11 @@ def _on_cpu(tensor: Tensor) -> Tensor:
 
 def _joined(where: str, values: Sequence[Any]) -> Any:
     """One argument of all batches: tensors concatenated, lists joined."""
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate([np.atleast_1d(value) for value in values])
+    if isinstance(values[0], Mapping):
+        got = type(values[0]).__name__
+        raise TaskError(f"{where}: expected arguments that are tensors, arrays or lists, got {got}. Pass its parts.")
     if not isinstance(values[0], Tensor):
         return [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     try:

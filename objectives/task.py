@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from ..spaces.errors import TaskError
 from ..spaces.trial import Measurement, TrialSetup
@@ -180,6 +180,11 @@ def checked_data(data: Any) -> Data:
         raise TaskError(f"Task.data: expected Data(train, validation), got {type(data).__name__}")
     for name in ("train", "validation"):
         dataset = getattr(data, name)
+        if isinstance(dataset, DataLoader):
+            raise TaskError(
+                f"Task.data: {name}: expected a dataset, got a DataLoader. Pass its dataset, and its collate_fn as collate=. A "
+                "trial sets batches and order, and visits each sample once an epoch; to emphasise samples, weight their losses."
+            )
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
             raise TaskError(f"Task.data: {name}: expected a map-style dataset with a length, got {type(dataset).__name__}")
         if len(dataset) == 0:
@@ -227,7 +232,8 @@ def check_loss(task: Task, loss: Any, samples: int) -> None:
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
         raise TaskError(
             f"{where}: expected Loss(total, denominator), got {type(loss).__name__}{shape}. "
-            "Write Loss(cross_entropy(..., reduction='sum'), len(labels))."
+            "Write Loss(cross_entropy(..., reduction='sum'), len(labels)); with class weights, weights[labels].sum() instead "
+            "of len(labels)."
         )
     if not isinstance(loss.total, Tensor) or loss.total.dim() != 0:
         shape = str(tuple(loss.total.shape)) if isinstance(loss.total, Tensor) else type(loss.total).__name__
@@ -253,9 +259,14 @@ def named_scores(task: Task, scores: Any) -> Mapping[str, Score | WholeSet]:
         return {"accuracy": scores}
     if isinstance(scores, Mapping) and all(isinstance(score, Score | WholeSet) for score in scores.values()):
         return scores
+    got = type(scores).__name__
+    if isinstance(scores, Mapping):
+        got = next(
+            f"{name}: {type(score).__name__}" for name, score in scores.items() if not isinstance(score, Score | WholeSet)
+        )
     raise TaskError(
         f"{name_of(task)}.score: expected Score(total, denominator), WholeSet(metric, outputs, targets) or a dict of them, got "
-        f"{type(scores).__name__}"
+        f"{got}"
     )
 
 

@@ -138,8 +138,9 @@ def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
     # A custom loop may round to whole steps; the built-in loop never does.
     if abs(last.samples_seen - setup.samples_budget) >= setup.effective_batch:
         raise TaskError(
-            f"task {name}: expected to train on setup.samples_budget = {setup.samples_budget} samples, "
-            f"within less than one step of {setup.effective_batch}; got {last.samples_seen}"
+            f"task {name}: expected a last Measurement after setup.samples_budget = {setup.samples_budget} samples, within "
+            f"less than one step of {setup.effective_batch}; the last had samples_seen {last.samples_seen}. Yield one after "
+            "the last step; where the loop stops early, leave that to the study (`stopping:`)."
         )
 
 

@@ -431,6 +431,7 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
     low, high = (int(bound) for bound in bounds(spec.space.effective_batch))
     fewest, most = min(spec.devices.counts), max(spec.devices.counts)
     lows, highs = [], []
+    profiles = list(profiles)
     for profile in profiles:
         most_micro_batches = _most_micro_batches(spec, profile)
         lows.append(max(low, fewest * profile.smallest_micro_batch))
@@ -446,7 +447,12 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
             Fault(
                 "space.effective_batch",
                 f"expected a feasible batch, of at least {feasible[0]} and at most {feasible[1]} samples; got {low} to {high}. "
-                "Check memory and space.accumulation.",
+                + (
+                    "The loss compares samples, so a batch is never split, and has to fit memory as one micro-batch. Raise "
+                    "memory.limit."
+                    if any(profile.couples_samples for profile in profiles)
+                    else "Check memory and space.accumulation."
+                ),
             )
         )
     return feasible
@@ -553,6 +559,8 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
         batch = settings.get("effective_batch")
         if feasible is not None and isinstance(batch, int) and not feasible[0] <= batch <= feasible[1]:
             message = f"expected a feasible batch, from {feasible[0]} to {feasible[1]}; got {batch}"
+            if profile.couples_samples:
+                message += " (a batch is never split, since the loss compares its samples)"
             faults.append(Fault(f"baseline.{index}.effective_batch", message))
     if profile.training_set is None:
         faults.append(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
 from ...spaces.trial import TRAINER_EVALUATION_BATCH, Measurement, TrialSetup
+from ..examination.copies import line_of
 from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
 from ..machine.environment import environment
 from .as_generator import Report, as_generator
@@ -230,9 +231,17 @@ class _MeasuringCallback(TrainerCallback):
             loss: Tensor = self.trainer.compute_loss(model, batch, num_items_in_batch=items)
         return loss
 
+    def _loss_location(self) -> str:
+        """Where the loss is computed, for messages: in the user's Trainer, or in the model."""
+        kinds: Any = type(self.trainer).__mro__[1:]
+        own = next(kind for kind in kinds if "compute_loss" in vars(kind) and kind is not DrivenTrainer)
+        if own is Trainer:
+            return f"transformers.Trainer, the loss of {type(self.trainer.model).__name__}"
+        return f"{line_of(own.compute_loss, self.driven.setup.folder)}{own.__name__}.compute_loss"
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.report.raise_if_stopped()
-        report_parts_if_profiling(self.report, self._parts, self.driven.where, self.driven.setup)
+        report_parts_if_profiling(self.report, self._parts, self._loss_location(), self.driven.setup)
         self.driven.before_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:

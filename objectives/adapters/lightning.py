@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
 from ...spaces.trial import Measurement, TrialSetup
+from ..examination.copies import line_of
 from ..machine.device_memory import is_out_of_memory
 from ..training import rescale_gradients
 from .as_generator import Report, as_generator
@@ -339,7 +340,9 @@ class _DrivingCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.report.raise_if_stopped()
         driven = self.driven
-        report_parts_if_profiling(self.report, lambda: self._parts(trainer, pl_module), driven.where, driven.setup)
+        own = type(pl_module)
+        where = f"{line_of(own.training_step, driven.setup.folder)}{own.__name__}.training_step"
+        report_parts_if_profiling(self.report, lambda: self._parts(trainer, pl_module), where, driven.setup)
         if self._next == 0:
             self._step = _Accumulation(pl_module, self.driven.plan.effective_batch)
             self.driven.before_step()

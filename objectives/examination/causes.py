@@ -17,6 +17,8 @@ from .step import Indices
 _SAME = 1e-4
 # Tolerance for values derived from differences of losses, relative to those differences.
 _NEAR = 1e-2
+# What remains of rounding in losses of single precision, relative to their spread.
+_NOISE = 1e-6
 # Samples whose losses are computed alone, in pairs and in triples.
 _LOOKED_AT = 6
 
@@ -147,9 +149,22 @@ def _weighted_mean(
     means of larger sets.
     """
 
+    return _weighted(lambda total, denominator: total / denominator, values, samples, evidence, remedies) or _weighted(
+        lambda total, _: total, values, samples, evidence, remedies
+    )
+
+
+def _weighted(
+    quotient: Callable[[float, float], float],
+    values: Callable[[Indices], tuple[float, float]],
+    samples: int,
+    evidence: str,
+    remedies: Remedies,
+) -> Cause | None:
+    """The same for a mean that is made of total and denominator in a given way."""
+
     def mean(*chosen: int) -> float:
-        total, denominator = values(np.asarray(chosen))
-        return total / denominator
+        return quotient(*values(np.asarray(chosen)))
 
     singles = {index: loss for index in range(min(samples, _LOOKED_AT)) if math.isfinite(loss := mean(index))}
     weights: dict[int, float] = {}
@@ -167,11 +182,17 @@ def _weighted_mean(
             return None
     if len(weights) < 3:
         return None
+    spread = max(singles.values()) - min(singles.values())
+    effect = 0.0
     for size in (3, len(weights)):
         chosen = list(weights)[:size]
         expected = sum(weights[index] * singles[index] for index in chosen) / sum(weights[index] for index in chosen)
-        if abs(mean(*chosen) - expected) > _NEAR * (max(singles.values()) - min(singles.values())):
+        found, unweighted = mean(*chosen), sum(singles[index] for index in chosen) / size
+        effect = max(effect, abs(found - unweighted))
+        if abs(found - expected) > _NEAR * abs(found - unweighted) + _NOISE * spread:
             return None
+    if effect <= _NOISE * spread:
+        return None
     return Cause(
         "weights",
         "expected the sum of the weights as the denominator, got another: the loss is a weighted mean, such as by class "
@@ -188,7 +209,7 @@ def _term_of_each_call(
     together = values(np.asarray(chosen))[0]
     term = (singles - together) / (len(chosen) - 1)
     pairs = [values(np.asarray(pair))[0] for pair in ((0, 1), (2, 3))]
-    if len(chosen) < 4 or not term or not _close(sum(pairs), together + term):
+    if len(chosen) < 4 or not term or abs(sum(pairs) - together - term) > _NEAR * abs(term):
         return None
     return Cause(
         "mean",

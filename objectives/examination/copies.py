@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,12 +28,26 @@ ATTEMPTS: Sequence[tuple[torch.dtype | None, bool]] = (
 )
 
 
-def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool) -> TrainingRun:
-    """The run with a copy of its model in a precision, without autocast but in the study's own."""
-    model = copy.deepcopy(run.model)
-    if perturbed:
+def needs_its_own_model(run: TrainingRun) -> bool:
+    """Whether a copy of the run's model would not do: copies lack hooks of parameters, or do not fit in memory."""
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    if any(getattr(parameter, name, None) for parameter in run.model.parameters() for name in hooks):
+        return True
+    # In double precision, with gradients and the values to restore.
+    needed = 8 * 3 * sum(parameter.numel() for parameter in run.model.parameters())
+    return run.device.type == "cpu" and needed > 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool, live: bool = False) -> TrainingRun:
+    """The run with a copy of its model in a precision, without autocast but in the study's own.
+
+    Args:
+        live: its own model instead, in whatever precision and place it is.
+    """
+    model = run.model if live else copy.deepcopy(run.model)
+    if perturbed and not live:
         perturb(model)
-    if dtype is not None:
+    if dtype is not None and not live:
         model = model.to(dtype)
     device = next(run.model.parameters()).device
     other = run.on(model.to(device), device)
@@ -41,15 +58,43 @@ def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool) -> T
     return other
 
 
+@contextmanager
+def unchanged(task: Task) -> Iterator[None]:
+    """Restore a task's attributes on exit, and empty the caches of its module that have grown: they may hold tensors in another
+    precision. Containers are restored as they were, not what is in them.
+    """
+    before = {name: copy.copy(value) if isinstance(value, dict | list | set) else value for name, value in vars(task).items()}
+    module = sys.modules.get(type(task).__module__)
+    caches = (
+        [one for one in (*vars(module).values(), *vars(type(task)).values()) if hasattr(one, "cache_info")] if module else []
+    )
+    sizes = [cache.cache_info().currsize for cache in caches]
+    try:
+        yield
+    finally:
+        for name in vars(task).keys() - before.keys():
+            delattr(task, name)
+        vars(task).update(before)
+        for cache, size in zip(caches, sizes, strict=True):
+            if cache.cache_info().currsize > size:
+                cache.cache_clear()
+
+
 def location_of(run: TrainingRun, method: str, split: str = "") -> str:
     """The user's method with its file and line, and the data it was given."""
-    place, function = "", inspect.unwrap(getattr(type(run.task), method))
-    if function is not getattr(Task, method):
-        with suppress(OSError, TypeError):
-            file, folder = Path(inspect.getsourcefile(function) or ""), Path(run.setup.folder).resolve()
-            name = file.relative_to(folder) if file.is_relative_to(folder) else file.name
-            place = f"{name}:{inspect.getsourcelines(function)[1]}: "
+    function = getattr(type(run.task), method)
+    place = "" if function is getattr(Task, method) else line_of(function, run.setup.folder)
     return f"{place}{name_of(run.task)}.{method}" + (f", on {split}" if split else "")
+
+
+def line_of(function: Any, folder: str) -> str:
+    """`file:line: ` of a function, relative to a folder where it lies there; empty where it is not known."""
+    with suppress(OSError, TypeError):
+        function, inside = inspect.unwrap(function), Path(folder).resolve()
+        file = Path(inspect.getsourcefile(function) or "")
+        name = file.relative_to(inside) if file.is_relative_to(inside) else file.name
+        return f"{name}:{inspect.getsourcelines(function)[1]}: "
+    return ""
 
 
 def error_line(error: Exception) -> str:

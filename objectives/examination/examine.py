@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,14 +23,16 @@ from ...spaces.laws.examination import Examination, Finding
 from ...spaces.trial import TrialSetup
 from ..batches import Fetcher, SampleKeys, SampleStream, to_device
 from ..machine.device_memory import is_out_of_memory, release_memory
+from ..task import Task
 from ..training import TrainingRun
 from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of
-from .copies import ATTEMPTS, copied, error_line, location_of
+from .copies import ATTEMPTS, copied, error_line, location_of, needs_its_own_model, unchanged
 from .fixed_noise import fixed_noise, seed_draws
-from .reading import reading_findings, subset_fetcher
+from .reading import POOL, reading_findings, subset_fetchers, varied
 from .scores import score_findings
 from .step import (
     Indices,
+    NothingToCompare,
     Step,
     affordable,
     attribute_tensors,
@@ -42,6 +45,7 @@ from .step import (
     perturb,
     restored,
     state_findings,
+    state_message,
 )
 
 # Samples of the step that is compared.
@@ -58,10 +62,15 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
         run: of the task; its own model is not changed.
         smallest: the fewest samples that the model works with.
     """
-    started, task, keys = time.perf_counter(), run.task, _first_samples(run.stream)
+    started, task = time.perf_counter(), run.task
+    keys = varied(run.train_fetcher, run.stream.take(0, min(run.stream.samples, POOL)), _SAMPLES)
 
-    def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> AbstractContextManager[Step]:
-        return nullcontext(_step_of(run, dtype, _first_samples(run.stream, samples), perturbed=perturbed))
+    live = needs_its_own_model(run)
+
+    @contextmanager
+    def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> Iterator[Step]:
+        with _live_precision(run.model, dtype, perturbed=perturbed) if live else nullcontext():
+            yield _step_of(run, dtype, _subset(keys, samples), perturbed=perturbed, live=live)
 
     def values(step: Step, index: Indices) -> tuple[float, float]:
         with restored(step.model), frozen_norms(step.model), fixed_noise("rows", step.model):
@@ -71,16 +80,17 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
         return float(loss.total.detach()), float(loss.denominator)
 
     where = location_of(run, "loss", "training data")
-    examination = _examined_step(
-        opened, values, len(keys), smallest, run.setup, where, TASK_REMEDIES, couples_samples=task.couples_samples
-    )
-    findings = [
-        *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
-        *_mode_findings(run),
-        *examination.findings,
-    ]
-    if not any(finding.kind == "layer" for finding in findings):  # scores depend on it too
-        findings += score_findings(run)
+    with unchanged(task):
+        examination = _examined_step(
+            opened, values, len(keys), smallest, run.setup, where, TASK_REMEDIES, task, couples_samples=task.couples_samples
+        )
+        findings = [
+            *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
+            *_mode_findings(run),
+            *examination.findings,
+        ]
+        if not any(finding.kind == "layer" for finding in findings):  # scores depend on it too
+            findings += score_findings(run)
     return replace(examination, findings=tuple(findings), seconds=time.perf_counter() - started)
 
 
@@ -106,7 +116,8 @@ def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examinatio
     Args:
         where: the loop, for messages.
     """
-    started, stream = time.perf_counter(), SampleStream(len(parts.data.dataset), setup.seed)  # type: ignore[arg-type]
+    where, started = f"{where}, on training data", time.perf_counter()
+    stream = SampleStream(len(parts.data.dataset), setup.seed)  # type: ignore[arg-type]
     device = next(parts.model.parameters()).device
 
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
@@ -114,31 +125,37 @@ def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examinatio
 
     @contextmanager
     def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> Iterator[Step]:
-        fetch = subset_fetcher(parts.data, _first_samples(stream, samples))
+        fetch, sliced = subset_fetchers(parts.data, _subset(keys, samples))
 
-        def batch(index: Indices) -> Any:
-            return in_precision(to_device(fetch(index), device), dtype)
+        def of(fetched: Callable[[Indices], Any]) -> Callable[[Indices], Any]:
+            return lambda index: in_precision(to_device(fetched(index), device), dtype)
 
         with _live_precision(parts.model, dtype, perturbed=perturbed):
             # Libraries put a model of single precision under autocast, whatever runs it.
             under_autocast = dtype == torch.float32 and setup.training.precision in ("bf16", "fp16")
-            yield Step(parts.model, batch, accumulate, None if under_autocast else dtype)
+            yield Step(
+                parts.model,
+                of(fetch),
+                accumulate,
+                None if under_autocast else dtype,
+                sliced=None if sliced is None else of(sliced),
+            )
 
     def values(step: Step, index: Indices) -> tuple[float, float]:
         return len(index) * step.gradient([index], "rows")[1], float(len(index))
 
-    samples = len(_first_samples(stream))
+    keys = varied(parts.data, stream.take(0, min(stream.samples, POOL)), _SAMPLES)
     for smallest in (1, 2):  # two where a model does not work with one sample
         examination = _examined_step(
-            opened, values, samples, smallest, setup, where, LOOP_REMEDIES, couples_samples=parts.couples_samples
+            opened, values, len(keys), smallest, setup, where, LOOP_REMEDIES, None, couples_samples=parts.couples_samples
         )
         if not examination.note:
             break
     return replace(examination, seconds=time.perf_counter() - started)
 
 
-def _first_samples(stream: SampleStream, samples: int = _SAMPLES) -> SampleKeys:
-    return stream.take(0, min(samples, stream.samples))
+def _subset(keys: SampleKeys, samples: int) -> SampleKeys:
+    return replace(keys, index=keys.index[:samples], epoch=keys.epoch[:samples])
 
 
 def _examined_step(
@@ -149,6 +166,7 @@ def _examined_step(
     setup: TrialSetup,
     where: str,
     remedies: Remedies,
+    task: Task | None,
     *,
     couples_samples: bool,
 ) -> Examination:
@@ -157,6 +175,7 @@ def _examined_step(
     Args:
         opened: the step over the stream's first samples, in a precision, with perturbed parameters or not.
         most: samples of the step, fewer where a step takes long.
+        task: whose attributes may be what a loss changes.
     """
     examination, note = Examination(couples_samples=couples_samples), ""
     if couples_samples:
@@ -165,37 +184,64 @@ def _examined_step(
         for dtype, perturbed in ATTEMPTS:
             try:
                 with opened(most, dtype, perturbed) as step:
-                    samples, splits = affordable(step, most, smallest)
-                    found = compared(step, samples, smallest, setup.seed, splits)
+                    effort = affordable(step, most, smallest)
+                    before = _numbers_of(task)
+                    found = compared(step, smallest, setup.seed, effort)
                     findings: list[Finding] = []
                     if found.random and found.equal:
-                        text = "draws random numbers; with the draws held fixed, a split step has the same gradient"
-                        findings.append(Finding("random", where, text))
-                    if not found.equal:
-                        cause = _cause(step, partial(values, step), samples, smallest, remedies)
+                        text = "draws random numbers; with the draws held fixed, and permutations left out, a split step has "
+                        findings.append(Finding("random", where, f"{text}the same gradient"))
+                    elif not found.equal and not found.repeats:
+                        changed = [name for name, value in _numbers_of(task).items() if before.get(name) != value]
+                        what = (
+                            f"self.{changed[0]}" if changed else "something, since the same step gives another gradient again"
+                        )
+                        findings.append(Finding("state", where, state_message(what), found.difference))
+                    elif not found.equal and not found.fixed:
+                        return replace(examination, note=f"{where}: draws random numbers in a way that cannot be held fixed")
+                    elif not found.equal:
+                        cause = _cause(step, partial(values, step), effort.samples, smallest, remedies)
                         message = f"{cause.message} The gradient of a split step differs by {found.difference:.2g} (relative)."
                         findings.append(Finding(cause.kind, where, message, found.difference))
-                    findings += batch_norm_findings(step, samples, smallest, setup.seed)
-                    findings += state_findings(step, 2 * smallest, where)
+                    findings += batch_norm_findings(step, effort.samples, smallest, setup.seed)
+                    if not effort.brief:
+                        findings += state_findings(step, 2 * smallest, where)
+                    precision = str(dtype or _dtype_of(step.model))
             except BsearchError:
                 raise
+            except NothingToCompare as error:
+                note = str(error)
+                continue
             except Exception as error:
                 release_memory(setup.device)
-                note = (
-                    f"a step of {most} samples does not fit in memory" if is_out_of_memory(error) else note or error_line(error)
-                )
+                memory = is_out_of_memory(error)
+                if dtype is None and not memory and smallest > 1:
+                    with opened(most, dtype, perturbed) as step:  # as in a trial: an error here is one there
+                        step.gradient([np.arange(most)], None)
+                failed = f"a step of {most} samples failed: {error_line(error)}"
+                note = f"a step of {most} samples does not fit in memory" if memory else note or failed
                 continue
             return replace(
                 examination,
-                samples=samples,
-                splits=splits,
-                precision=str(dtype or setup.training.precision).removeprefix("torch."),
+                samples=effort.samples,
+                splits=effort.splits,
+                precision=precision.removeprefix("torch."),
                 difference=found.difference,
                 tolerance=found.tolerance,
                 findings=tuple(findings),
             )
         most //= 2
-    return replace(examination, note=note or f"the training set has only {most} samples")
+    few = f"the training set has only {most} sample{'s' * (most != 1)}, for parts of at least {smallest}"
+    return replace(examination, note=note or few)
+
+
+def _numbers_of(task: Task | None) -> dict[str, Any]:
+    """The plain numbers among a task's attributes."""
+    return {name: value for name, value in (vars(task) if task else {}).items() if isinstance(value, int | float)}
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype
 
 
 def _cause(
@@ -209,17 +255,18 @@ def _cause(
         return Cause("coupled", text)
 
 
-def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, perturbed: bool) -> Step:
-    other = copied(run, dtype, perturbed=perturbed)
-    fetch = subset_fetcher(run.train_fetcher, keys)
+def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, perturbed: bool, live: bool) -> Step:
+    other = copied(run, dtype, perturbed=perturbed, live=live)
+    fetch, sliced = subset_fetchers(run.train_fetcher, keys)
 
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         return other.accumulate(micro_batches, sum(size for size, _ in micro_batches))[0]
 
-    def batch(index: Indices) -> Any:
-        return in_precision(other.on_device(fetch(index)), dtype)
+    def of(fetched: Callable[[Indices], Any]) -> Callable[[Indices], Any]:
+        return lambda index: in_precision(other.on_device(fetched(index)), dtype)
 
-    return Step(other.model, batch, accumulate, dtype, lambda: attribute_tensors(run.task))
+    held = partial(attribute_tensors, run.task)
+    return Step(other.model, of(fetch), accumulate, dtype, held, sliced=None if sliced is None else of(sliced))
 
 
 @contextmanager

@@ -25,6 +25,8 @@ NoisePattern = Literal["rows", "constant"]
 _DROPOUT = frozenset(
     name + suffix for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout") for suffix in ("", "_")
 ) | {"dropout1d", "dropout2d", "dropout3d"}
+# Position of `dropout_p` among the arguments of torch.nn.functional.multi_head_attention_forward.
+_DROPOUT_OF_ATTENTION = 10
 _SHAPED = ("rand", "randn", "randint", "normal")
 _IN_PLACE = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 
@@ -46,6 +48,10 @@ class FixedNoise(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention":
             args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
+        elif name == "multi_head_attention_forward":  # a function of Python, whose own calls do not come by here
+            args = (*args[:_DROPOUT_OF_ATTENTION], 0.0, *args[_DROPOUT_OF_ATTENTION + 1 :])
+        elif name == "rrelu":
+            args, kwargs = args[:3], {**kwargs, "training": False}
         if self.noise is None:
             return func(*args, **kwargs)
         if name == "randperm":

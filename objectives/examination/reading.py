@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
 
 from ...spaces.laws.examination import Finding
 from ..batches import Fetcher, SampleKeys, leaves, with_tensors
@@ -18,14 +22,74 @@ from .step import Indices
 
 # Samples that are read twice.
 _REREAD = 4
+# Samples to choose from, read for at most so many seconds.
+POOL, _READING_S = 512, 0.5
+
+
+def varied(fetcher: Fetcher, keys: SampleKeys, count: int) -> SampleKeys:
+    """Some of the samples, of as many kinds as there are: of labels, lengths and numbers of ignored places; else the first."""
+    kinds: dict[Any, list[int]] = {}
+    if fetcher.indexed and not isinstance(fetcher.dataset, TensorDataset | Subset):
+        kinds[None] = list(range(len(keys)))
+    else:
+        started = time.perf_counter()
+        for place, index in enumerate(keys.index.tolist()):
+            if place >= count and time.perf_counter() - started > _READING_S:
+                break
+            kinds.setdefault(_kind_of(fetcher.dataset[index]), []).append(place)
+    # Round by round one of each kind, kinds in the order in which they were met.
+    rounds = zip_longest(*kinds.values())
+    chosen = [place for each in rounds for place in each if place is not None][:count]
+    return replace(keys, index=keys.index[chosen], epoch=keys.epoch[chosen])
+
+
+def _kind_of(sample: Any) -> tuple[Any, ...]:
+    """What tells kinds of samples apart without looking at their content."""
+    kind: list[Any] = []
+    for leaf in leaves(sample):
+        if isinstance(leaf, np.ndarray | np.generic):
+            leaf = torch.as_tensor(leaf) if leaf.dtype.kind in "biuf" else None
+        if isinstance(leaf, bool | int):
+            kind.append(leaf)
+        elif isinstance(leaf, Tensor) and not leaf.is_nested:
+            whole_number = leaf.dim() == 0 and not leaf.is_floating_point()
+            kind.append(int(leaf) if whole_number else (tuple(leaf.shape), _ignored(leaf)))
+    return tuple(kind)
+
+
+def _ignored(tensor: Tensor) -> int:
+    return 0 if tensor.is_floating_point() or tensor.is_complex() else int((tensor == -100).sum())
+
+
+def subset_fetchers(fetcher: Fetcher, keys: SampleKeys) -> tuple[Callable[[Indices], Any], Callable[[Indices], Any] | None]:
+    """Two functions that return the batch of some of the samples: one collates them, the other slices one batch of them all.
+
+    The second is None where reading and collating draw no random numbers. Before collating, generators are seeded alike.
+    """
+    seeded = copy.copy(fetcher)
+    seeded.collate = partial(_collated_alike, fetcher.collate)
+
+    def fetch(index: Indices) -> Any:
+        return seeded.fetch(replace(keys, index=keys.index[index], epoch=keys.epoch[index]))
+
+    everything = np.arange(len(keys))
+    if fetcher.indexed or not (differ(fetch(everything), fetch(everything)) or _draws_while_collating(fetcher, keys)):
+        return fetch, None
+    whole = fetch(everything)
+    if not any(_has_rows(leaf, len(keys)) for leaf in _outer_leaves(whole, len(keys))):
+        return fetch, None
+    return fetch, lambda index: _sliced(whole, index, len(keys))
 
 
 def subset_fetcher(fetcher: Fetcher, keys: SampleKeys) -> Callable[[Indices], Any]:
-    """A function that fetches some of the samples. Where reading or collating them is random, parts are slices of one batch."""
-    whole = fetcher.fetch(keys)
-    if differ(whole, fetcher.fetch(keys)) or _draws_while_collating(fetcher, keys):
-        return lambda index: _sliced(whole, index, len(keys))
-    return lambda index: fetcher.fetch(replace(keys, index=keys.index[index], epoch=keys.epoch[index]))
+    """A function that returns the batch of some of the samples, sliced from one batch where reading or collating is random."""
+    fetch, sliced = subset_fetchers(fetcher, keys)
+    return sliced or fetch
+
+
+def _collated_alike(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    seed_draws(0)
+    return collate(samples)
 
 
 def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, where: Callable[[str], str]) -> Iterator[Finding]:
@@ -71,27 +135,51 @@ def _draws_while_collating(fetcher: Fetcher, keys: SampleKeys) -> bool:
     """Whether collating the same samples depends on the random state."""
     if fetcher.indexed:
         return False
-    samples = [fetcher.dataset[index] for index in keys.index[:_REREAD].tolist()]
     collated = []
     for seed in (1, 2):
+        seed_draws(0)
+        samples = [fetcher.dataset[index] for index in keys.index[:_REREAD].tolist()]  # collating may change them
         seed_draws(seed)
-        collated.append(fetcher.collate(copy.deepcopy(samples)))
+        collated.append(fetcher.collate(samples))
     return differ(*collated)
 
 
 def _sliced(batch: Any, index: Indices, samples: int) -> Any:
-    """Some samples of a collated batch: of tensors with a row for each; anything else belongs to all samples."""
+    """Some samples of a collated batch: of what has a row for each; anything else belongs to all samples."""
+    if isinstance(batch, list) and len(batch) == samples:
+        return [batch[place] for place in index]
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(_sliced(part, index, samples) for part in batch)
+    if isinstance(batch, dict):
+        return {key: _sliced(value, index, samples) for key, value in batch.items()}
+    if isinstance(batch, np.ndarray):
+        return batch[index] if _has_rows(batch, samples) else batch
     chosen = torch.from_numpy(index)
+    return with_tensors(
+        batch, lambda tensor: tensor.index_select(0, chosen.to(tensor.device)) if _has_rows(tensor, samples) else tensor
+    )
 
-    def rows(tensor: Tensor) -> Tensor:
-        has_rows = tensor.dim() > 0 and len(tensor) == samples
-        return tensor.index_select(0, chosen.to(tensor.device)) if has_rows else tensor
 
-    return with_tensors(batch, rows)
+def _outer_leaves(batch: Any, samples: int) -> Iterator[Any]:
+    """The leaves of a batch, and lists with an element for each sample as a whole."""
+    if isinstance(batch, list) and len(batch) == samples:
+        yield np.empty(samples)
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _outer_leaves(part, samples)
+    else:
+        yield from leaves(batch)
+
+
+def _has_rows(leaf: Any, samples: int) -> bool:
+    """Whether a leaf of a batch has a row for each sample."""
+    return isinstance(leaf, Tensor | np.ndarray) and leaf.ndim > 0 and len(leaf) == samples
 
 
 def _certainly_unequal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.is_nested or other.is_nested:
+            return False  # their shapes are symbols, which always differ
         return one.shape != other.shape or not torch.equal(*(torch.nan_to_num(tensor.to_dense()) for tensor in (one, other)))
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one.shape != other.shape or not np.array_equal(one, other, equal_nan=one.dtype.kind == "f")

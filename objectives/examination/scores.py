@@ -15,16 +15,17 @@ from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Finding
 from ..batches import SampleKeys
 from ..evaluation import Evaluation
+from ..machine.device_memory import is_out_of_memory
 from ..training import TrainingRun
 from .copies import ATTEMPTS, copied, error_line, location_of
 from .fixed_noise import fixed_noise, seed_draws
-from .reading import subset_fetcher
+from .reading import POOL, subset_fetcher, varied
 from .step import SPLITS, Indices, in_precision, uneven_parts
 
 # Validation samples whose scores are compared at most.
 _SAMPLES = 48
 # The fewest that are compared, however slow the model.
-_FEWEST = 6
+_FEWEST = 4
 # Target time of the comparison, in seconds.
 _BUDGET_S = 0.7
 # Largest relative difference that counts as rounding, by precision.
@@ -42,9 +43,18 @@ _NOT_WHOLE = (
 )
 
 
-def scored_samples(run: TrainingRun, batch: int = 4) -> Sequence[SampleKeys]:
-    """The validation samples whose scores are compared, in small batches, for a first evaluation."""
-    chosen = _chosen(run)
+def first_scores(run: TrainingRun) -> dict[str, float]:
+    """The scores of a few validation samples; of all of them where a metric does not work with few."""
+    try:
+        return run.evaluate(_few(run))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+    return run.evaluate()
+
+
+def _few(run: TrainingRun, samples: int = 16, batch: int = 4) -> Sequence[SampleKeys]:
+    chosen = _chosen(run)[:samples]
     parts = [chosen[start : start + batch] for start in range(0, len(chosen), batch)]
     return [SampleKeys(part, np.zeros_like(part), run.setup.seed) for part in parts]
 
@@ -61,13 +71,16 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
             other = copied(run, dtype, perturbed=perturbed)
             other.model.eval()
 
-            def evaluated(parts: Sequence[Indices], other: TrainingRun = other, dtype: Any = dtype) -> Evaluation:
-                return _evaluated(other, [in_precision(other.on_device(fetch(part)), dtype) for part in parts])
+            def evaluated(
+                parts: Sequence[Indices], seed: int = 0, other: TrainingRun = other, dtype: Any = dtype
+            ) -> Evaluation:
+                return _evaluated(other, [in_precision(other.on_device(fetch(part)), dtype) for part in parts], seed)
 
-            samples = _affordable(evaluated, len(chosen))
+            samples, count = _affordable(evaluated, len(chosen))
             whole = evaluated([np.arange(samples)])
-            parts = [uneven_parts(samples, 1, run.setup.seed + number) for number in range(SPLITS)]
+            parts = [uneven_parts(samples, 1, run.setup.seed + number) for number in range(count)]
             splits = [evaluated(each).values() for each in parts]
+            again = evaluated([np.arange(samples)], seed=1).values() if splits[0] != whole.values() else whole.values()
         except BsearchError:
             raise
         except Exception as error:
@@ -77,7 +90,9 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
             split = max((scores.get(name, math.nan) for scores in splits), key=partial(_off, value))
             # One prediction may flip by rounding where outputs nearly tie.
             rounds = dtype is None and abs(value - split) * samples < 1.5
-            if (off := _off(value, split)) > _SAME[dtype] and not rounds:
+            if _off(value, again.get(name, math.nan)) > _SAME[dtype]:
+                yield Finding("scores_not_compared", where, f"{name}: draws random numbers that cannot be held fixed")
+            elif (off := _off(value, split)) > _SAME[dtype] and not rounds:
                 text = _NO_SUM if name in whole.sums else _NOT_WHOLE
                 yield Finding("score", where, text.format(name=name, whole=value, samples=samples, split=split), off)
         return
@@ -85,31 +100,38 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
 
 
 def _chosen(run: TrainingRun) -> Indices:
-    """At random, since data sets are often sorted by class."""
+    """At random, since data sets are often sorted by class, and of as many kinds as there are."""
     size = len(run.validation_fetcher.dataset)  # type: ignore[arg-type]
-    return np.sort(np.random.default_rng(run.setup.seed).choice(size, min(_SAMPLES, size), replace=False))
+    pool = np.random.default_rng(run.setup.seed).choice(size, min(POOL, size), replace=False)
+    return varied(run.validation_fetcher, SampleKeys(pool, np.zeros_like(pool), run.setup.seed), _SAMPLES).index
 
 
-def _affordable(evaluated: Callable[[Sequence[Indices]], Evaluation], most: int) -> int:
-    """How many samples, up to `most`, can be evaluated often enough in a second or so."""
+def _affordable(evaluated: Callable[[Sequence[Indices]], Evaluation], most: int) -> tuple[int, int]:
+    """How many samples, up to `most`, can be evaluated in a second or so, and in how many splits."""
     fewest = min(_FEWEST, most)
-    started = time.perf_counter()
-    evaluated([np.arange(fewest)])
-    took_s = time.perf_counter() - started
-    return min(max(int(fewest * _BUDGET_S / ((1 + SPLITS) * took_s)), fewest), most)
+    took: list[float] = []
+    while len(took) < 2 and sum(took) < 5 * _BUDGET_S:  # the first may import what a metric needs
+        started = time.perf_counter()
+        evaluated([np.arange(fewest)])
+        took.append(time.perf_counter() - started)
+    took_s = min(took)
+    samples = min(max(int(fewest * _BUDGET_S / ((1 + SPLITS) * took_s)), fewest), most)
+    return samples, SPLITS if (1 + SPLITS) * took_s < 2 * _BUDGET_S else 1
 
 
-def _evaluated(run: TrainingRun, batches: Sequence[Any]) -> Evaluation:
+def _evaluated(run: TrainingRun, batches: Sequence[Any], seed: int = 0) -> Evaluation:
     evaluation = Evaluation(run.task)
     for batch in batches:
-        seed_draws(0)
+        seed_draws(seed)
         with torch.no_grad(), fixed_noise("rows", run.model):
             evaluation.add(run.scores(batch))
     return evaluation
 
 
 def _off(value: float, other: float) -> float:
-    """Relative difference of two scores; 0 where one is undefined on so few samples."""
-    if value == other or math.isnan(value) or math.isnan(other):
+    """Relative difference of two scores; infinite where one alone is undefined or infinite."""
+    if value == other or (math.isnan(value) and math.isnan(other)):
         return 0.0
+    if not (math.isfinite(value) and math.isfinite(other)):
+        return math.inf
     return abs(value - other) / max(abs(value), abs(other))

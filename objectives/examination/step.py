@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ class Step:
         accumulate: back-propagates micro-batches of (samples, batch), as a trial does; returns the step's mean loss.
         dtype: of parameters and inputs; None: as they are, under the study's autocast.
         held: tensors that the user's code keeps beside the model, by name.
+        sliced: the same as `batch`, but a slice of one collated batch; None where collating draws no random numbers.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Step:
     accumulate: Callable[[Sequence[tuple[int, Any]]], Tensor]
     dtype: torch.dtype | None
     held: Callable[[], dict[str, Tensor]] = dict
+    sliced: Callable[[Indices], Any] | None = None
 
     def gradient(
         self, parts: Sequence[Indices], noise: NoisePattern | None, seed: int = 0, *, moves_buffers: bool = False
@@ -81,6 +83,10 @@ class Step:
         return torch.cat(flat), loss
 
 
+class NothingToCompare(Exception):
+    """The samples that were chosen give no gradient."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """How the gradients of split steps compare with that of the unsplit step.
@@ -89,59 +95,84 @@ class Comparison:
         difference: the largest relative difference.
         tolerance: the largest difference that counts as rounding.
         random: whether the loss draws random numbers.
-        noise: how its draws were fixed in the closest comparison.
+        repeats: whether the unsplit step gives the same gradient again, from the same state and seed.
+        fixed: whether its gradient is the same from another seed, with the draws held fixed as far as they can be.
     """
 
     difference: float
     tolerance: float
-    random: bool
-    noise: NoisePattern
+    random: bool = False
+    repeats: bool = True
+    fixed: bool = True
 
     @property
     def equal(self) -> bool:
         return self.difference <= self.tolerance
 
 
-def compared(step: Step, samples: int, smallest: int, seed: int, count: int = SPLITS) -> Comparison:
-    """Compare the step over `samples` samples with random uneven splits into micro-batches of at least `smallest`.
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What can be compared in a second or two.
+
+    Args:
+        samples: in the step.
+        splits: ways to split it.
+        brief: a step takes so long that rounding is not measured, nor looked for what else the loss does.
+    """
+
+    samples: int
+    splits: int
+    brief: bool
+
+
+def affordable(step: Step, most: int, smallest: int) -> Effort:
+    """How much can be compared in a second or two: at least one split of two of the smallest micro-batches."""
+    fewest = 2 * smallest
+    took: list[float] = []
+    with frozen_norms(step.model):
+        while len(took) < 2 and sum(took) < _BUDGET_S:  # the first may be slow
+            started = time.perf_counter()
+            step.gradient([np.arange(fewest)], "rows")
+            took.append(time.perf_counter() - started)
+    took_s = min(took)
+    samples = max(min(int(fewest * _BUDGET_S / (_PASSES * took_s)), most), fewest)
+    slow = _PASSES * took_s > 2 * _BUDGET_S
+    return Effort(samples, 1 if slow else SPLITS, brief=slow)
+
+
+def compared(step: Step, smallest: int, seed: int, effort: Effort) -> Comparison:
+    """Compare the step with random uneven splits into micro-batches of at least `smallest`.
 
     BatchNorm normalises by its running statistics meanwhile.
 
     Raises:
         FloatingPointError: the loss or its gradient is not finite.
+        NothingToCompare: the gradient is zero.
     """
-    everything = np.arange(samples)
+    everything = np.arange(effort.samples)
+    splits = [uneven_parts(effort.samples, smallest, seed + number) for number in range(effort.splits)]
     with frozen_norms(step.model):
-        first, loss = step.gradient([everything], None, seed=0)
-        if not (math.isfinite(loss) and bool(torch.isfinite(first).all())):
+        whole, loss = step.gradient([everything], "rows")
+        if not (math.isfinite(loss) and bool(torch.isfinite(whole).all())):
             raise FloatingPointError("the loss or its gradient is not finite")
-        again, _ = step.gradient([everything], None, seed=1)
-        random = not torch.equal(first, again)
-        best: Comparison | None = None
-        for noise in ("rows", "constant") if random else ("rows",):
-            whole, _ = step.gradient([everything], noise)
-            shuffled, _ = step.gradient([everything[::-1].copy()], noise)
-            tolerance = _tolerance(step.dtype, _difference(shuffled, whole))
-            splits = [uneven_parts(samples, smallest, seed + number) for number in range(count)]
-            off = max(_difference(step.gradient(parts, noise)[0], whole) for parts in splits)
-            found = Comparison(off, tolerance, random, noise)
-            if best is None or found.difference < best.difference:
-                best = found
-            if found.equal:
-                break
-    assert best is not None
-    return best
-
-
-def affordable(step: Step, most: int, smallest: int) -> tuple[int, int]:
-    """How many samples, up to `most`, can be compared in a second or two, and in how many splits."""
-    fewest = 2 * smallest
-    with frozen_norms(step.model):
-        started = time.perf_counter()
-        step.gradient([np.arange(fewest)], "rows")
-        took_s = time.perf_counter() - started
-    samples = max(min(int(fewest * _BUDGET_S / (_PASSES * took_s)), most), fewest)
-    return samples, SPLITS if _PASSES * took_s * samples <= 2 * _BUDGET_S * fewest else 1
+        if not whole.any():
+            raise NothingToCompare("the samples that were compared have no gradient, or the loss does not use its `model`")
+        rounding = 1.0 if effort.brief else _difference(step.gradient([everything[::-1].copy()], "rows")[0], whole)
+        tolerance = _tolerance(step.dtype, rounding)
+        difference = max(_difference(step.gradient(parts, "rows")[0], whole) for parts in splits)
+        if difference <= tolerance:
+            drawn = [] if effort.brief else [step.gradient([everything], None, seed=each)[0] for each in (0, 1)]
+            return Comparison(difference, tolerance, random=bool(drawn) and not torch.equal(*drawn))
+        for other, noise in ((replace(step, batch=step.sliced or step.batch), "rows"), (step, "constant")):
+            if other.batch is step.batch and noise == "rows":
+                continue
+            fixed = other.gradient([everything], noise)[0]  # type: ignore[arg-type]
+            now = max(_difference(other.gradient(parts, noise)[0], fixed) for parts in splits)  # type: ignore[arg-type]
+            if now <= tolerance:
+                return Comparison(now, tolerance, random=other.batch is step.batch)
+        again, elsewhere = (step.gradient([everything], "rows", seed=each)[0] for each in (0, 1))
+    repeats = _difference(again, whole) <= tolerance
+    return Comparison(difference, tolerance, repeats=repeats, fixed=_difference(elsewhere, whole) <= tolerance)
 
 
 def batch_norm_findings(step: Step, samples: int, smallest: int, seed: int) -> Iterator[Finding]:
@@ -203,37 +234,47 @@ def _outputs(step: Step, index: Indices) -> list[tuple[str, Tensor]]:
 
 
 def state_findings(step: Step, samples: int, where: str) -> Iterator[Finding]:
-    """State other than gradients that the loss changes, once per micro-batch."""
+    """State other than gradients that the loss changes, once per micro-batch.
+
+    Refused are changes of parameters, and of tensors that the user's code keeps in modules or in a parameter's shape, such as
+    averaged weights. Others, such as a running loss for a log, change no training by themselves.
+    """
     norms = {id(buffer) for norm in batch_norms(step.model) for buffer in norm.buffers()}
     everything = np.arange(samples)
+    shapes = {parameter.shape for parameter in step.model.parameters() if parameter.numel() > 1}
     with restored(step.model):
-        parameters = {name: value.detach().clone() for name, value in step.model.named_parameters()}
+        versions = {name: parameter._version for name, parameter in step.model.named_parameters()}
         buffers = {name: value.clone() for name, value in step.model.named_buffers() if id(value) not in norms}
         with fixed_noise("rows", step.model):
             step.accumulate([(samples, _seeded(partial(step.batch, everything), 0))])
             held = {name: tensor.detach().clone() for name, tensor in step.held().items()}
             step.accumulate([(samples, _seeded(partial(step.batch, everything), 0))])
-        changed = [name for name, value in step.model.named_parameters() if not _same(value, parameters[name])]
+        changed = [name for name, parameter in step.model.named_parameters() if parameter._version != versions[name]]
         now = dict(step.model.named_buffers())
         updated = [name for name, value in buffers.items() if name not in now or not _same(now[name], value)]
-        changed += [name for name, tensor in step.held().items() if name in held and not _same(tensor, held[name])]
+        for name, tensor in step.held().items():
+            if name in held and not _same(tensor, held[name]):
+                (changed if "." in name.removeprefix("self.") or tensor.shape in shapes else updated).append(name)
     for parameter in step.model.parameters():
         parameter.grad = None
     if changed:
-        yield Finding(
-            "state",
-            where,
-            f"expected a loss without side effects, got one that changes {changed[0]}: it runs once per micro-batch, so the "
-            "number of updates depends on the split. To average weights, use optimizer.register_step_post_hook(...) in "
-            "`optimizer`: it runs once per step.",
-        )
+        yield Finding("state", where, state_message(changed[0]))
     if updated:
         names = ", ".join(updated[:3]) + (", ..." if len(updated) > 3 else "")
         parts = [everything[: samples // 2], everything[samples // 2 :]]
         whole, split = (step.gradient(each, "rows", moves_buffers=True)[0] for each in ([everything], parts))
         off = _difference(split, whole)
-        text = f"the forward pass updates buffers once per micro-batch: {names}. Splitting {samples} samples in halves changes "
+        text = f"the forward pass updates tensors once per micro-batch: {names}. Splitting {samples} samples in halves changes "
         yield Finding("buffers", where, f"{text}the gradient by {off:.2g} (relative)", off)
+
+
+def state_message(name: str) -> str:
+    """The message on what a loss changes that it should not."""
+    return (
+        f"expected a loss without side effects, got one that changes {name}: it runs once per micro-batch, so the number of "
+        "updates depends on the split. To do something once per step, such as averaging weights, use "
+        "optimizer.register_step_post_hook(...) in `optimizer`."
+    )
 
 
 def uneven_parts(samples: int, smallest: int, seed: int) -> list[Indices]:
@@ -273,8 +314,9 @@ def in_precision(batch: Any, dtype: torch.dtype | None) -> Any:
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Restore parameters, buffers and training modes on exit."""
-    before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    """Restore trainable parameters, buffers and training modes on exit."""
+    trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    before = [(tensor, tensor.detach().clone()) for tensor in (*trainable, *model.buffers())]
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -308,14 +350,15 @@ def attribute_tensors(owner: Any) -> dict[str, Tensor]:
             if isinstance(leaf, nn.Module):
                 found |= {f"self.{name}.{inner}": tensor for inner, tensor in (*leaf.named_parameters(), *leaf.named_buffers())}
             elif isinstance(leaf, Tensor):
-                found[f"self.{name}" + f"[{number}]" * bool(number)] = leaf
+                found[f"self.{name}" if leaf is value else f"self.{name}[{number}]"] = leaf
     return found
 
 
 def _seeded(batch: Callable[[], Any], seed: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()) -> Callable[[], Any]:
-    """Fetches the batch, then gives buffers their values and seeds what its loss may draw."""
+    """Fetches the batch, gives buffers their values, and seeds what collating and the loss may draw."""
 
     def fetched() -> Any:
+        seed_draws(seed)  # of collating
         made = batch()
         with torch.no_grad():
             for buffer, value in buffers:

@@ -28,7 +28,7 @@ from ...spaces.trial import EVALUATION_BATCH, Outcome, Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
 from ..batches import in_order
 from ..examination.examine import examined
-from ..examination.scores import scored_samples
+from ..examination.scores import first_scores
 from ..loading import load_task
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..model.batch_norm import batch_norms
@@ -75,7 +75,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     with user_code_errors(reference, "a test step"):
         smallest, run = _first_run(training, setup, request)
         request = _with_possible_checkpointing(training, run.model, request)
-        scores = run.evaluate(scored_samples(run))
+        scores = first_scores(run)
         examination = examined(run, smallest)
     if examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))

@@ -68,7 +68,7 @@ def test_torchs_memory_error_names_the_micro_batch() -> None:
     [
         (
             "stops_short",
-            "expected to train on setup.samples_budget = 400 samples, within less than one step of 32; got 1",
+            "expected a last Measurement after setup.samples_budget = 400 samples, within less than one step of 32",
         ),
         ("yields_dicts", "expected to yield Measurement, got dict"),
         ("not_a_generator", "got a function that yields nothing"),

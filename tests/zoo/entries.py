@@ -222,7 +222,7 @@ _COUPLED += [
         metric="gain",
         needs="couples_samples",
     ),
-    Entry("spectral normalisation", "zoo.coupled:Lipschitz", "noted", "buffer"),
+    Entry("spectral normalisation", "zoo.coupled:Lipschitz", "noted", "updates tensors"),
     Entry("BatchNorm", "zoo.coupled:Normed", "noted", "BatchNorm"),
     Entry("a normalisation of one's own", "zoo.coupled:OwnNorm", "refused", "batch|samples"),
 ]
