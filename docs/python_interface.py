@@ -24,6 +24,7 @@ SECTIONS = {
         "bsearch.objectives.task:Data",
         "bsearch.objectives.task:Loss",
         "bsearch.objectives.task:Score",
+        "bsearch.objectives.task:WholeSet",
     ),
     "Setup and measurements": (
         "bsearch.spaces.trial:TrialSetup",
