@@ -35,7 +35,7 @@ def needs_its_own_model(run: TrainingRun) -> bool:
         return True
     # In double precision, with gradients and the values to restore.
     needed = 8 * 3 * sum(parameter.numel() for parameter in run.model.parameters())
-    return run.device.type == "cpu" and needed > 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return run.device.type == "cpu" and needed > 0.3 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool, live: bool = False) -> TrainingRun:
@@ -65,9 +65,8 @@ def unchanged(task: Task) -> Iterator[None]:
     """
     before = {name: copy.copy(value) if isinstance(value, dict | list | set) else value for name, value in vars(task).items()}
     module = sys.modules.get(type(task).__module__)
-    caches = (
-        [one for one in (*vars(module).values(), *vars(type(task)).values()) if hasattr(one, "cache_info")] if module else []
-    )
+    functions = (*vars(type(task)).values(), *(vars(module).values() if module else ()))
+    caches = [function for function in functions if hasattr(function, "cache_info") and hasattr(function, "cache_clear")]
     sizes = [cache.cache_info().currsize for cache in caches]
     try:
         yield
