@@ -25,6 +25,8 @@ SPLITS = 3
 _BUDGET_S = 2.0
 # Passes over all of its samples.
 _PASSES = 10
+# Samples that tell most causes apart.
+_TELLING = 8
 # Tolerance relative to the gradient: the measured rounding (the same step, samples reordered) times this factor, within these
 # bounds, because double-precision models may have single-precision layers. Real faults differ by percents.
 _ROUNDING = 100.0
@@ -135,7 +137,9 @@ def affordable(step: Step, most: int, smallest: int) -> Effort:
             step.gradient([np.arange(fewest)], "rows")
             took.append(time.perf_counter() - started)
     took_s = min(took)
-    samples = max(min(int(fewest * _BUDGET_S / (_PASSES * took_s)), most), fewest)
+    # Of samples that take little, some more are worth a wait: a cause shows in no two of them.
+    least = fewest if took_s * _TELLING > fewest * _BUDGET_S else max(fewest, _TELLING)
+    samples = min(max(int(fewest * _BUDGET_S / (_PASSES * took_s)), least), most)
     slow = _PASSES * took_s > 2 * _BUDGET_S
     return Effort(samples, 1 if slow else SPLITS, brief=slow)
 

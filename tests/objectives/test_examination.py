@@ -28,6 +28,13 @@ GENERATOR = torch.Generator().manual_seed(0)
 INPUTS, LABELS = torch.randn(400, 8, generator=GENERATOR), torch.randint(0, 3, (400,), generator=GENERATOR)
 
 
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many samples are compared does not depend on how busy this machine is."""
+    monkeypatch.setattr("bsearch.objectives.examination.step._BUDGET_S", 60.0)
+    monkeypatch.setattr("bsearch.objectives.examination.scores._BUDGET_S", 60.0)
+
+
 class Base(Task):
     def data(self, setup: TrialSetup) -> Data:
         return Data(TensorDataset(INPUTS, LABELS), TensorDataset(INPUTS[:90], LABELS[:90]))

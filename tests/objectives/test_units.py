@@ -74,7 +74,7 @@ def test_tokens_are_counted_as_they_were_trained_on() -> None:
 
 def test_memory_is_traced_with_the_longest() -> None:
     run = TrainingRun(Sentences(), setup(4))
-    tokens, following = _batch_factory(run)(5, lambda tensor: tensor)
+    tokens, following = _batch_factory(run, "train")(5, lambda tensor: tensor)
     assert tokens.shape == following.shape == (5, max(run.data.lengths))  # type: ignore[arg-type]
     lengths = np.asarray(run.data.lengths)
     assert lengths[run.longest(3).index].tolist() == sorted(lengths.tolist())[::-1][:3]
