@@ -315,7 +315,7 @@ def share(value: Any) -> float:
     0.05
     """
     number = value
-    if isinstance(value, str) and re.fullmatch(r"\s*[0-9.]+\s*%\s*", value):
+    if isinstance(value, str) and re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*%\s*", value):
         number = float(value.strip().rstrip("%")) / 100
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1:
         raise fault(f"expected a share from 0 up to 1, got {value!r}. Write 5% or 0.05.")

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from .errors import StudyFileError
 
 # Up to the last @: a password that is not percent-encoded may contain one.
-_PASSWORD = re.compile(r"(^(?!\S*//)|//)([^:/@\s]*:)\S*@")
+_PASSWORD = re.compile(r"(^(?!\S*//)|//)([^:/\s]*:)\S*@")
 _SECRET_OPTION = re.compile(r"([?&][^=&\s]*(?:pass|pwd|secret|token)[^=&\s]*=)[^&\s'\"]*", re.IGNORECASE)
 
 # File systems whose locks and shared memory are unreliable for SQLite's write-ahead log (https://sqlite.org/wal.html).

@@ -42,7 +42,7 @@ GROWTH, RECORDS = "tests/spaces/test_growth.py::test_", "tests/search/store/test
 MODULES = {
     "spaces/plan.py": f"tests/spaces/test_plan.py {GROWTH}steps_hold_the_budget_exactly_and_grow_in_time "
     f"{GROWTH}stages_have_at_least_the_micro_batches_of_the_first_and_memory_is_that_of_the_largest",
-    "spaces/domain.py": "tests/spaces/test_study_file.py tests/spaces/test_recipe.py",
+    "spaces/domain.py": "tests/spaces/test_domain.py tests/spaces/test_study_file.py tests/spaces/test_recipe.py",
     "spaces/learning_rate.py": "tests/spaces/test_learning_rate.py",
     "spaces/storage.py": "tests/spaces/test_storage.py",
     "objectives/batches.py": "tests/objectives/test_batches.py tests/objectives/test_modes.py",

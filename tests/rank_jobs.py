@@ -150,6 +150,28 @@ def statistics(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tu
     yield before, after[0]
 
 
+def after_evaluation(reference: str, setup: dict[str, Any], steps: int) -> Iterator[tuple[list[list[float]], list[int]]]:
+    """Every rank's running means and variances after so many steps and an evaluation, and how many batches it scored."""
+    run, scored = TrainingRun(load_task(reference), TrialSetup.from_dict(setup)), [0]  # type: ignore[arg-type]
+    run.model.train()
+    plan = run.setup.plan
+    loader = run.loader([plan] * steps)
+    for _ in range(steps):
+        run.step(run.micro_batches(plan, loader), plan.effective_batch)
+    scores = run.scores
+
+    def counted(batch: Any) -> Any:
+        scored[0] += 1
+        return scores(batch)
+
+    run.scores = counted  # type: ignore[method-assign]
+    run.evaluate()
+    norms = list(batch_norms(run.model))
+    own = [float(x) for norm in norms for part in (norm.running_mean, norm.running_var) if part is not None for x in part]
+    gathered = run.ranks.all_gathered({"statistics": [own], "scored": scored})
+    yield gathered["statistics"], gathered["scored"]
+
+
 def evaluated(reference: str, setup: dict[str, Any], batch: int | None) -> Iterator[dict[str, float]]:
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
     count = len(run.data.validation)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import takewhile
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.state.branches import forks
+from bsearch.objectives.task import Loss
 from bsearch.objectives.training import train_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import StudyFileError
@@ -25,6 +27,7 @@ from conftest import small_study
 from helpers import Net, setup
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 SAMPLES = 600
 WARMUP = 0.2  # of an epoch
@@ -154,6 +157,21 @@ def test_a_branch_knows_what_its_training_knows_and_does_not_leave_one_that_dive
     diverged = list(train_task(Net(), trained_for(4, "constant", 50, (2, 1), optimizer=OptimizerSettings(1e308))))
     assert diverged[-1].not_finite("val_loss")
     assert branches_of(diverged) == []
+
+
+def test_no_branch_leaves_a_training_whose_loss_has_just_ceased_to_be_finite() -> None:
+    class Breaks(Net):
+        steps = 0
+
+        def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+            self.steps += 1
+            loss = super().loss(model, batch, setup)
+            return Loss(loss.total * (math.nan if self.steps >= 10 else 1.0), loss.denominator)
+
+    # The branch of one epoch leaves after step 12, and the loss is read at steps 8 and 16.
+    made = trained_for(4, "constant", 50, (1,))
+    assert [branch.facts["branched_at"] for branch in branches_of(list(train_task(Net(), made)))] == [50 * 12]
+    assert branches_of(list(train_task(Breaks(), made))) == []
 
 
 def test_a_repeat_has_no_branches() -> None:

@@ -218,6 +218,21 @@ def test_a_slow_checkpoint_is_not_written_after_every_step(tmp_path: Path, monke
     assert len(saves) <= 2 + taken / 0.5  # each takes 0.05 s, and ten times as long is trained between two
 
 
+def test_what_checkpoints_take_is_no_time_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = []
+
+    def slowly(path: Path, content: memoryview) -> None:
+        saves.append(path)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(checkpoint, "_SAVING", 0)
+    monkeypatch.setattr(checkpoint, "_replace", slowly)
+    made = noisy(tmp_path, batch=16, training={"evaluations": 1}, checkpoint_every_s=1e-9)
+    *_, last = TrainingRun(Noisy(), made).measurements()
+    assert len(saves) == 400 // 16 - 1  # after every step but the last
+    assert last.elapsed_s < 0.05 * len(saves) / 2
+
+
 def test_a_first_step_that_takes_long_does_not_count_because_a_checkpoint_follows(tmp_path: Path) -> None:
     """Such as one that compiles: it is charged what other steps take, with a checkpoint right after it or without."""
 

@@ -26,7 +26,7 @@ from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import Measurement, Outcome
 from conftest import TASKS
 from helpers import setup
-from rank_jobs import buffers_of, evaluated, statistics, trained, who
+from rank_jobs import after_evaluation, buffers_of, evaluated, statistics, trained, who
 
 # Starting ranks takes seconds.
 pytestmark = pytest.mark.slow
@@ -87,6 +87,12 @@ def test_evaluation_deals_its_batches_out(ranks: RankProcesses) -> None:
     (shared,) = ranks.run(evaluated, f"{TASKS}:Points", on(2, 8), None)
     assert shared["accuracy"] == alone["accuracy"]
     assert shared["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-6)
+
+
+def test_ranks_evaluate_the_same_model_and_as_many_batches(ranks: RankProcesses) -> None:
+    ((statistics, scored),) = ranks.run(after_evaluation, f"{TASKS}:NeedsTwo", on(2, 201, 3), 4)
+    assert statistics[0] == statistics[1]
+    assert scored == [1, 1]  # though one batch would hold all 101 samples
 
 
 def ended(reports: Iterator[Measurement | Outcome]) -> tuple[list[Measurement], Outcome]:

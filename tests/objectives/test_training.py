@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from bsearch.objectives.batches import Fetcher, in_order
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.live_bytes import LiveBytes
 from bsearch.objectives.profiling.probe import profile_task
-from bsearch.objectives.task import Loss, Task
-from bsearch.objectives.training import TrainingRun, train_task
+from bsearch.objectives.task import Loss, Score, Task, named_scores
+from bsearch.objectives.training import TrainingRun, rescale_gradients, train_task
 from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
@@ -25,6 +26,7 @@ from conftest import TASKS
 from helpers import Net, setup
 from tasks_for_tests import CountsSamples, NeedsTwo, Points
 from torch import nn
+from torch.utils.data import Subset
 
 
 def mean_loss_gradient(task: Net, batch: int) -> list[torch.Tensor]:
@@ -69,6 +71,64 @@ def test_accumulated_passes_equal_the_one_large_batch(kind: str, batch: int, acc
 
 
 @pytest.mark.parametrize("kind", ["samples", "weights", "tokens"])
+def test_a_step_of_another_size_or_precision_is_as_exact_as_the_one_before(kind: str) -> None:
+    """Nothing of a step is left for the next: a remainder follows, a loss in another precision, a step as the first."""
+
+    class Turns(Net):
+        turned = torch.float32
+
+        def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+            loss = super().loss(model, batch, setup)
+            return Loss(loss.total.to(self.turned), loss.denominator)
+
+    task, gradients = Turns(), list[list[torch.Tensor]]()
+    task.kind = kind
+    run = TrainingRun(task, setup(61))
+    run.optimizer.register_step_pre_hook(
+        lambda *_: gradients.append([p.grad.clone() for p in run.parameters if p.grad is not None])
+    )
+    run.freeze_updates()
+    run.set_rate(0.5)
+    for size, precision in [(61, torch.float32), (61, torch.float64), (29, torch.float64), (61, torch.float64)]:
+        task.turned = precision
+        run.step([(size, run.train_fetcher.fetch(run.stream.take(0, size)))], size)
+        if precision == torch.float64:
+            assert relative_error(gradients[-1], mean_loss_gradient(task, size)) < 1e-12
+
+
+def test_a_denominator_may_be_a_plain_number() -> None:
+    class Plain(Net):
+        kind = "weights"
+
+        def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+            loss = super().loss(model, batch, setup)
+            return Loss(loss.total, float(loss.denominator))
+
+    assert relative_error(accumulated_gradient(Plain(), 257, 2), mean_loss_gradient(Plain(), 257)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("denominator", "factor"), [(8, 1.0), (4.0, 2.0), (torch.tensor(16), 0.5), (torch.tensor(0.0), 0.0), (0, 0.0)]
+)
+def test_gradients_are_rescaled_from_samples_to_the_losses_own_denominator(denominator: Any, factor: float) -> None:
+    gradients = [torch.ones(3), torch.full((2, 2), -3.0)]
+    rescale_gradients(gradients, denominator, 8)
+    assert torch.equal(gradients[0], torch.full((3,), factor))
+    assert torch.equal(gradients[1], torch.full((2, 2), -3.0 * factor))
+
+
+def test_a_micro_batch_of_no_samples_adds_nothing_and_leaves_statistics_alone() -> None:
+    def trained_with(*empty: int) -> dict[str, torch.Tensor]:
+        run = TrainingRun(NeedsTwo(), setup(32))
+        batches = {size: run.train_fetcher.fetch(run.stream.take(0, max(size, 1))) for size in (0, 32)}
+        run.step([(size, batches[size]) for size in (*empty, 32)], 32)
+        return run.model.state_dict()
+
+    alone = trained_with()
+    assert all(torch.equal(alone[name], value) for name, value in trained_with(0, 0).items())
+
+
+@pytest.mark.parametrize("kind", ["samples", "weights", "tokens"])
 def test_in_single_precision_they_are_equal_to_rounding(kind: str) -> None:
     task = Net()
     task.kind, task.dtype = kind, torch.float32
@@ -102,6 +162,61 @@ def test_micro_batch_and_accumulation_change_nothing_but_rounding(accumulation: 
     assert several == pytest.approx(one, rel=1e-4)
 
 
+@pytest.mark.parametrize(("since", "noticed"), [(1, 1), (2, 2), (5, 8), (33, 64), (65, 128), (130, 192)])
+def test_a_loss_that_is_not_finite_is_noticed_at_the_next_power_of_two_or_64th_step(since: int, noticed: int) -> None:
+    class Breaks(Points):
+        steps = 0
+
+        def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+            self.steps += 1
+            loss = super().loss(model, batch, setup)
+            return Loss(loss.total * (math.nan if self.steps >= since else 1.0), loss.denominator)
+
+    measurements = list(train_task(Breaks(), setup(2, budget=2 * 250, training={"evaluations": 1})))
+    assert [m.samples_seen for m in measurements] == [2 * noticed]
+    assert not math.isfinite(measurements[0].train_loss or 0.0)
+
+
+def test_a_model_that_comes_in_evaluation_mode_is_trained() -> None:
+    class Evaluates(NeedsTwo):
+        def model(self, setup: TrialSetup) -> nn.Module:
+            return super().model(setup).eval()
+
+    first, second = (trained(task, setup(32)) for task in (NeedsTwo(), Evaluates()))
+    assert [m.train_loss for m in first[0]] == [m.train_loss for m in second[0]]
+    assert all(torch.equal(value, second[1][name]) for name, value in first[1].items())
+
+
+@pytest.mark.parametrize("batch", [1, 7, 300, 599, 600, 1000])
+def test_evaluation_counts_each_sample_once_whatever_its_batches(batch: int) -> None:
+    task = Net()
+    run = TrainingRun(task, setup(8, evaluation_batch=batch))
+    whole = run.validation_fetcher.fetch(in_order(600, 600, 0)[0])
+    with torch.no_grad():
+        scores = named_scores(task, task.score(run.model, whole, run.setup))
+    expected = {name: float(score.total) / float(score.denominator) for name, score in scores.items()}
+    assert run.evaluate() == pytest.approx(expected, rel=1e-5)
+    assert run.model.training
+
+
+def test_evaluation_is_of_the_batches_and_the_data_that_it_is_given() -> None:
+    task = Net()
+    run = TrainingRun(task, setup(8))
+    half = run.evaluate(in_order(300, 64, 0))
+    other = Fetcher(Subset(run.data.validation, range(300)))
+    assert run.evaluate(fetcher=other) == pytest.approx(half, rel=1e-5)
+    assert run.evaluate() != pytest.approx(half, rel=1e-3)
+
+
+def test_more_right_answers_than_answers_are_told() -> None:
+    class Doubles(Points):
+        def score(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Score:
+            return Score(2 * len(batch[1]), len(batch[1]))
+
+    with pytest.raises(TaskError, match=r"Doubles.score: expected an accuracy, .* of at most 1, got 2\. Check the shapes"):
+        TrainingRun(Doubles(), setup()).evaluate()
+
+
 def trained(task: Task, made: TrialSetup) -> tuple[list[Measurement], dict[str, torch.Tensor]]:
     run = TrainingRun(task, made)
     return list(run.measurements()), run.model.state_dict()
@@ -128,6 +243,14 @@ def test_a_trial_sees_its_budget_exactly(tmp_path: Path, batch: int, budget: int
         assert sorted(seen[30 * epoch : 30 * (epoch + 1)]) == list(range(30))
     assert [m.samples_seen for m in measurements] == sorted({m.samples_seen for m in measurements})
     assert len(measurements) <= 4
+
+
+def test_the_trained_model_is_saved_at_the_end_alone(tmp_path: Path) -> None:
+    run = TrainingRun(Points(), setup(32, training={"evaluations": 4}, model_folder=str(tmp_path)))
+    for measurement in run.measurements():
+        assert any(tmp_path.iterdir()) == (measurement.samples_seen == 400)
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert all(torch.equal(saved[name], value) for name, value in run.model.state_dict().items())
 
 
 def test_a_remainder_too_small_for_a_plan_joins_the_step_before() -> None:

@@ -21,7 +21,7 @@ from bsearch.spaces.study.file import study_from_dict
 from bsearch.spaces.trial import Suggestion
 from conftest import small_study
 from helpers import setup
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 schedules = st.sampled_from(["cosine", "linear"])
@@ -35,12 +35,18 @@ def test_the_batch_doubles_where_the_rate_has_halved(schedule: str, warmup: floa
     assert batch_stages("constant", schedule, warmup) == ()
 
 
-@given(schedules, warmups, st.integers(1, 400), st.integers(1, 5000), st.integers(1, 64), st.integers(1, 3))
+# Where the batch grows in a real schedule, or anywhere: within one step too.
+stages_of_a_training = st.builds(batch_stages, st.just("seesaw"), schedules, warmups) | st.lists(
+    st.floats(0, 1), max_size=3
+).map(lambda begins: tuple((begin, 2 ** (place + 1)) for place, begin in enumerate(sorted(begins))))
+
+
+@given(stages_of_a_training, st.integers(1, 400), st.integers(1, 5000), st.integers(1, 64), st.integers(1, 3))
+@example(((0.51, 2), (0.52, 4)), 10, 200, 64, 1)
 def test_steps_hold_the_budget_exactly_and_grow_in_time(
-    schedule: str, warmup: float, batch: int, budget: int, cap: int, devices: int
+    stages: tuple[tuple[float, int], ...], batch: int, budget: int, cap: int, devices: int
 ) -> None:
     batch, budget = max(batch, devices), max(budget, batch, devices)
-    stages = batch_stages("seesaw", schedule, warmup)
     limits = {"largest_micro_batch": cap}
     plan = plan_batch(batch, devices=devices, largest_micro_batch=cap)
     runs = step_plans(plan, budget, stages=stages, **limits)

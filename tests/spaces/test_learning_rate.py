@@ -8,6 +8,7 @@ import pytest
 from bsearch.spaces.errors import BsearchError, InfeasiblePlanError
 from bsearch.spaces.learning_rate import (
     RATE_RULES,
+    RULE_EXPONENTS,
     OptimizerSettings,
     RuleConstants,
     rule_fact,
@@ -70,6 +71,11 @@ def test_adam_sde_keeps_the_averages_long_in_samples(kappa: float) -> None:
 def test_adam_sde_is_undefined_where_an_average_would_hold_less_than_a_step() -> None:
     with pytest.raises(InfeasiblePlanError, match=r"below 1 .* at kappa 16"):
         scaled_settings("adam_sde", OptimizerSettings(1e-3), reference_batch=64, effective_batch=1024)
+    with pytest.raises(InfeasiblePlanError) as just:
+        RATE_RULES["adam_sde"](OptimizerSettings(1e-3, betas=(0.5, 0.75)), 2.0, HALF)  # it would hold one step
+    with pytest.raises(InfeasiblePlanError) as far:
+        RATE_RULES["adam_sde"](OptimizerSettings(1e-3, betas=(0.5, 0.75)), 3.0, HALF)
+    assert (just.value.violation, far.value.violation) == pytest.approx((0.0, 0.5), abs=1e-5)
 
 
 @given(st.floats(1e-2, 1e2), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
@@ -126,6 +132,23 @@ def test_a_second_beta_keeps_its_half_life_in_samples(kappa: float, beta2: float
     assert 0 <= scaled.betas[1] < 1
     if 1e-6 < scaled.betas[1] < 1 - 1e-6:
         assert kappa / math.log(scaled.betas[1]) == pytest.approx(1 / math.log(beta2), rel=1e-4)
+
+
+def test_an_average_of_squares_forgets_however_small_the_batch() -> None:
+    assert with_beta2_half_life(OptimizerSettings(1e-3, betas=(0.9, 0.9999)), 1e-12).betas[1] < 1
+
+
+@pytest.mark.parametrize("rule", RULE_EXPONENTS)
+@given(st.floats(1e-3, 1e3))
+def test_the_exponent_of_a_rule_is_that_of_its_rate(rule: str, kappa: float) -> None:
+    assert RATE_RULES[rule](OptimizerSettings(0.1), kappa, HALF).learning_rate == pytest.approx(
+        0.1 * kappa ** RULE_EXPONENTS[rule]
+    )
+
+
+def test_a_study_gives_its_noise_batch_in_samples() -> None:
+    assert RuleConstants.at(64, 0.5, 256.0) == RuleConstants(exponent=0.5, noise_kappa=4.0)
+    assert RuleConstants.at(64, None, None) == RuleConstants()
 
 
 @pytest.mark.parametrize("rule", ["saturating", "surge"])

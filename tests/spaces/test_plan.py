@@ -6,8 +6,8 @@ import math
 
 import pytest
 from bsearch.spaces.errors import InfeasiblePlanError
-from bsearch.spaces.plan import BatchPlan, even_parts, plan_batch, step_sizes
-from hypothesis import given
+from bsearch.spaces.plan import BatchPlan, even_parts, plan_batch, step_plans, step_sizes
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 
@@ -103,3 +103,51 @@ def test_steps_spend_the_budget_exactly(budget: int, batch: int, devices: int, s
     if budget >= batch:
         assert sizes[:-1] == [batch] * (len(sizes) - 1)
         assert sizes[-1] < 2 * batch
+
+
+def test_how_far_a_plan_misses_is_the_share_of_its_limit() -> None:
+    assert plan_batch(500, largest_micro_batch=100, accumulation_high=5).accumulation == 5
+    for refused, violation in [
+        (lambda: plan_batch(500, largest_micro_batch=100, accumulation_high=4), 5 / 4 - 1),
+        (lambda: plan_batch(4, devices=3, smallest_micro_batch=4), (4 - 1) / 4),
+        (lambda: plan_batch(8, devices=3, accumulation=3, every_micro_batch=True), 3 / 2 - 1),
+        (lambda: plan_batch(2, devices=3), (3 - 2) / 3),
+    ]:
+        with pytest.raises(InfeasiblePlanError) as missed:
+            refused()
+        assert missed.value.violation == pytest.approx(violation)
+
+
+def test_where_devices_synchronise_in_each_none_skips_a_micro_batch() -> None:
+    for batch in range(1, 40):
+        for devices in range(1, min(batch, 5) + 1):
+            for accumulation in range(1, 7):
+                plan = plan_batch(batch, devices=devices, accumulation=accumulation)
+                if all(map(all, passes_of(plan))):
+                    assert plan_batch(batch, devices=devices, accumulation=accumulation, every_micro_batch=True) == plan
+                    continue
+                with pytest.raises(InfeasiblePlanError, match="a sample in every micro-batch of every device"):
+                    plan_batch(batch, devices=devices, accumulation=accumulation, every_micro_batch=True)
+
+
+@given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 4), st.integers(1, 3), st.integers(2, 64))
+@example(budget=9, batch=4, devices=1, smallest=2, cap=8)
+def test_the_steps_of_a_training_are_its_step_sizes_each_planned(
+    budget: int, batch: int, devices: int, smallest: int, cap: int
+) -> None:
+    limits = {"devices": devices, "smallest_micro_batch": smallest, "largest_micro_batch": cap}
+    try:
+        plan = plan_batch(batch, **limits)
+    except InfeasiblePlanError:
+        return
+    del limits["devices"]  # they are the plan's
+    try:
+        sizes = step_sizes(budget, batch, devices=devices, **limits)
+        expected = [plan if size == batch else plan_batch(size, devices=devices, **limits) for size in sizes]
+    except InfeasiblePlanError:  # the remainder has no plan, neither on its own nor joined to the step before
+        with pytest.raises(InfeasiblePlanError):
+            step_plans(plan, budget, **limits)
+        return
+    runs = step_plans(plan, budget, **limits)
+    assert [run.plan for run in runs for _ in range(run.count)] == expected
+    assert all(run.count > 0 for run in runs)

@@ -15,6 +15,10 @@ from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.storage import masked, network_file_system, storage_of
 from click.testing import CliRunner
 from conftest import TASKS
+from hypothesis import example, given
+from hypothesis import strategies as st
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 MOUNTS = r"""
 /dev/vda / ext4 rw,relatime 0 0
@@ -50,6 +54,8 @@ server:/hidden /mnt/hidden nfs rw 0 0
 )
 def test_the_longest_mount_point_says_what_a_folder_lies_on(folder: str, kind: str | None) -> None:
     assert network_file_system(MOUNTS, PurePath(folder)) == kind
+    # What is mounted later nearer to the root hides none of them.
+    assert network_file_system(f"{MOUNTS}tmpfs / tmpfs rw 0 0\n", PurePath(folder)) == kind
 
 
 def test_no_mounts_are_no_network() -> None:
@@ -69,6 +75,11 @@ def test_no_mounts_are_no_network() -> None:
         ("postgresql:u:s3cret@h/d", "postgresql:***@h/d"),
         ("postgresql//u:s3cret@h/d", "postgresql//u:***@h/d"),
         ("could not open postgresql://u:s3cret@h/d, see a@b", "could not open postgresql://u:***@h/d, see a@b"),
+        ("postgresql://u@corp:s3cret@h/d", "postgresql://u@corp:***@h/d"),
+        ("postgresql://u:@h/d", "postgresql://u:***@h/d"),
+        ("mssql://u@h/d?pwd=s3cret&client_secret=s3cret", "mssql://u@h/d?pwd=***&client_secret=***"),
+        ("got 'postgresql://u@h/d?token=s3cret' and a = b", "got 'postgresql://u@h/d?token=***' and a = b"),
+        ("postgresql://u@h/d?token=s3cret and a = b", "postgresql://u@h/d?token=*** and a = b"),
         ("postgresql://u@h/d", "postgresql://u@h/d"),
         ("sqlite:////home/ann/a:b@c/study.db", "sqlite:////home/ann/a:b@c/study.db"),
         ("study.yaml:9: space.rule: expected linear, got 'a@b'", "study.yaml:9: space.rule: expected linear, got 'a@b'"),
@@ -77,6 +88,20 @@ def test_no_mounts_are_no_network() -> None:
 def test_no_password_is_shown(written: str, shown: str) -> None:
     assert masked(written) == shown
     assert masked(shown) == shown
+
+
+_parts = st.text("ab@:%/.?=&", max_size=6)
+
+
+@given(_parts, _parts, _parts)
+@example("ann@corp", "", "h/d")
+def test_what_the_parser_takes_for_a_password_is_not_shown(user: str, password: str, rest: str) -> None:
+    url = f"postgresql://{user}:s3cret{password}@{rest}"
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return
+    assert "s3cret" not in (parsed.password or "") or "s3cret" not in masked(url)
 
 
 def test_a_password_with_an_unescaped_at_is_told_how_to_be_written() -> None:

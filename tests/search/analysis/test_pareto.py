@@ -95,6 +95,34 @@ def test_the_knee_is_inside_the_front_and_below_its_chord(points: list[tuple[flo
     assert bend is None or 0 < bend < len(members) - 1
 
 
+@given(
+    st.lists(st.integers(1, 10**6), min_size=3, max_size=9, unique=True),
+    st.lists(st.integers(0, 99), min_size=3, max_size=9, unique=True),
+)
+def test_the_knee_is_farthest_from_the_line_between_the_ends(times: list[int], losses: list[int]) -> None:
+    front = [(float(time), float(loss)) for time, loss in zip(sorted(times), sorted(losses)[::-1], strict=False)]
+    assert front_members(front) == list(range(len(front)))
+    curve = [(math.log(time), loss) for time, loss in front]
+    (left, top), (right, bottom) = curve[0], curve[-1]
+    # The slow, obvious twin: the triangle of both ends and a point is as large as the point is far below the line.
+    areas = [(right - left) * (top - loss) - (time - left) * (top - bottom) for time, loss in curve]
+    bend = knee(front)
+    assert bend is not None
+    assert areas[bend] == pytest.approx(max(areas[1:-1]), abs=1e-9 * (right - left) * (top - bottom))
+
+
+def test_what_does_not_fall_has_no_knee() -> None:
+    assert knee([(1.0, 0.5), (2.0, 0.5), (3.0, 0.5)]) is None
+    assert knee([(1.0, 0.5)] * 3) is None
+
+
+def test_a_setting_without_a_result_is_compared_with_nothing() -> None:
+    front, _ = front_and_records()
+    for train_s, accuracy in [(None, None), (1.0, None), (None, 0.9)]:
+        assert no_worse(front, TrialRecord(7, "diverged", {}, train_s=train_s, accuracy=accuracy)) is None
+    assert no_slower(front, TrialRecord(7, "diverged", {}, accuracy=0.9)) is None
+
+
 def front_and_records() -> tuple[ParetoFront, list[TrialRecord]]:
     records = [
         record(0, 10.0, 0.90, baseline=0),

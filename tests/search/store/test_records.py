@@ -24,7 +24,8 @@ from bsearch.search.report.terminal.tables import front_summary
 from bsearch.search.run.driver import differences
 from bsearch.search.run.runner import Event
 from bsearch.search.run.study_run import StudyRun
-from bsearch.search.store.database import RetryPolicy, transaction
+from bsearch.search.store import lock
+from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy, transaction
 from bsearch.search.store.lock import LOCK_EXPIRES_S
 from bsearch.search.store.optuna_storage import open_storage
 from bsearch.search.store.records import Records
@@ -117,6 +118,8 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
         time.sleep(0.01)
     other.lock.acquire("law")
     child.communicate()
+    held_by(theirs, 1.0)  # and now it has
+    other.lock.acquire("law")
     held_by(records.lock.holder, 2 * LOCK_EXPIRES_S)
     with pytest.raises(StorageError, match=f"process {os.getpid()} on"):
         other.lock.acquire("law")
@@ -125,6 +128,50 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
         other.lock.acquire("law")
     held_by("elsewhere:1:noon x", LOCK_EXPIRES_S + 1)
     other.lock.acquire("law")
+
+
+def test_a_holder_whose_process_cannot_be_checked_from_here_holds_until_its_lock_expires(
+    records: Records, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine, in another container of this one, written by a version that left no mark, or another user's."""
+    other, here = Records(url), socket.gethostname()
+    namespace = re.search(r" (\d+)\.", records.lock.holder)
+    assert namespace is not None
+
+    def held_by(holder: str, at: float | None) -> None:
+        sql(records, "UPDATE bsearch_study SET holder = :holder, heartbeat_at = :at", holder=holder, at=at)
+
+    def assert_held_until_it_expires(holder: str) -> None:
+        held_by(holder, time.time() - 1.0)
+        with pytest.raises(StorageError, match=r"process \d+ on .* has been running it since noon"):
+            other.lock.acquire("law")
+        held_by(holder, time.time() - LOCK_EXPIRES_S - 1)
+        other.lock.acquire("law")
+        held_by(holder, None)  # nothing says that it was ever alive
+        other.lock.acquire("law")
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:
+        assert_held_until_it_expires(f"elsewhere:{living.pid}:noon {namespace[1]}.1-x")
+        assert_held_until_it_expires(f"{here}:{living.pid}:noon {namespace[1]}0.1-x")
+        assert_held_until_it_expires(f"{here}:{living.pid}:noon x")
+        assert living.poll() is None  # asking did it no harm
+        living.communicate(b"\n")
+
+    def refused(process: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    assert_held_until_it_expires(f"{here}:1:noon x")
+
+
+def test_who_drives_a_study_is_asked_of_any_name(records: Records) -> None:
+    assert records.lock.driver("law") is None
+    assert records.lock.driver("no such study") is None
+    records.lock.acquire("law")
+    driver = records.lock.driver("law")
+    assert driver is not None
+    assert (driver.host, driver.process, driver.gone) == (socket.gethostname(), str(os.getpid()), False)
+    assert 0 <= driver.silent_s < LOCK_EXPIRES_S
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -217,6 +264,21 @@ def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: py
     with pytest.raises(StorageError, match=r"small.db: the database does not answer: database is locked\. Check that"):
         RetryPolicy(url, messages.append, 60.0)(lambda: open_and_write(url))
     other.close()
+
+
+def test_the_lock_is_asked_for_again_until_the_database_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/small.db"
+    records = Records(url, retry_policy=_answered(RetryPolicy(url, limit_s=60.0)))
+    records.save_study("law", "law", {}, {})
+
+    def away(url: str, engine: sa.Engine) -> Any:
+        monkeypatch.setattr(lock, "transaction", transaction)
+        raise DatabaseUnavailable("it is away")
+
+    for asked in (records.lock.acquire, records.lock.held, records.lock.driver, records.lock.release):
+        monkeypatch.setattr(lock, "transaction", away)
+        asked("law")
+        assert lock.transaction is transaction  # it was away, once
 
 
 def _answered(retry_policy: RetryPolicy) -> RetryPolicy:
