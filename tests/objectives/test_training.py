@@ -24,7 +24,7 @@ from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import Measurement, TrialSetup
 from conftest import TASKS
 from helpers import Net, setup
-from tasks_for_tests import CountsSamples, NeedsTwo, Points
+from tasks_for_tests import CountsSamples, NeedsTwo, Noisy, Points
 from torch import nn
 from torch.utils.data import Subset
 
@@ -197,6 +197,13 @@ def test_evaluation_counts_each_sample_once_whatever_its_batches(batch: int) -> 
     expected = {name: float(score.total) / float(score.denominator) for name, score in scores.items()}
     assert run.evaluate() == pytest.approx(expected, rel=1e-5)
     assert run.model.training
+
+
+def test_evaluation_draws_nothing_and_leaves_the_model_as_it_was() -> None:
+    run = TrainingRun(Noisy(), setup())  # dropout and batch statistics
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    assert run.evaluate() == run.evaluate()
+    assert all(torch.equal(before[name], value) for name, value in run.model.state_dict().items())
 
 
 def test_evaluation_is_of_the_batches_and_the_data_that_it_is_given() -> None:
