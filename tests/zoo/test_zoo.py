@@ -120,7 +120,7 @@ def losses_of(entry: Entry, setup: TrialSetup) -> list[float]:
         return [measurement.train_loss or 0.0 for measurement in measurements]
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("entry", entries(lambda entry: entry.twin))
 def test_a_whole_run_is_that_of_plain_torch(entry: Entry, accumulation: int) -> None:
     if entry.expects == "unsplit" and accumulation > 1:

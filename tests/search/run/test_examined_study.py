@@ -67,6 +67,7 @@ def test_a_loss_that_compares_samples_is_refused_with_the_way_out(study_file: Ca
     assert done.exit_code == 2 and "couples_samples = True" in done.output and "accept_inexact" in done.output
 
 
+@pytest.mark.slow
 def test_a_declared_one_is_never_split_and_its_largest_batch_is_what_fits(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_study_may_go_on_all_the_same_and_its_front_says_so(study_file: Callab
     assert again.exit_code == 2 and "accept_inexact: true" in again.output
 
 
+@pytest.mark.slow
 def test_check_and_run_say_what_was_examined(study_file: Callable[..., Path]) -> None:
     path = study_file()
     checked = CliRunner().invoke(main, ["check", str(path), "--json"])
