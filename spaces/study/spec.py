@@ -202,7 +202,7 @@ class StudySpec(Section):
         """The part of the study that must not change between runs; the task's hash is added to it."""
         # Defaults are left out, so that a key added by a later version does not change existing studies.
         parts = {name: getattr(self, name).model_dump(mode="json", exclude_defaults=True) for name in self.IDENTITY}
-        for key in ("workers", "pin_memory"):
+        for key in ("workers", "pin_memory", "accept_inexact"):  # which change no result
             parts["training"].pop(key, None)
         if self.devices.counts != (1,):
             parts["devices"] = {"per_trial": list(self.devices.counts)}

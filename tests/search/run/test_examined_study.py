@@ -119,7 +119,8 @@ def test_a_study_may_go_on_all_the_same_and_its_front_says_so(study_file: Callab
     assert "Examined: inexact" in report_page(StudyFigures.of(StoredStudy.open(str(path))))
     # Without the key it is refused, although the profile is stored.
     path.write_text(path.read_text().replace("accept_inexact: true", "accept_inexact: false"))
-    again = CliRunner().invoke(main, ["run", str(path), "--serial", "--new"])
+    path.write_text(path.read_text().replace("trials: 3", "trials: 4"))
+    again = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert again.exit_code == 2 and "accept_inexact: true" in again.output
 
 
