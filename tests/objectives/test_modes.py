@@ -89,6 +89,11 @@ def test_tensors_in_any_container_are_moved_and_the_container_stays(batch: Any) 
     assert not any(one.is_meta for one in leaves(batch) if isinstance(one, torch.Tensor)), "the batch itself is as it was"
 
 
+def test_a_class_in_a_batch_is_a_leaf() -> None:
+    assert list(leaves([Graph, SimpleNamespace, 3])) == [Graph, SimpleNamespace, 3]
+    assert with_tensors([Graph], lambda tensor: tensor) == [Graph]
+
+
 def test_a_defaultdict_keeps_its_factory() -> None:
     moved = with_tensors(defaultdict(list, x=ONE), lambda one: one + 1)
     assert torch.equal(moved["x"], ONE + 1) and moved["absent"] == []
