@@ -148,7 +148,6 @@ def _weighted_mean(
     From singles l_i and pairs m_ij = (w_i l_i + w_j l_j) / (w_i + w_j) follow the ratios of weights; they have to give the
     means of larger sets.
     """
-
     return _weighted(lambda total, denominator: total / denominator, values, samples, evidence, remedies) or _weighted(
         lambda total, _: total, values, samples, evidence, remedies
     )

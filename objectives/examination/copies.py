@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,13 +28,9 @@ ATTEMPTS: Sequence[tuple[torch.dtype | None, bool]] = (
 
 
 def needs_its_own_model(run: TrainingRun) -> bool:
-    """Whether a copy of the run's model would not do: copies lack hooks of parameters, or do not fit in memory."""
+    """Whether a copy of the run's model would not do, because copies lack the hooks of parameters."""
     hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    if any(getattr(parameter, name, None) for parameter in run.model.parameters() for name in hooks):
-        return True
-    # In double precision, with gradients and the values to restore.
-    needed = 8 * 3 * sum(parameter.numel() for parameter in run.model.parameters())
-    return run.device.type == "cpu" and needed > 0.3 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return any(getattr(parameter, name, None) for parameter in run.model.parameters() for name in hooks)
 
 
 def copied(run: TrainingRun, dtype: torch.dtype | None, *, perturbed: bool, live: bool = False) -> TrainingRun:

@@ -81,9 +81,19 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
 
     where = location_of(run, "loss", "training data")
     with unchanged(task):
-        examination = _examined_step(
-            opened, values, len(keys), smallest, run.setup, where, TASK_REMEDIES, task, couples_samples=task.couples_samples
-        )
+        if task.couples_samples:
+            examination = Examination(couples_samples=True)
+        else:
+            compare = partial(
+                _compared_step,
+                values=values,
+                smallest=smallest,
+                seed=run.setup.seed,
+                where=where,
+                remedies=TASK_REMEDIES,
+                task=task,
+            )
+            examination = _examined_step(opened, compare, len(keys), smallest, run.setup.device)
         findings = [
             *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
             *_mode_findings(run),
@@ -116,6 +126,8 @@ def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examinatio
     Args:
         where: the loop, for messages.
     """
+    if parts.couples_samples:
+        return Examination(couples_samples=True)
     where, started = f"{where}, on training data", time.perf_counter()
     stream = SampleStream(len(parts.data.dataset), setup.seed)  # type: ignore[arg-type]
     device = next(parts.model.parameters()).device
@@ -125,30 +137,24 @@ def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examinatio
 
     @contextmanager
     def opened(samples: int, dtype: torch.dtype | None, perturbed: bool) -> Iterator[Step]:
-        fetch, sliced = subset_fetchers(parts.data, _subset(keys, samples))
+        def prepare(batch: Any) -> Any:
+            return in_precision(to_device(batch, device), dtype)
 
-        def of(fetched: Callable[[Indices], Any]) -> Callable[[Indices], Any]:
-            return lambda index: in_precision(to_device(fetched(index), device), dtype)
-
+        fetch, sliced = subset_fetchers(parts.data, _subset(keys, samples), prepare)
         with _live_precision(parts.model, dtype, perturbed=perturbed):
             # Libraries put a model of single precision under autocast, whatever runs it.
             under_autocast = dtype == torch.float32 and setup.training.precision in ("bf16", "fp16")
-            yield Step(
-                parts.model,
-                of(fetch),
-                accumulate,
-                None if under_autocast else dtype,
-                sliced=None if sliced is None else of(sliced),
-            )
+            yield Step(parts.model, fetch, accumulate, None if under_autocast else dtype, sliced=sliced)
 
     def values(step: Step, index: Indices) -> tuple[float, float]:
         return len(index) * step.gradient([index], "rows")[1], float(len(index))
 
     keys = varied(parts.data, stream.take(0, min(stream.samples, POOL)), _SAMPLES)
     for smallest in (1, 2):  # two where a model does not work with one sample
-        examination = _examined_step(
-            opened, values, len(keys), smallest, setup, where, LOOP_REMEDIES, None, couples_samples=parts.couples_samples
+        compare = partial(
+            _compared_step, values=values, smallest=smallest, seed=setup.seed, where=where, remedies=LOOP_REMEDIES
         )
+        examination = _examined_step(opened, compare, len(keys), smallest, setup.device)
         if not examination.note:
             break
     return replace(examination, seconds=time.perf_counter() - started)
@@ -160,88 +166,76 @@ def _subset(keys: SampleKeys, samples: int) -> SampleKeys:
 
 def _examined_step(
     opened: Callable[[int, torch.dtype | None, bool], AbstractContextManager[Step]],
-    values: Values,
+    compared_step: Callable[[Step, int], Examination],
     most: int,
     smallest: int,
-    setup: TrialSetup,
-    where: str,
-    remedies: Remedies,
-    task: Task | None,
-    *,
-    couples_samples: bool,
+    device: str,
 ) -> Examination:
     """The examination with a step compared, in the highest precision that the model allows.
 
     Args:
         opened: the step over the stream's first samples, in a precision, with perturbed parameters or not.
-        most: samples of the step, fewer where a step takes long.
-        task: whose attributes may be what a loss changes.
+        compared_step: the examination of such a step of at most so many samples.
+        most: samples of the step, fewer where they do not fit.
+        device: of the step, "cpu" or "gpu".
     """
-    examination, note = Examination(couples_samples=couples_samples), ""
-    if couples_samples:
-        return examination
+    note = ""
     while most >= max(2 * smallest, 2):
         for dtype, perturbed in ATTEMPTS:
             try:
                 with opened(most, dtype, perturbed) as step:
-                    effort = affordable(step, most, smallest)
-                    before = _numbers_of(task)
-                    found = compared(step, smallest, setup.seed, effort)
-                    findings: list[Finding] = []
-                    if found.random and found.equal:
-                        text = "draws random numbers; with the draws held fixed, and permutations left out, a split step has "
-                        findings.append(Finding("random", where, f"{text}the same gradient"))
-                    elif not found.equal and not found.repeats:
-                        changed = [name for name, value in _numbers_of(task).items() if before.get(name) != value]
-                        what = (
-                            f"self.{changed[0]}" if changed else "something, since the same step gives another gradient again"
-                        )
-                        findings.append(Finding("state", where, state_message(what), found.difference))
-                    elif not found.equal and not found.fixed:
-                        return replace(examination, note=f"{where}: draws random numbers in a way that cannot be held fixed")
-                    elif not found.equal:
-                        cause = _cause(step, partial(values, step), effort.samples, smallest, remedies)
-                        message = f"{cause.message} The gradient of a split step differs by {found.difference:.2g} (relative)."
-                        findings.append(Finding(cause.kind, where, message, found.difference))
-                    findings += batch_norm_findings(step, effort.samples, smallest, setup.seed)
-                    if not effort.brief:
-                        findings += state_findings(step, 2 * smallest, where)
-                    precision = str(dtype or _dtype_of(step.model))
+                    return compared_step(step, most)
             except BsearchError:
                 raise
             except NothingToCompare as error:
                 note = str(error)
-                continue
             except Exception as error:
-                release_memory(setup.device)
+                release_memory(device)
                 memory = is_out_of_memory(error)
                 if dtype is None and not memory and smallest > 1:
                     with opened(most, dtype, perturbed) as step:  # as in a trial: an error here is one there
                         step.gradient([np.arange(most)], None)
                 failed = f"a step of {most} samples failed: {error_line(error)}"
                 note = f"a step of {most} samples does not fit in memory" if memory else note or failed
-                continue
-            return replace(
-                examination,
-                samples=effort.samples,
-                splits=effort.splits,
-                precision=precision.removeprefix("torch."),
-                difference=found.difference,
-                tolerance=found.tolerance,
-                findings=tuple(findings),
-            )
         most //= 2
     few = f"the training set has only {most} sample{'s' * (most != 1)}, for parts of at least {smallest}"
-    return replace(examination, note=note or few)
+    return Examination(note=note or few)
+
+
+def _compared_step(
+    step: Step, most: int, *, values: Values, smallest: int, seed: int, where: str, remedies: Remedies, task: Task | None = None
+) -> Examination:
+    """The examination of one step of at most `most` samples.
+
+    Args:
+        task: whose attributes may be what a loss changes.
+    """
+    effort, before = affordable(step, most, smallest), _numbers_of(task)
+    found = compared(step, smallest, seed, effort)
+    findings: list[Finding] = []
+    if found.random and found.equal:
+        text = "draws random numbers; with the draws held fixed, and permutations left out, a split step has the same gradient"
+        findings.append(Finding("random", where, text))
+    elif not found.equal and not found.repeats:
+        changed = [f"self.{name}" for name, value in _numbers_of(task).items() if before.get(name) != value]
+        message = state_message(changed[0] if changed else "something: the same step, repeated, has another gradient")
+        findings.append(Finding("state", where, message, found.difference))
+    elif not found.equal and not found.fixed:
+        return Examination(note=f"{where}: draws random numbers in a way that cannot be held fixed")
+    elif not found.equal:
+        cause = _cause(step, partial(values, step), effort.samples, smallest, remedies)
+        message = f"{cause.message} The gradient of a split step differs by {found.difference:.2g} (relative)."
+        findings.append(Finding(cause.kind, where, message, found.difference))
+    findings += batch_norm_findings(step, effort.samples, smallest, seed)
+    if not effort.brief:
+        findings += state_findings(step, 2 * smallest, where)
+    precision = str(step.dtype or next(step.model.parameters()).dtype).removeprefix("torch.")
+    return Examination(effort.samples, effort.splits, precision, found.difference, findings=tuple(findings))
 
 
 def _numbers_of(task: Task | None) -> dict[str, Any]:
     """The plain numbers among a task's attributes."""
     return {name: value for name, value in (vars(task) if task else {}).items() if isinstance(value, int | float)}
-
-
-def _dtype_of(model: nn.Module) -> torch.dtype:
-    return next(model.parameters()).dtype
 
 
 def _cause(
@@ -257,16 +251,15 @@ def _cause(
 
 def _step_of(run: TrainingRun, dtype: torch.dtype | None, keys: SampleKeys, *, perturbed: bool, live: bool) -> Step:
     other = copied(run, dtype, perturbed=perturbed, live=live)
-    fetch, sliced = subset_fetchers(run.train_fetcher, keys)
 
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         return other.accumulate(micro_batches, sum(size for size, _ in micro_batches))[0]
 
-    def of(fetched: Callable[[Indices], Any]) -> Callable[[Indices], Any]:
-        return lambda index: in_precision(other.on_device(fetched(index)), dtype)
+    def prepare(batch: Any) -> Any:
+        return in_precision(other.on_device(batch), dtype)
 
-    held = partial(attribute_tensors, run.task)
-    return Step(other.model, of(fetch), accumulate, dtype, held, sliced=None if sliced is None else of(sliced))
+    fetch, sliced = subset_fetchers(run.train_fetcher, keys, prepare)
+    return Step(other.model, fetch, accumulate, dtype, partial(attribute_tensors, run.task), sliced)
 
 
 @contextmanager

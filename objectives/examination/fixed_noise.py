@@ -25,8 +25,12 @@ NoisePattern = Literal["rows", "constant"]
 _DROPOUT = frozenset(
     name + suffix for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout") for suffix in ("", "_")
 ) | {"dropout1d", "dropout2d", "dropout3d"}
-# Position of `dropout_p` among the arguments of torch.nn.functional.multi_head_attention_forward.
-_DROPOUT_OF_ATTENTION = 10
+# Functions with an argument that turns on dropout or the like: its position, its name and the value that turns it off.
+_SWITCHES: dict[str, tuple[int, str, Any]] = {
+    "scaled_dot_product_attention": (4, "dropout_p", 0.0),
+    "multi_head_attention_forward": (10, "dropout_p", 0.0),  # a function of Python, whose own calls do not come by here
+    "rrelu": (3, "training", False),
+}
 _SHAPED = ("rand", "randn", "randint", "normal")
 _IN_PLACE = ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 
@@ -46,12 +50,12 @@ class FixedNoise(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name in _DROPOUT:
             return args[0] if args else kwargs["input"]
-        if name == "scaled_dot_product_attention":
-            args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
-        elif name == "multi_head_attention_forward":  # a function of Python, whose own calls do not come by here
-            args = (*args[:_DROPOUT_OF_ATTENTION], 0.0, *args[_DROPOUT_OF_ATTENTION + 1 :])
-        elif name == "rrelu":
-            args, kwargs = args[:3], {**kwargs, "training": False}
+        if name in _SWITCHES:
+            place, keyword, off = _SWITCHES[name]
+            if len(args) > place:
+                args = (*args[:place], off, *args[place + 1 :])
+            else:
+                kwargs = {**kwargs, keyword: off}
         if self.noise is None:
             return func(*args, **kwargs)
         if name == "randperm":
@@ -104,7 +108,7 @@ class FixedNoise(TorchFunctionMode):
         return drawn
 
     def _uniform(self, like: Tensor) -> Tensor:
-        """NoisePattern in (0, 1) of a tensor's shape, the same for every index of the first dimension."""
+        """Numbers in (0, 1) of a tensor's shape, the same for every index of the first dimension."""
         size = math.prod(like.shape[1:]) if self.noise == "rows" else 1
         # Multiples of the golden ratio, modulo 1: evenly spread whatever their number.
         row = (torch.arange(1, size + 1, dtype=torch.float64, device=like.device) * 0.6180339887498949) % 1.0

@@ -61,30 +61,32 @@ def _ignored(tensor: Tensor) -> int:
     return 0 if tensor.is_floating_point() or tensor.is_complex() else int((tensor == -100).sum())
 
 
-def subset_fetchers(fetcher: Fetcher, keys: SampleKeys) -> tuple[Callable[[Indices], Any], Callable[[Indices], Any] | None]:
+def subset_fetchers(
+    fetcher: Fetcher, keys: SampleKeys, prepare: Callable[[Any], Any]
+) -> tuple[Callable[[Indices], Any], Callable[[Indices], Any] | None]:
     """Two functions that return the batch of some of the samples: one collates them, the other slices one batch of them all.
 
     The second is None where reading and collating draw no random numbers. Before collating, generators are seeded alike.
+
+    Args:
+        prepare: what is done to each batch, such as moving it to a device.
     """
     seeded = copy.copy(fetcher)
     seeded.collate = partial(_collated_alike, fetcher.collate)
 
-    def fetch(index: Indices) -> Any:
+    def collated(index: Indices) -> Any:
         return seeded.fetch(replace(keys, index=keys.index[index], epoch=keys.epoch[index]))
 
+    def fetch(index: Indices) -> Any:
+        return prepare(collated(index))
+
     everything = np.arange(len(keys))
-    if fetcher.indexed or not (differ(fetch(everything), fetch(everything)) or _draws_while_collating(fetcher, keys)):
+    if fetcher.indexed or not (differ(collated(everything), collated(everything)) or _draws_while_collating(fetcher, keys)):
         return fetch, None
-    whole = fetch(everything)
+    whole = collated(everything)
     if not any(_has_rows(leaf, len(keys)) for leaf in _outer_leaves(whole, len(keys))):
         return fetch, None
-    return fetch, lambda index: _sliced(whole, index, len(keys))
-
-
-def subset_fetcher(fetcher: Fetcher, keys: SampleKeys) -> Callable[[Indices], Any]:
-    """A function that returns the batch of some of the samples, sliced from one batch where reading or collating is random."""
-    fetch, sliced = subset_fetchers(fetcher, keys)
-    return sliced or fetch
+    return fetch, lambda index: prepare(_sliced(whole, index, len(keys)))
 
 
 def _collated_alike(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:

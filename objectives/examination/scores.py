@@ -19,7 +19,7 @@ from ..machine.device_memory import is_out_of_memory
 from ..training import TrainingRun
 from .copies import ATTEMPTS, copied, error_line, location_of
 from .fixed_noise import fixed_noise, seed_draws
-from .reading import POOL, subset_fetcher, varied
+from .reading import POOL, subset_fetchers, varied
 from .step import SPLITS, Indices, in_precision, uneven_parts
 
 # Validation samples whose scores are compared at most.
@@ -65,7 +65,9 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
     samples = len(chosen)
     if samples < 2:
         return
-    fetch = subset_fetcher(run.validation_fetcher, SampleKeys(chosen, np.zeros_like(chosen), run.setup.seed))
+    keys = SampleKeys(chosen, np.zeros_like(chosen), run.setup.seed)
+    collated, sliced = subset_fetchers(run.validation_fetcher, keys, run.on_device)
+    fetch = sliced or collated
     for dtype, perturbed in ATTEMPTS:
         try:
             other = copied(run, dtype, perturbed=perturbed)
@@ -74,7 +76,7 @@ def score_findings(run: TrainingRun) -> Iterator[Finding]:
             def evaluated(
                 parts: Sequence[Indices], seed: int = 0, other: TrainingRun = other, dtype: Any = dtype
             ) -> Evaluation:
-                return _evaluated(other, [in_precision(other.on_device(fetch(part)), dtype) for part in parts], seed)
+                return _evaluated(other, [in_precision(fetch(part), dtype) for part in parts], seed)
 
             samples, count = _affordable(evaluated, len(chosen))
             whole = evaluated([np.arange(samples)])

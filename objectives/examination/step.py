@@ -33,6 +33,8 @@ _ROUNDING = 100.0
 _BOUNDS = (2e-5, 1e-3)
 # The same under autocast, whose gradients are rounded to eight bits in every micro-batch.
 AUTOCAST_TOLERANCE = 3e-2
+# Numbers that are compared at once, since a model's gradient may take gigabytes.
+_CHUNK = 2**22
 # Trainable parameters are perturbed by this share of their size, since zeros, as in a new adapter, have gradients of zero.
 _PERTURBATION = 0.02
 
@@ -74,15 +76,16 @@ class Step:
             buffers = [] if moves_buffers else [(buffer, buffer.clone()) for buffer in self.model.buffers()]
             micro_batches = [(len(part), _seeded(partial(self.batch, part), seed, buffers)) for part in parts]
             loss = float(self.accumulate(micro_batches))
-        flat = [
-            torch.zeros(parameter.numel(), dtype=torch.float64)
-            if parameter.grad is None
-            else (parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad).detach().double().flatten().cpu()
-            for parameter in parameters
-        ]
-        for parameter in parameters:
+        # Several of these are kept in host memory: no wider than the gradient, and filled in place.
+        dtype = torch.float64 if any(parameter.dtype == torch.float64 for parameter in parameters) else torch.float32
+        sizes = [parameter.numel() for parameter in parameters]
+        flat = torch.zeros(sum(sizes), dtype=dtype)
+        for parameter, place in zip(parameters, torch.split(flat, sizes), strict=True):
+            if parameter.grad is not None:
+                gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+                place.copy_(gradient.detach().flatten())
             parameter.grad = None
-        return torch.cat(flat), loss
+        return flat, loss
 
 
 class NothingToCompare(Exception):
@@ -163,20 +166,29 @@ def compared(step: Step, smallest: int, seed: int, effort: Effort) -> Comparison
             raise NothingToCompare("the samples that were compared have no gradient, or the loss does not use its `model`")
         rounding = 1.0 if effort.brief else _difference(step.gradient([everything[::-1].copy()], "rows")[0], whole)
         tolerance = _tolerance(step.dtype, rounding)
-        difference = max(_difference(step.gradient(parts, "rows")[0], whole) for parts in splits)
+        difference = _largest_difference(step, splits, "rows", whole)
         if difference <= tolerance:
             drawn = [] if effort.brief else [step.gradient([everything], None, seed=each)[0] for each in (0, 1)]
             return Comparison(difference, tolerance, random=bool(drawn) and not torch.equal(*drawn))
-        for other, noise in ((replace(step, batch=step.sliced or step.batch), "rows"), (step, "constant")):
-            if other.batch is step.batch and noise == "rows":
-                continue
-            fixed = other.gradient([everything], noise)[0]  # type: ignore[arg-type]
-            now = max(_difference(other.gradient(parts, noise)[0], fixed) for parts in splits)  # type: ignore[arg-type]
-            if now <= tolerance:
-                return Comparison(now, tolerance, random=other.batch is step.batch)
+        if step.sliced is not None:
+            alike = _largest_difference(replace(step, batch=step.sliced), splits, "rows")
+            if alike <= tolerance:
+                return Comparison(alike, tolerance)
+        constant = _largest_difference(step, splits, "constant")
+        if constant <= tolerance:
+            return Comparison(constant, tolerance, random=True)
         again, elsewhere = (step.gradient([everything], "rows", seed=each)[0] for each in (0, 1))
     repeats = _difference(again, whole) <= tolerance
     return Comparison(difference, tolerance, repeats=repeats, fixed=_difference(elsewhere, whole) <= tolerance)
+
+
+def _largest_difference(
+    step: Step, splits: Sequence[Sequence[Indices]], noise: NoisePattern, whole: Tensor | None = None
+) -> float:
+    """Of the gradients of split steps from that of the unsplit one, which is computed if it is not given."""
+    if whole is None:
+        whole, _ = step.gradient([np.concatenate(splits[0])], noise)
+    return max(_difference(step.gradient(parts, noise)[0], whole) for parts in splits)
 
 
 def batch_norm_findings(step: Step, samples: int, smallest: int, seed: int) -> Iterator[Finding]:
@@ -376,8 +388,10 @@ def _seeded(batch: Callable[[], Any], seed: int, buffers: Sequence[tuple[Tensor,
 
 def _difference(gradient: Tensor, other: Tensor) -> float:
     """Relative to the second's norm; 0 where both vanish."""
-    scale = float(other.norm())
-    off = float((gradient - other).norm())
+    off = scale = 0.0
+    for part, of_other in zip(torch.split(gradient, _CHUNK), torch.split(other, _CHUNK), strict=True):
+        off = math.hypot(off, float((part.double() - of_other.double()).norm()))
+        scale = math.hypot(scale, float(of_other.double().norm()))
     return off / scale if scale else float(off > 0)
 
 

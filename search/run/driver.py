@@ -293,8 +293,7 @@ def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, 
         names = [kind or "others" for kind in profiles]
         yield f"devices: {', '.join(names)}; training times are those of {names[0]}"
     if (examination := overall(profile.examination for profile in everywhere)) is not None:
-        yield examination.sentence
-        yield from (f"- {finding}" for finding in examination.findings)
+        yield from examination.lines
     if any(profile.validates_on_training for profile in everywhere):
         yield "the validation data are the training data: the front shows what trials memorise"
     yield from step_time_summary(spec, next(iter(profiles.values())).values())

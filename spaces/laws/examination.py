@@ -76,7 +76,6 @@ class Examination:
         splits: number of random splits; 0 if batches are never split.
         precision: of the comparison, such as float64.
         difference: largest relative difference between the gradients of a split step and of the unsplit one.
-        tolerance: the largest difference that counts as rounding, as measured by reordering the samples.
         couples_samples: the task declares that its loss compares samples, so batches are never split.
         seconds: duration of the examination.
         note: why no step was compared; empty if one was.
@@ -86,7 +85,6 @@ class Examination:
     splits: int = 0
     precision: str = ""
     difference: float = 0.0
-    tolerance: float = 0.0
     couples_samples: bool = False
     findings: tuple[Finding, ...] = ()
     seconds: float = 0.0
@@ -117,10 +115,15 @@ class Examination:
         return "unsplit" if self.couples_samples else "exact"
 
     @property
+    def lines(self) -> list[str]:
+        """The sentence, and each finding in a line."""
+        return [self.sentence, *(f"- {finding}" for finding in self.findings)]
+
+    @property
     def sentence(self) -> str:
         """The verdict, with what it rests on.
 
-        >>> Examination(24, 3, "float64", difference=2e-16, tolerance=2e-5).sentence
+        >>> Examination(24, 3, "float64", difference=2e-16).sentence
         'examined: a step of 24 samples has the same gradient unsplit and in 3 uneven splits (largest relative difference 2e-16, in float64)'
         """  # noqa: E501
         if self.refusals:

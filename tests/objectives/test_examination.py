@@ -85,6 +85,38 @@ def test_fixed_draws_do_not_depend_on_the_place_in_the_batch(name: str, noise: A
     assert torch.isfinite(many.double()).all()
 
 
+VALUES = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+HEADS = nn.MultiheadAttention(4, 2, batch_first=True)
+SWITCHED = {
+    "causal, by position": lambda p: nn.functional.scaled_dot_product_attention(VALUES, VALUES, VALUES, None, p, True),
+    "causal, by name": lambda p: nn.functional.scaled_dot_product_attention(
+        VALUES, VALUES, VALUES, dropout_p=p, is_causal=True
+    ),
+    "heads, by name": lambda p: nn.functional.multi_head_attention_forward(
+        **dict.fromkeys(("query", "key", "value"), VALUES[0].transpose(0, 1)),
+        **dict.fromkeys(("bias_k", "bias_v")),
+        **{name: getattr(HEADS, name) for name in ("in_proj_weight", "in_proj_bias")},
+        **{"out_proj_weight": HEADS.out_proj.weight, "out_proj_bias": HEADS.out_proj.bias},
+        **{"embed_dim_to_check": 4, "num_heads": 2, "add_zero_attn": False, "dropout_p": p},
+    )[0],
+    "heads, by position": lambda p: nn.MultiheadAttention.forward(
+        HEADS, *[VALUES[0]] * 3, attn_mask=torch.triu(torch.full((5, 5), -torch.inf), 1)
+    )[0],
+    "rrelu in place": lambda p: nn.functional.rrelu(made := VALUES.clone(), 0.25, 0.25, p > 0, True) + made,
+}
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_dropout_is_off_and_no_other_argument_is_touched(name: str) -> None:
+    """However the arguments are passed."""
+    expected = SWITCHED[name](0.0)
+    HEADS.dropout = 0.5
+    with fixed_noise(None, nn.Linear(1, 1)):
+        found = SWITCHED[name](0.5)
+    HEADS.dropout = 0.0
+    assert torch.equal(found, expected)
+
+
 class Attention(Base):
     """torch's own encoder layer, with its dropout of a tenth."""
 

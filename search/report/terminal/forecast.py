@@ -115,8 +115,7 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
 def examination_parts(profiles: Iterable[DeviceProfile]) -> Iterator[str]:
     """The examination's verdict, and each thing that it found."""
     if (examination := overall(profile.examination for profile in profiles)) is not None:
-        yield examination.sentence
-        yield from (f"- {finding}" for finding in examination.findings)
+        yield from examination.lines
 
 
 def _loop_parts(profile: DeviceProfile) -> Iterator[str]:
