@@ -218,7 +218,7 @@ def _compared_step(
         findings.append(Finding("random", where, text))
     elif not found.equal and not found.repeats:
         changed = [f"self.{name}" for name, value in _numbers_of(task).items() if before.get(name) != value]
-        message = state_message(changed[0] if changed else "something: the same step, repeated, has another gradient")
+        message = state_message(changed[0] if changed else "something (the same step, repeated, has another gradient)")
         findings.append(Finding("state", where, message, found.difference))
     elif not found.equal and not found.fixed:
         return Examination(note=f"{where}: draws random numbers in a way that cannot be held fixed")
