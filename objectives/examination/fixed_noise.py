@@ -61,8 +61,8 @@ class FixedNoise(TorchFunctionMode):
         if name == "randperm":
             return torch.arange(args[0] if args else kwargs["n"], device=kwargs.get("device"))
         if name == "multinomial":
-            count = args[1] if len(args) > 1 else kwargs["num_samples"]
-            return func(*args, **kwargs) if count > args[0].shape[-1] else args[0].topk(count).indices
+            weights, count = _first_two(args, kwargs, ("input", "num_samples"), (None, None))
+            return func(*args, **kwargs) if count > weights.shape[-1] else weights.topk(count).indices
         if name in _IN_PLACE or name == "bernoulli" or name in _SHAPED or name.removesuffix("_like") in _SHAPED:
             with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
                 # Drawn with a fixed seed, so that integers stay in the requested range.
@@ -83,17 +83,19 @@ class FixedNoise(TorchFunctionMode):
                 case "rand":
                     values = uniform
                 case "uniform":
-                    low, high = _bounds(args[1:], kwargs, ("from", "to"), (0.0, 1.0))
+                    low, high = _first_two(args[1:], kwargs, ("from", "to"), (0.0, 1.0))
                     values = low + (high - low) * uniform
                 case "randn":
                     values = _normal(uniform)
                 case "normal":
-                    mean, std = _bounds(args[name == "normal_" :], kwargs, ("mean", "std"), (0.0, 1.0))
+                    mean, std = _first_two(args[name == "normal_" :], kwargs, ("mean", "std"), (0.0, 1.0))
                     values = mean + std * _normal(uniform)
                 case "log_normal":
                     values = torch.exp(_normal(uniform))
                 case "bernoulli":
-                    probability = args[1] if len(args) > 1 else kwargs.get("p", args[0] if name == "bernoulli" else 0.5)
+                    given, probability = _first_two(args, kwargs, ("input", "p"), (None, None))
+                    if probability is None:
+                        probability = given if name == "bernoulli" else 0.5
                     values = (uniform < probability).to(drawn.dtype)
                 case "exponential":
                     values = -torch.log1p(-uniform)
@@ -121,7 +123,8 @@ def _normal(uniform: Tensor) -> Tensor:
     return math.sqrt(2) * torch.erfinv(2 * uniform.clamp(1e-6, 1 - 1e-6) - 1)
 
 
-def _bounds(args: Any, kwargs: Any, names: tuple[str, str], usual: tuple[float, float]) -> tuple[Any, Any]:
+def _first_two(args: Any, kwargs: Any, names: tuple[str, str], usual: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The first two arguments, by position or by name."""
     first = args[0] if args else kwargs.get(names[0], usual[0])
     second = args[1] if len(args) > 1 else kwargs.get(names[1], usual[1])
     return first, second

@@ -67,6 +67,8 @@ DRAWS = {
     "randn_like": lambda n: torch.randn_like(torch.zeros(n, 3)),
     "randint": lambda n: torch.randint(2, 9, (n, 3)),
     "bernoulli": lambda n: torch.bernoulli(torch.full((n, 3), 0.3)),
+    "bernoulli, by name": lambda n: torch.bernoulli(input=torch.full((n, 3), 0.3)),
+    "multinomial, by name": lambda n: torch.multinomial(input=torch.rand(n, 5), num_samples=3),
     "normal": lambda n: torch.normal(torch.zeros(n, 3), torch.ones(n, 3)),
     "distribution": lambda n: torch.distributions.Normal(0.0, 2.0).rsample((n, 3)),
     "in place": lambda n: torch.empty(n, 3).uniform_(-1, 1),
