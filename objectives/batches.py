@@ -135,27 +135,34 @@ class SampleStream:
 
 
 @dataclass(frozen=True, slots=True)
-class _RandomState:
-    """The process's random generators: Python's, NumPy's and torch's."""
+class RandomState:
+    """The process's random generators: Python's, NumPy's, torch's, and that of a GPU."""
 
     python: Any
     numpy: Any
     torch: Tensor
+    cuda: Tensor | None = None
 
     @classmethod
-    def now(cls) -> Self:
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())
+    def now(cls, device: Any = None) -> Self:
+        """The state of the CPU's generators, and of a GPU's where the torch device `device` is one."""
+        on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state(device) if on_gpu else None
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
 
     def restore(self) -> None:
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda)
 
     def unchanged(self) -> bool:
         """Whether no random number has been drawn since."""
         numpy: Any = np.random.get_state()
         return (
             torch.equal(self.torch, torch.get_rng_state())
+            and (self.cuda is None or torch.equal(self.cuda, torch.cuda.get_rng_state()))
             and np.array_equal(self.numpy[1], numpy[1])
             and self.numpy[2:] == numpy[2:]
             and self.python == random.getstate()
@@ -230,7 +237,7 @@ class Fetcher(Dataset[Any]):
             return self.dataset.fetch(keys)  # type: ignore[attr-defined]  # a BatchDataset
         if self._tensors is not None:
             return self._indexed([keys])
-        state = _RandomState.now()
+        state = RandomState.now()
         try:
             if self._draws is None:
                 self._draws = self._depends_on_seed(int(keys.index[0]))

@@ -97,8 +97,9 @@ class Task(ABC):
     """Data and a model; the defaults train a classifier on batches of (inputs, labels).
 
     Attributes:
-        couples_samples: whether the loss compares the samples of a batch, as contrastive losses do. Its batches are then never
-            split: the largest batch is the largest micro-batch that fits, on one device.
+        couples_samples: whether `loss` compares the samples of a batch, as contrastive losses do. Its batches are then never
+            split: the largest batch is the largest micro-batch that fits, on one device. With `embed` and `batch_loss` instead
+            of `loss`, they are split exactly.
     """
 
     couples_samples: bool = False
@@ -124,6 +125,22 @@ class Task(ABC):
         """
         inputs, labels = batch
         return Loss(smoothed_cross_entropy(_logits(self, "loss", model, inputs), labels, setup), len(labels))
+
+    def embed(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
+        """With `batch_loss`, instead of `loss`: what a loss that compares the samples of a batch needs of each of them.
+
+        Returns:
+            A tensor of shape (samples, ...), or a tuple, list or dict of such tensors, such as two views' embeddings and the
+            labels. It is computed in micro-batches, twice where there are several (`gradient_cache`).
+        """
+        raise NotImplementedError
+
+    def batch_loss(self, model: nn.Module, embeddings: Any, setup: TrialSetup) -> Tensor:
+        """The mean loss of a whole batch, a scalar, given what `embed` returned for all of its samples.
+
+        It may use the model's own parameters, such as a temperature, and must not draw random numbers.
+        """
+        raise NotImplementedError
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         """The optimizer of the model's parameters, with the setup's learning rate; default: SGD with Nesterov momentum 0.9.
@@ -173,6 +190,27 @@ def _logits(task: Task, method: str, model: nn.Module, inputs: Any) -> Tensor:
 
 def name_of(task: Task) -> str:
     return type(task).__name__
+
+
+def embeds(task: Task) -> bool:
+    """Whether a task's loss is of a whole batch's embeddings.
+
+    Raises:
+        TaskError: it has only one of `embed` and `batch_loss`, or a loss beside them; that of a base class does not count.
+    """
+    classes = type(task).__mro__
+    place = {name: next(i for i, one in enumerate(classes) if name in vars(one)) for name in ("embed", "batch_loss", "loss")}
+    own = [name for name, index in place.items() if classes[index] is not Task]
+    if own in ([], ["loss"]):
+        return False
+    if own[:2] != ["embed", "batch_loss"] or (len(own) == 3 and place["loss"] <= min(place["embed"], place["batch_loss"])):
+        raise TaskError(f"{name_of(task)}: expected either loss, or embed and batch_loss; got {', '.join(own)}")
+    if task.couples_samples:
+        raise TaskError(
+            f"{name_of(task)}: expected no couples_samples beside embed and batch_loss, which are split exactly. Remove "
+            "couples_samples."
+        )
+    return True
 
 
 def checked_data(data: Any) -> Data:

@@ -28,6 +28,7 @@ from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .evaluation import Evaluation, undefined
+from .gradient_cache import EmbeddingsOf, GradientCache
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
@@ -50,7 +51,7 @@ from .state.branches import forks, trained
 from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving, asked_to_leave
 from .step_clock import COUNTED_STEPS, StepClock
-from .task import Task, check_loss, checked_data, checked_optimizer, name_of
+from .task import Task, check_loss, checked_data, checked_optimizer, embeds, name_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -111,13 +112,14 @@ class TrainingRun:
         self._updated_buffers: set[str] = set()  # those known to be updated in the forward pass
         self._buffers_checked = self.ranks.count == 1
         self.noise = NoiseScale()
+        self.cache = GradientCache() if embeds(task) else None
         if self.fully_sharded:
             self._set_sharded_model(model, device_mesh(self.device, self.ranks.count))
         else:
             self._set_model(model.to(self.device))
             if setup.training.compile:
                 self.model.compile()
-            self.loss: Any = _LossOf(task, self.model, setup)
+            self.loss: Any = self._loss_module()
             if self.ranks.count > 1:
                 self.loss = self.ranks.distributed_loss(self.loss, self.device, self.noise)
         if self.ranks.rank:
@@ -164,12 +166,18 @@ class TrainingRun:
         self.optimizer = checked_optimizer(self.task, model, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
 
+    def _loss_module(self) -> nn.Module:
+        kind = _LossOf if self.cache is None else EmbeddingsOf
+        return kind(self.task, self.model, self.setup)
+
     @property
     def fully_sharded(self) -> bool:
         """Whether each rank holds only a share of the parameters."""
         return self.setup.sharding == "fsdp2" and self.ranks.count > 1
 
     def _set_sharded_model(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        if self.cache is not None:
+            raise TaskError("devices.sharding: expected ddp or zero1 with embed and batch_loss, got fsdp2. Write zero1.")
         # Around the loss, so that all parameters are there whatever a task calls of its model.
         self.loss = _ShardedLossOf(self.task, model, self.setup)
         shard_parameters(self.loss, self.task.checkpoint_blocks(model), mesh)
@@ -189,7 +197,8 @@ class TrainingRun:
             other._set_sharded_model(model, mesh)
         else:
             other._set_model(model)
-            other.loss = _LossOf(self.task, model, self.setup)
+            other.loss = other._loss_module()
+        other.cache = None if self.cache is None else GradientCache(checked=True)
         other.noise, other._last_weight, other.sharded = NoiseScale(), None, None
         other._updated_buffers, other._buffers_checked = set(), True
         other._checks_parameters = False
@@ -248,6 +257,8 @@ class TrainingRun:
             The step's mean loss, a detached scalar on the device; and the small batch of a noise measurement: its samples and
             its loss's denominator.
         """
+        if self.cache is not None:
+            return self._accumulate_embedded(micro_batches, size), (0.0, 0.0)
         totals: list[Tensor] = []
         denominator: Tensor | float = 0.0
         small_batch: tuple[float, Tensor | float] = 0.0, 0.0
@@ -284,6 +295,14 @@ class TrainingRun:
         # Where every label of a step is ignored, its loss is 0 rather than 0/0.
         mean = total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
         return mean, small_batch
+
+    def _accumulate_embedded(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
+        """The same for a loss over the whole batch's embeddings."""
+        assert self.cache is not None
+        loss = self.cache.accumulate(self, micro_batches, size)
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+        return loss
 
     def _other_buffers(self) -> dict[str, Tensor]:
         """The model's buffers but for those of BatchNorm, which are averaged over ranks."""
@@ -617,7 +636,9 @@ class TrainingRun:
         # The remainder step is too small and noisy. With a gradient scaler, gradients are not at their true scale.
         splits = plan.largest_micro_batch < plan.effective_batch
         # Sharded gradients are never those of one rank's samples alone.
-        return splits and plan == self.setup.plan and not self.scaler.is_enabled() and not self.fully_sharded
+        # A part of a loss that compares samples is not a smaller batch's loss.
+        alone = self.cache is None and not self.scaler.is_enabled() and not self.fully_sharded
+        return splits and plan == self.setup.plan and alone
 
     def facts(self, steps: int) -> dict[str, Parameter]:
         """What is known of a training of so many steps before it begins."""

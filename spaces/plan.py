@@ -22,6 +22,10 @@ ActivationCheckpointing = Literal["none", "selective", "full"]
 # What is sharded across a trial's devices: nothing; the optimizer state (ZeRO stage 1); parameters and gradients too (FSDP2).
 Sharding = Literal["ddp", "zero1", "fsdp2"]
 
+# How a loss over the embeddings of a whole batch is computed: in one micro-batch, or in several that run twice (gradient
+# caching). Empty for all other losses.
+Embedding = Literal["", "whole", "cached"]
+
 
 @lru_cache(maxsize=1024)
 def even_parts(total: int, parts: int) -> tuple[int, ...]:

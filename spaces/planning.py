@@ -22,7 +22,7 @@ from .learning_rate import (
     scaled_settings,
     with_beta2_half_life,
 )
-from .plan import BatchPlan, Steps, plan_batch, step_plans
+from .plan import ActivationCheckpointing, BatchPlan, Embedding, Steps, plan_batch, step_plans
 from .readable import readable_bytes
 from .readable import seconds as readable_seconds
 from .schedule import batch_stages
@@ -46,7 +46,7 @@ def trial_setup(
     epochs, devices = values.pop("epochs"), int(values.pop("devices"))
     effective_batch, accumulation = int(values.pop("effective_batch")), values.pop("accumulation", None)
     plan = planned(spec, profile, effective_batch, devices, accumulation)
-    limits = plan_limits(spec, profile.under(plan), devices)
+    limits = plan_limits(spec, profile.under(plan), devices, effective_batch)
     samples_budget = _samples_budget(profile, epochs, effective_batch)
     training = training_of(spec, values, seed=suggestion.notes.get("seed", spec.training.seed))
     if spec.training.branches:
@@ -80,7 +80,7 @@ def trial_setup(
         memory_limit_bytes=profile.limit_bytes,
         largest_micro_batch=limits["largest_micro_batch"],
         smallest_micro_batch=limits["smallest_micro_batch"],
-        couples_samples=profile.couples_samples,
+        couples_samples=not profile.under(plan).splits,
         # One that repeats another's setting is for that setting alone.
         branches=() if "repeats" in suggestion.notes else _branches(spec, profile, epochs, effective_batch),
     )
@@ -214,20 +214,29 @@ def _faster(profile: DeviceProfile, plan: BatchPlan, than: BatchPlan) -> bool:
 def _planned(
     spec: StudySpec, profile: DeviceProfile, effective_batch: int, devices: int, accumulation: int | None
 ) -> BatchPlan:
-    """The plan with the profile's own activation checkpointing."""
+    """The plan with what the profile's own laws hold for."""
     domain = spec.space.accumulation
+    limits = plan_limits(spec, profile, devices, effective_batch)
+    if profile.embedding == "cached":
+        accumulation = max(accumulation or 2, 2)
+        most = largest_batch(spec, profile, devices)
+        if most is not None and effective_batch > most:
+            raise InfeasiblePlanError(
+                f"effective_batch {effective_batch}: expected at most {most} samples, whose embeddings and loss fit in memory",
+                violation=effective_batch / most - 1,
+            )
     plan = plan_batch(
         effective_batch,
         devices=devices,
         accumulation=accumulation,
-        **plan_limits(spec, profile, devices) | {"accumulation_high": _most_micro_batches(spec, profile)},
+        **limits | {"accumulation_high": _most_micro_batches(spec, profile)},
     )
-    return plan if domain is not None or profile.couples_samples else with_fastest_accumulation(plan, profile)
+    return plan if domain is not None or not profile.splits else with_fastest_accumulation(plan, profile)
 
 
 def _most_micro_batches(spec: StudySpec, profile: DeviceProfile) -> int | None:
     """The most micro-batches that a step may have: one where the loss compares its samples."""
-    if profile.couples_samples:
+    if not profile.splits:
         return 1
     return None if spec.space.accumulation is None else int(bounds(spec.space.accumulation)[1])
 
@@ -240,29 +249,47 @@ def with_fastest_accumulation(plan: BatchPlan, profile: DeviceProfile) -> BatchP
     return fastest_plan(plan, law, smallest_micro_batch=profile.smallest_micro_batch)
 
 
-def micro_batch_cap(spec: StudySpec, profile: DeviceProfile, devices: int = 1) -> int | None:
-    """The largest micro-batch allowed by the study's setting and by the memory law."""
-    caps = (spec.memory.largest_micro_batch, profile.cap_on(devices, spec.memory.headroom))
+def micro_batch_cap(
+    spec: StudySpec, profile: DeviceProfile, devices: int = 1, effective_batch: int | None = None
+) -> int | None:
+    """The largest micro-batch allowed by the study's setting and by the memory law; see `DeviceProfile.cap_on`."""
+    caps = (spec.memory.largest_micro_batch, profile.cap_on(devices, spec.memory.headroom, effective_batch))
     return min((cap for cap in caps if cap is not None), default=None)
 
 
-def largest_timed_micro_batch(spec: StudySpec, profile: DeviceProfile, devices: int) -> int | None:
+def largest_timed_micro_batch(
+    spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None = None
+) -> int | None:
     """The largest micro-batch allowed that is also within the timed sizes, beyond which step time is unknown."""
     law = profile.step_time(devices)
-    caps = (micro_batch_cap(spec, profile, devices), None if law is None else law.largest_micro_batch)
+    caps = (micro_batch_cap(spec, profile, devices, effective_batch), None if law is None else law.largest_micro_batch)
     return min((cap for cap in caps if cap is not None), default=None)
 
 
-def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int) -> dict[str, Any]:
-    """Limits of every plan on this number of devices with the profile's own activation checkpointing, as keyword arguments of
+def largest_batch(spec: StudySpec, profile: DeviceProfile, devices: int) -> int | None:
+    """The most samples of a step by memory alone; None: no limit."""
+    cap = largest_timed_micro_batch(spec, profile, devices)
+    if not profile.splits:
+        return None if cap is None else cap * devices
+    law = profile.memory
+    if law is None or not law.held_bytes:
+        return profile.largest_batch
+    spare = profile.usable_bytes(devices, spec.memory.headroom) - law.peak_bytes(profile.smallest_micro_batch)
+    by_embeddings = math.inf if math.isinf(spare) else int(spare / law.held_bytes)
+    most = min(by_embeddings, profile.largest_batch or math.inf)
+    return None if math.isinf(most) else int(most)
+
+
+def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int, effective_batch: int | None = None) -> dict[str, Any]:
+    """Limits of every plan on this number of devices with what the profile's own laws hold for, as keyword arguments of
     `plan_batch`.
     """
     return {
-        "largest_micro_batch": largest_timed_micro_batch(spec, profile, devices),
+        "largest_micro_batch": largest_timed_micro_batch(spec, profile, devices, effective_batch),
         "smallest_micro_batch": profile.smallest_micro_batch,
         "every_micro_batch": spec.training.sync_batch_norm,
         "activation_checkpointing": profile.activation_checkpointing,
-        **({"accumulation_high": 1} if profile.couples_samples else {}),
+        **({} if profile.splits else {"accumulation_high": 1}),
     }
 
 
@@ -333,7 +360,7 @@ def known_taken(
     ) -> tuple[BatchPlan, DeviceProfile, StepTime | None, dict[str, Any]]:
         batch_plan = planned(spec, profiles[key], effective_batch, devices, accumulation)
         profile = profiles[key].under(batch_plan)
-        return batch_plan, profile, profile.step_time(devices), plan_limits(spec, profile, devices)
+        return batch_plan, profile, profile.step_time(devices), plan_limits(spec, profile, devices, effective_batch)
 
     def seconds_and_watts(key: CostKey, values: Mapping[str, Any]) -> tuple[float, float | None]:
         """The same values as from the trial's setup, without building one: seconds, and watts meanwhile."""
@@ -433,14 +460,9 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
     lows, highs = [], []
     profiles = list(profiles)
     for profile in profiles:
-        most_micro_batches = _most_micro_batches(spec, profile)
         lows.append(max(low, fewest * profile.smallest_micro_batch))
-        limits = [high, profile.training_set or high]
-        caps = [largest_timed_micro_batch(spec, one, most) for one in profile.each]
-        cap = None if None in caps else max(cap for cap in caps if cap is not None)
-        if cap is not None and most_micro_batches is not None:
-            limits.append(cap * most_micro_batches * most)
-        highs.append(min(limits))
+        planned_most = max(_largest_planned(spec, one, most) for one in profile.each)
+        highs.append(int(min(high, profile.training_set or high, planned_most)))
     feasible = min(lows), max(highs)
     if feasible[0] > feasible[1]:
         raise StudyFileError(
@@ -450,12 +472,20 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
                 + (
                     "The loss compares samples, so a batch is never split, and has to fit memory as one micro-batch. Raise "
                     "memory.limit."
-                    if any(profile.couples_samples for profile in profiles)
+                    if not any(one.splits for profile in profiles for one in profile.each)
                     else "Check memory and space.accumulation."
                 ),
             )
         )
     return feasible
+
+
+def _largest_planned(spec: StudySpec, profile: DeviceProfile, devices: int) -> float:
+    """The largest batch that has a plan by the profile's own laws, infinite where nothing limits it."""
+    most = largest_batch(spec, profile, devices)
+    cap, micro_batches = largest_timed_micro_batch(spec, profile, devices), _most_micro_batches(spec, profile)
+    by_accumulation = math.inf if cap is None or micro_batches is None else cap * micro_batches * devices
+    return min(math.inf if most is None else most, by_accumulation)
 
 
 def common_batches(spec: StudySpec, kinds: Mapping[str, Mapping[CostKey, DeviceProfile]]) -> tuple[int, int]:
@@ -559,7 +589,7 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
         batch = settings.get("effective_batch")
         if feasible is not None and isinstance(batch, int) and not feasible[0] <= batch <= feasible[1]:
             message = f"expected a feasible batch, from {feasible[0]} to {feasible[1]}; got {batch}"
-            if profile.couples_samples:
+            if not any(one.splits for one in profile.each):
                 message += " (a batch is never split, since the loss compares its samples)"
             faults.append(Fault(f"baseline.{index}.effective_batch", message))
     if profile.training_set is None:
@@ -580,9 +610,9 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
             )
     if profile.examination is not None and not spec.training.accept_inexact:
         faults += [Fault("", line) for line in profile.examination.refusal_lines]
-    if profile.couples_samples:
+    if not any(one.splits for one in profile.each):
         message = "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
-        if max(spec.devices.counts) > 1:
+        if max(spec.devices.counts) > 1 and profile.couples_samples:
             faults.append(Fault("devices.per_trial", message.format(max(spec.devices.counts))))
         if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
             faults.append(Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}")))
@@ -661,12 +691,12 @@ def feasible_batches_sentence(spec: StudySpec, feasible: tuple[int, int], profil
     profiles = list(profiles)
     caps = sorted({cap for profile in profiles if (cap := micro_batch_cap(spec, profile)) is not None})
     limits = sorted({profile.limit_bytes for profile in profiles if profile.limit_bytes is not None})
-    modes = dict.fromkeys(one.activation_checkpointing for profile in profiles for one in profile.each)
+    kinds = dict.fromkeys(one.recomputes for profile in profiles for one in profile.each)
     sentence = f"feasible batches: {feasible[0]} to {feasible[1]}"
-    if caps and all(mode == "none" for mode in modes):
+    if caps and len(kinds) == 1 and _words(*next(iter(kinds))) in _PLAIN:
         sentence += f", in micro-batches of at most {' or '.join(map(str, caps))} samples"
     elif caps:
-        each = (f"{_range(_caps(spec, profiles, mode))} {_WITH[mode]}" for mode in modes)
+        each = (f"{_range(_caps(spec, profiles, kind))} {_words(*kind)}" for kind in kinds)
         sentence += f"; largest micro-batch {', '.join(each)}"
     if limits:
         sentence += f" ({readable_bytes(limits[0])} per device, {spec.memory.headroom:.0%} headroom)"
@@ -680,9 +710,26 @@ _WITH = {
 }
 
 
-def _caps(spec: StudySpec, profiles: Iterable[DeviceProfile], mode: str) -> list[int]:
-    """The largest micro-batches with one activation checkpointing, ascending."""
-    caps = (micro_batch_cap(spec, one) for profile in profiles for one in profile.each if one.activation_checkpointing == mode)
+# Where nothing is recomputed.
+_PLAIN = (_WITH["none"], "unsplit")
+
+
+def _words(mode: ActivationCheckpointing, embedding: Embedding) -> str:
+    """What is recomputed, to follow a noun.
+
+    >>> _words("full", ""), _words("selective", "cached")
+    ('with full activation checkpointing', 'with embeddings cached and selective activation checkpointing')
+    """
+    if not embedding:
+        return _WITH[mode]
+    how = "unsplit" if embedding == "whole" else "with embeddings cached"
+    joint = " and" if embedding == "cached" else ","
+    return how if mode == "none" else f"{how}{joint} {_WITH[mode].removeprefix('with ' if embedding == 'cached' else '')}"
+
+
+def _caps(spec: StudySpec, profiles: Iterable[DeviceProfile], kind: tuple[ActivationCheckpointing, Embedding]) -> list[int]:
+    """The largest micro-batches of profiles that recompute this, ascending."""
+    caps = (micro_batch_cap(spec, one) for profile in profiles for one in profile.each if one.recomputes == kind)
     return sorted({cap for cap in caps if cap is not None})
 
 
@@ -730,6 +777,6 @@ def step_time_summary(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> Ite
         largest = -(-int(bounds(spec.space.effective_batch)[1]) // devices)
         for law, cap in zip(these, caps, strict=True):
             if law.largest_micro_batch < min(largest, cap or largest):
-                mode = law.activation_checkpointing
-                what = "micro-batches" if mode == "none" else f"{_WITH[mode]}, micro-batches"
+                words = _words(law.activation_checkpointing, law.embedding)
+                what = "micro-batches" if words in _PLAIN else f"{words}, micro-batches"
                 yield f"{what} of more than {law.largest_micro_batch} samples were not timed, so none are planned"

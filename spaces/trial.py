@@ -57,7 +57,7 @@ class TrialSetup:
         samples_budget: samples to train on, epochs times the training set.
         training: the study's `training` section: schedule, warm-up, precision, seed, ...
         largest_micro_batch: the most samples per micro-batch on one device; None: no limit.
-        couples_samples: the loss compares the samples of a batch, so that no step is split.
+        couples_samples: the loss compares the samples of a batch, so that no step of this plan is split.
         metric: name of the metric that trials are compared on.
         sharding: what its devices share out.
         folder: the study file's; relative paths in the task are resolved against it.

@@ -95,6 +95,19 @@ def cause_of(
     )
 
 
+def embedding_cause(layer: str) -> Cause:
+    """The cause of a difference where the loss is over the whole batch's embeddings, which each sample has to have alone.
+
+    Args:
+        layer: the first whose output for a sample depends on the others; empty where there is none.
+    """
+    found = f"one whose layer {layer} mixes them" if layer else "one that depends on which samples share a micro-batch"
+    return Cause(
+        "layer" if layer else "coupled",
+        f"expected an embedding of each sample alone, got {found}. Compare samples in batch_loss, which gets the whole batch.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Remedies:
     """What to write instead, in the words of the kind of training."""
@@ -111,7 +124,8 @@ TASK_REMEDIES = Remedies(
     mean="Use reduction='sum'.",
     denominator="Return the number of samples, of counted tokens, or the sum of their weights.",
     weights="Return Loss(sum of weight times loss, sum of the weights); for tokens, Loss(sum, counted tokens).",
-    coupled="write couples_samples = True in the task: a batch is then never split.",
+    coupled="write embed and batch_loss instead of loss, which are split exactly; or couples_samples = True in the task, and a "
+    "batch is never split.",
     term="Multiply it by the number of samples.",
 )
 

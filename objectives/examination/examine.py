@@ -23,9 +23,9 @@ from ...spaces.laws.examination import Examination, Finding
 from ...spaces.trial import TrialSetup
 from ..batches import Fetcher, SampleKeys, SampleStream, to_device
 from ..machine.device_memory import is_out_of_memory, release_memory
-from ..task import Task
+from ..task import Task, embeds
 from ..training import TrainingRun
-from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of
+from .causes import LOOP_REMEDIES, TASK_REMEDIES, Cause, Remedies, cause_of, embedding_cause
 from .copies import ATTEMPTS, copied, error_line, location_of, needs_its_own_model, unchanged
 from .fixed_noise import fixed_noise, seed_draws
 from .reading import POOL, reading_findings, subset_fetchers, varied
@@ -79,7 +79,8 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
             loss = task.loss(step.model, batch, run.setup)
         return float(loss.total.detach()), float(loss.denominator)
 
-    where = location_of(run, "loss", "training data")
+    embedded = embeds(task)
+    where = location_of(run, "embed" if embedded else "loss", "training data")
     with unchanged(task):
         if task.couples_samples:
             examination = Examination(couples_samples=True)
@@ -90,7 +91,7 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
                 smallest=smallest,
                 seed=run.setup.seed,
                 where=where,
-                remedies=TASK_REMEDIES,
+                remedies=None if embedded else TASK_REMEDIES,
                 task=task,
             )
             examination = _examined_step(opened, compare, len(keys), smallest, run.setup.device)
@@ -203,11 +204,20 @@ def _examined_step(
 
 
 def _compared_step(
-    step: Step, most: int, *, values: Values, smallest: int, seed: int, where: str, remedies: Remedies, task: Task | None = None
+    step: Step,
+    most: int,
+    *,
+    values: Values,
+    smallest: int,
+    seed: int,
+    where: str,
+    remedies: Remedies | None,
+    task: Task | None = None,
 ) -> Examination:
     """The examination of one step of at most `most` samples.
 
     Args:
+        remedies: what to write; None for a loss over the whole batch's embeddings.
         task: whose attributes may be what a loss changes.
     """
     effort, before = affordable(step, most, smallest), _numbers_of(task)
@@ -239,9 +249,11 @@ def _numbers_of(task: Task | None) -> dict[str, Any]:
 
 
 def _cause(
-    step: Step, values: Callable[[Indices], tuple[float, float]], samples: int, smallest: int, remedies: Remedies
+    step: Step, values: Callable[[Indices], tuple[float, float]], samples: int, smallest: int, remedies: Remedies | None
 ) -> Cause:
     try:
+        if remedies is None:
+            return embedding_cause(coupling_layer(step, samples))
         layer, padded = coupling_layer(step, samples), is_padded(step, samples)
         return cause_of(values, samples, smallest, remedies, layer=layer, padded=padded)
     except Exception as error:  # the step differs all the same

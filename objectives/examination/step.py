@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...spaces.laws.examination import Finding
 from ..batches import leaves, with_tensors
 from ..model.batch_norm import batch_norms
+from ..model.buffers import KeptBuffers
 from .fixed_noise import NoisePattern, fixed_noise, seed_draws
 
 # Ways to split the step that is compared.
@@ -73,7 +74,7 @@ class Step:
         for parameter in parameters:
             parameter.grad = None
         with restored(self.model), fixed_noise(noise, self.model):
-            buffers = [] if moves_buffers else [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+            buffers = None if moves_buffers else KeptBuffers(self.model)
             micro_batches = [(len(part), _seeded(partial(self.batch, part), seed, buffers)) for part in parts]
             loss = float(self.accumulate(micro_batches))
         # Several of these are kept in host memory: no wider than the gradient, and filled in place.
@@ -332,7 +333,7 @@ def in_precision(batch: Any, dtype: torch.dtype | None) -> Any:
 def restored(model: nn.Module) -> Iterator[None]:
     """Restore trainable parameters, buffers and training modes on exit."""
     trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    before = [(tensor, tensor.detach().clone()) for tensor in (*trainable, *model.buffers())]
+    before, buffers = [(tensor, tensor.detach().clone()) for tensor in trainable], KeptBuffers(model)
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -341,6 +342,7 @@ def restored(model: nn.Module) -> Iterator[None]:
             for tensor, value in before:
                 if not _same(tensor, value):
                     tensor.copy_(value)
+        buffers.put_back()
         for module, mode in modes:
             module.training = mode
 
@@ -370,16 +372,14 @@ def attribute_tensors(owner: Any) -> dict[str, Tensor]:
     return found
 
 
-def _seeded(batch: Callable[[], Any], seed: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()) -> Callable[[], Any]:
-    """Fetches the batch, gives buffers their values, and seeds what collating and the loss may draw."""
+def _seeded(batch: Callable[[], Any], seed: int, buffers: KeptBuffers | None = None) -> Callable[[], Any]:
+    """Fetches the batch, puts buffers back, and seeds what collating and the loss may draw."""
 
     def fetched() -> Any:
         seed_draws(seed)  # of collating
         made = batch()
-        with torch.no_grad():
-            for buffer, value in buffers:
-                if not _same(buffer, value):
-                    buffer.copy_(value)
+        if buffers is not None:
+            buffers.put_back()
         seed_draws(seed)
         return made
 

@@ -7,7 +7,7 @@ the last micro-batch, losses are summed once per step, and evaluation gathers it
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +128,30 @@ class Ranks:
         if self.count > 1:
             for buffer in buffers:
                 dist.broadcast(buffer, 0)
+
+    def gathered_rows(self, local: Sequence[Tensor], size: int) -> tuple[int, list[Tensor]]:
+        """The rows of all ranks' tensors, in the order of ranks.
+
+        Args:
+            local: tensors with a row for each sample of this rank's share.
+            size: samples of the whole step.
+
+        Returns:
+            Where this rank's rows begin, and the whole tensors.
+        """
+        if self.count == 1:
+            return 0, list(local)
+        shares = even_parts(size, self.count)
+        whole = []
+        for tensor in local:
+            sent = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor  # gloo sends no booleans
+            # Shares differ by a row at most: padded, all ranks send as much.
+            padded = torch.cat([sent, sent.new_zeros((max(shares) - len(sent), *sent.shape[1:]))])
+            ranks = [torch.empty_like(padded) for _ in shares]
+            dist.all_gather(ranks, padded)
+            rows = torch.cat([rank[:share] for rank, share in zip(ranks, shares, strict=True)])
+            whole.append(rows.to(tensor.dtype))
+        return sum(shares[: self.rank]), whole
 
     def max_over_ranks(self, seconds: float) -> float:
         """The maximum over ranks, so that all of them take the same decision."""

@@ -36,7 +36,7 @@ def fit_step_time(timed: Sequence[TimedPlan]) -> StepTime:
     sizes = _sizes(timed)
     terms, seconds = _matrix(timed, sizes), np.array([entry.step_s for entry in timed])
     rising = _solved(terms, seconds)
-    update_s, first_s, *slopes = (float(value) for value in rising)
+    update_s, pair_s, first_s, *slopes = (float(value) for value in rising)
     values = [first_s]
     for (low, high), slope in zip(pairwise(sizes), slopes, strict=True):
         values.append(values[-1] + slope * (high - low))
@@ -45,7 +45,7 @@ def fit_step_time(timed: Sequence[TimedPlan]) -> StepTime:
         free_terms = terms @ _from_values(sizes)
         free = _solved(free_terms, seconds)
         if _worst(free_terms @ free, seconds) < off / 2:
-            update_s, *values = (float(value) for value in free)
+            update_s, pair_s, *values = (float(value) for value in free)
     points = tuple(zip(sizes, values, strict=True))
     plan = timed[0].plan
     return StepTime(
@@ -54,6 +54,7 @@ def fit_step_time(timed: Sequence[TimedPlan]) -> StepTime:
         devices=plan.devices,
         timed=tuple(timed),
         activation_checkpointing=plan.activation_checkpointing,
+        pair_s=pair_s,
     )
 
 
@@ -62,30 +63,38 @@ def _worst(predicted: np.ndarray, seconds: np.ndarray) -> float:
 
 
 def _from_values(sizes: Sequence[int]) -> np.ndarray:
-    """Turns (seconds of a step, seconds at each knot) into (seconds of a step, at the first knot, slopes between knots)."""
-    matrix = np.zeros((len(sizes) + 1, len(sizes) + 1))
-    matrix[0, 0] = matrix[1, 1] = 1.0
-    for row, (low, high) in enumerate(pairwise(sizes), start=2):
+    """Turns (seconds of a step, of a pair, at each knot) into (those of a step, of a pair, at the first knot, slopes)."""
+    matrix = np.zeros((len(sizes) + 2, len(sizes) + 2))
+    matrix[0, 0] = matrix[1, 1] = matrix[2, 2] = 1.0
+    for row, (low, high) in enumerate(pairwise(sizes), start=3):
         matrix[row, row - 1], matrix[row, row] = -1 / (high - low), 1 / (high - low)
     return matrix
 
 
 def _sizes(timed: Iterable[TimedPlan]) -> list[int]:
-    """The micro-batches timed without accumulation, which are the law's knots."""
+    """The micro-batches timed without accumulation, or in the fewest of them, which are the law's knots."""
     timed = list(timed)
-    return sorted({entry.plan.largest_micro_batch for entry in timed if entry.plan.accumulation == 1})
+    return sorted({entry.plan.largest_micro_batch for entry in timed if entry.plan.accumulation == _fewest(timed)})
+
+
+def _fewest(timed: Iterable[TimedPlan]) -> int:
+    """The fewest micro-batches of a step: one, or two where embeddings are cached."""
+    return min(entry.plan.accumulation for entry in timed)
 
 
 def _matrix(timed: Sequence[TimedPlan], sizes: Sequence[int]) -> np.ndarray:
-    """The design matrix of a rising law, (plans, 2 + gaps between knots)."""
-    return np.array([_terms(entry.plan, sizes) for entry in timed])
+    """The design matrix of a rising law, (plans, 3 + gaps between knots)."""
+    cached = _fewest(timed) > 1
+    return np.array([_terms(entry.plan, sizes, cached=cached) for entry in timed])
 
 
-def _terms(plan: BatchPlan, sizes: Sequence[int]) -> list[float]:
-    """A plan's row of the design matrix: one step, its micro-batches, and their samples between successive knots."""
+def _terms(plan: BatchPlan, sizes: Sequence[int], *, cached: bool) -> list[float]:
+    """A plan's row of the design matrix: one step, the pairs of its samples where its embeddings are cached, its micro-batches,
+    and their samples between successive knots.
+    """
     micro_batches = [size for size in plan.micro_batches() if size]
     between = [sum(min(max(size - low, 0), high - low) for size in micro_batches) for low, high in pairwise(sizes)]
-    return [1.0, len(micro_batches), *between]
+    return [1.0, plan.effective_batch**2 if cached else 0.0, len(micro_batches), *between]
 
 
 def _solved(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -127,11 +136,11 @@ def leave_one_out(timed: Sequence[TimedPlan]) -> dict[BatchPlan, float]:
 
     Plans at the ends of the range stay in, as predicting them would extrapolate.
     """
-    sizes = _sizes(timed)
+    sizes, fewest = _sizes(timed), _fewest(timed)
     errors = {}
     for left_out in timed:
-        if left_out.plan.accumulation == 1 and left_out.plan.largest_micro_batch in (sizes[0], sizes[-1]):
+        if left_out.plan.accumulation == fewest and left_out.plan.largest_micro_batch in (sizes[0], sizes[-1]):
             continue
         law = fit_step_time([entry for entry in timed if entry is not left_out])
-        errors[left_out.plan] = abs(law._seconds(left_out.plan) / left_out.step_s - 1)
+        errors[left_out.plan] = abs(law.seconds_of(left_out.plan) / left_out.step_s - 1)
     return errors

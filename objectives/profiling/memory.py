@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
 from ...spaces.errors import ProfilingError
 from ...spaces.laws.memory import PARTS, MemoryLaw, largest_fitting
+from ...spaces.plan import Embedding
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..batches import SampleKeys, in_order, to_device
@@ -65,13 +66,22 @@ class MemoryProbe:
         cap_bytes: what a GPU's allocator may reserve, which makes it release cached memory before a request fails.
         like_gpu: trace for a GPU that is not here: then nothing can be counted.
         ranks: devices that share out the parameters; the peaks are then those of one of them, traced.
+        embedding: how a loss over the batch's embeddings is computed.
     """
 
     def __init__(
-        self, task: Task, setup: TrialSetup, cap_bytes: float = math.inf, *, like_gpu: bool = False, ranks: int = 1
+        self,
+        task: Task,
+        setup: TrialSetup,
+        cap_bytes: float = math.inf,
+        *,
+        like_gpu: bool = False,
+        ranks: int = 1,
+        embedding: Embedding = "",
     ) -> None:
         self.task, self.like_gpu = task, like_gpu
         self.ranks = ranks
+        self.micro_batches = 1 if embedding == "whole" else _MICRO_BATCHES
         on_gpu = like_gpu or (ranks > 1 and setup.device == "gpu")
         if ranks > 1:  # what is sharded may be too large for one device
             setup = on_cpu(setup)
@@ -100,6 +110,32 @@ class MemoryProbe:
         """Peak of a training step with micro-batches of this size; traced unless the model cannot be traced."""
         return self._peak("train", micro_batch)
 
+    def batch_peak(self, effective_batch: int) -> Peak:
+        """Peak of a step of so many samples in the smallest micro-batches, their embeddings cached; most of them are only
+        imagined, since the embeddings alone matter of those that are not run.
+        """
+        return self._peak("batch", effective_batch)
+
+    def held_bytes(self) -> float:
+        """Bytes that a step with cached embeddings holds for each of its samples: the embeddings' gradients, and the batch
+        where it is fetched to the device's own memory.
+        """
+        run, keys = self.run, self.run.longest(2)
+        batch = to_device(run.train_fetcher.fetch(keys), next(run.model.parameters()).device)
+        with torch.no_grad(), run.autocast():
+            found = run.task.embed(run.model, batch, run.setup)
+        rows = [one for one in tree_iter(found) if isinstance(one, Tensor) and one.is_floating_point()]
+        held = sum(one.nbytes for one in rows) / len(keys)
+        if self._holds_batches:
+            two, three = (self._batch_like("train")(count, torch.empty_like) for count in (2, 3))
+            held += sum(one.nbytes for one in tree_iter(three)) - sum(one.nbytes for one in tree_iter(two))
+        return held
+
+    @property
+    def _holds_batches(self) -> bool:
+        """Whether batches that wait for their second pass take memory of the device, rather than of its host."""
+        return self.setup.device == "cpu" or self.run.resident_bytes > 0
+
     def evaluation_peak(self, batch: int) -> Peak:
         """Peak of evaluating a batch of this size, including the optimizer's state."""
         return self._peak("evaluation", batch)
@@ -117,7 +153,7 @@ class MemoryProbe:
         return self._peaks[kind, size]
 
     def _traced(self, kind: str, size: int) -> Peak:
-        like = {each: self._batch_like(each) for each in dict.fromkeys(("train", kind))}
+        like = {each: self._batch_like(each) for each in dict.fromkeys(("train", "train" if kind == "batch" else kind))}
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with warnings.catch_warnings(), FakeCopyMode(fake):
             warnings.simplefilter("ignore")
@@ -132,13 +168,13 @@ class MemoryProbe:
             stack.enter_context(fake)
             if not on_gpu:
                 run = self.run.on(model, torch.device("cpu"), mesh)
-                return _peak_of(run, kind, size, lambda each, count: like[each](count, fake.from_tensor))
+                return self._peak_of(run, kind, size, lambda each, count: like[each](count, fake.from_tensor))
             move_to_fake_cuda(model)
             run = self.run.on(model, torch.device("cuda"), mesh)
             for group in run.optimizer.param_groups:
                 if group.get("foreach", ...) is None and not group.get("fused"):
                     group["foreach"] = True  # the default on a GPU; it needs more memory at once
-            return _reserved_peak(run, kind, size, lambda each, count: like[each](count, _empty_on_cuda), self.cap_bytes)
+            return self._reserved_peak(run, kind, size, lambda each, count: like[each](count, _empty_on_cuda))
 
     def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
         """The same on real tensors: on a GPU the allocator's peak, on a CPU live tensor bytes.
@@ -159,8 +195,98 @@ class MemoryProbe:
         if device.type == "cuda":
             if self.setup.training.compile:
                 run.model.compile()  # copying a model drops its compiled call
-            return _peak_on_gpu(run, kind, size)
-        return _peak_of(run, kind, size, lambda each, count: _real_batch(run, count, each), limit_bytes)
+            return self._peak_on_gpu(run, kind, size)
+        return self._peak_of(run, kind, size, lambda each, count: _real_batch(run, count, each), limit_bytes)
+
+    def _peak_of(
+        self, run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], limit_bytes: int | None = None
+    ) -> Peak:
+        counter, _ = self._counted_step(run, kind, size, batch, limit_bytes)
+        return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
+
+    def _reserved_peak(self, run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any]) -> Peak:
+        """What CUDA's allocator would reserve for a traced step under a cap; without one where it does not fit."""
+        counter, before = self._counted_step(run, kind, size, batch, None)
+        for cap in (self.cap_bytes, math.inf):
+            allocator = CachingAllocator(cap, expandable=EXPANDABLE_SEGMENTS)
+            try:
+                allocator.allocate("resident data", run.resident_bytes)
+                allocator.replay(counter.events[:before])
+                if before:
+                    allocator.release_cached()
+                    allocator.reset_peak()
+                allocator.replay(counter.events[before:])
+            except AllocatorFullError:
+                continue
+            break
+        live = counter.peak_bytes + run.resident_bytes
+        unused = max(allocator.peak_reserved_bytes - live, 0)
+        parts = {**counter.peak_parts, "resident data": run.resident_bytes, "reserved but unused": unused}
+        return Peak(allocator.peak_reserved_bytes, live, parts)
+
+    def _counted_step(
+        self, run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], limit_bytes: int | None
+    ) -> tuple[LiveBytes, int]:
+        """Count the steps, or the evaluation; returns the counter, and how many events precede what is counted."""
+        counter, before = LiveBytes(limit_bytes), 0
+        with counter.counting(run.model, run.optimizer):
+            if kind == "evaluation":
+                _create_optimizer_state(run, batch)
+                before = len(counter.events)
+                counter.peak_bytes, counter.peak_parts = 0, type(counter.peak_parts)()
+                run.model.eval()
+                with torch.no_grad():
+                    run.scores(run.on_device(counter.fetched(lambda: batch("evaluation", size))))
+            else:
+                run.modes.train(run.model)
+                for _ in range(_STEPS):
+                    self._step(run, kind, size, lambda count: batch("train", count), counter)
+                    counter.register_states(run.optimizer)
+        return counter, before
+
+    def _peak_on_gpu(self, run: TrainingRun, kind: str, size: int) -> Peak:
+        """Peak bytes reserved by CUDA's allocator, including fragmentation."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        run.modes.train(run.model)
+        trained = size if kind != "evaluation" else max(run.setup.smallest_micro_batch, 1)
+        for _ in range(_STEPS):
+            self._step(run, kind, trained, lambda count: _real_batch(run, count, "train"))
+        if kind == "evaluation":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            keys = in_order(size, size, run.setup.seed)[0]
+            run.evaluate([replace(keys, index=keys.index % len(run.data.validation))])  # type: ignore[arg-type]
+        return Peak(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), {})
+
+    def _step(
+        self, run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], counter: LiveBytes | None = None
+    ) -> None:
+        """One step with micro-batches of this size, or of this many samples in total where their embeddings are cached."""
+        if kind != "batch":
+            run.step([(size, lambda: batch(size))] * self.micro_batches, size * self.micro_batches)
+            return
+        assert run.cache is not None
+        smallest = max(run.setup.smallest_micro_batch, 1)
+        run.cache.absent = absent = max(size - 2 * smallest, 0)
+        waiting = None
+        if absent and self._holds_batches:
+            waiting = batch(absent) if counter is None else counter.fetched(lambda: batch(absent))
+        run.step([(smallest, lambda: batch(smallest))] * 2, size)
+        del waiting
+
+
+def cached_law(probe: MemoryProbe, law: MemoryLaw, limit_bytes: float, lowest: int, highest: int) -> tuple[MemoryLaw, int]:
+    """A law of micro-batches whose embeddings are cached, with what a step's samples hold apart; and the largest step.
+
+    Args:
+        law: of steps of two such micro-batches.
+        lowest, highest: samples of a step.
+    """
+    held = probe.held_bytes()
+    largest = largest_fitting(lambda size: probe.batch_peak(size).total, limit_bytes, lowest, highest)
+    points = tuple((size, max(round(peak - 2 * size * held), 0)) for size, peak in law.points)
+    return replace(law, points=points, held_bytes=held), largest or lowest
 
 
 def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw | None:
@@ -234,53 +360,6 @@ def does_not_fit(probe: MemoryProbe, peak: Peak | None, limit_bytes: float, micr
     )
 
 
-def _peak_of(run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], limit_bytes: int | None = None) -> Peak:
-    counter, _ = _counted_step(run, kind, size, batch, limit_bytes)
-    return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
-
-
-def _reserved_peak(run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], cap_bytes: float) -> Peak:
-    """What CUDA's allocator would reserve for a traced step under a cap; without one where it does not fit."""
-    counter, before = _counted_step(run, kind, size, batch, None)
-    for cap in (cap_bytes, math.inf):
-        allocator = CachingAllocator(cap, expandable=EXPANDABLE_SEGMENTS)
-        try:
-            allocator.allocate("resident data", run.resident_bytes)
-            allocator.replay(counter.events[:before])
-            if before:
-                allocator.release_cached()
-                allocator.reset_peak()
-            allocator.replay(counter.events[before:])
-        except AllocatorFullError:
-            continue
-        break
-    live = counter.peak_bytes + run.resident_bytes
-    unused = max(allocator.peak_reserved_bytes - live, 0)
-    parts = {**counter.peak_parts, "resident data": run.resident_bytes, "reserved but unused": unused}
-    return Peak(allocator.peak_reserved_bytes, live, parts)
-
-
-def _counted_step(
-    run: TrainingRun, kind: str, size: int, batch: Callable[[str, int], Any], limit_bytes: int | None
-) -> tuple[LiveBytes, int]:
-    """Count the steps, or the evaluation; returns the counter, and how many events precede what is counted."""
-    counter, before = LiveBytes(limit_bytes), 0
-    with counter.counting(run.model, run.optimizer):
-        if kind == "evaluation":
-            _create_optimizer_state(run, batch)
-            before = len(counter.events)
-            counter.peak_bytes, counter.peak_parts = 0, type(counter.peak_parts)()
-            run.model.eval()
-            with torch.no_grad():
-                run.scores(run.on_device(counter.fetched(lambda: batch("evaluation", size))))
-        else:
-            run.modes.train(run.model)
-            for _ in range(_STEPS):
-                run.step([(size, lambda: batch("train", size))] * _MICRO_BATCHES, size * _MICRO_BATCHES)
-                counter.register_states(run.optimizer)
-    return counter, before
-
-
 def _create_optimizer_state(run: TrainingRun, batch: Callable[[str, int], Any]) -> None:
     """Take the smallest step, so that the optimizer's state exists as it does when a trial evaluates."""
     run.modes.train(run.model)
@@ -290,22 +369,6 @@ def _create_optimizer_state(run: TrainingRun, batch: Callable[[str, int], Any]) 
 
 def _empty_on_cuda(like: Tensor) -> Tensor:
     return torch.empty_like(like, device="cuda")
-
-
-def _peak_on_gpu(run: TrainingRun, kind: str, size: int) -> Peak:
-    """Peak bytes reserved by CUDA's allocator, including fragmentation."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    run.modes.train(run.model)
-    trained = size if kind == "train" else max(run.setup.smallest_micro_batch, 1)
-    for _ in range(_STEPS):
-        run.step([(trained, _real_batch(run, trained, "train"))] * _MICRO_BATCHES, trained * _MICRO_BATCHES)
-    if kind == "evaluation":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        keys = in_order(size, size, run.setup.seed)[0]
-        run.evaluate([replace(keys, index=keys.index % len(run.data.validation))])  # type: ignore[arg-type]
-    return Peak(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), {})
 
 
 def _real_batch(run: TrainingRun, count: int, kind: str) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.examination import Examination
 from ...spaces.laws.memory import MemoryLaw
 from ...spaces.laws.step_time import StepTime, timing_plans
-from ...spaces.plan import ActivationCheckpointing, BatchPlan
+from ...spaces.plan import BatchPlan, Embedding
 from ...spaces.study.devices import Memory
 from ...spaces.trial import EVALUATION_BATCH, Outcome, Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
@@ -35,12 +36,12 @@ from ..model.batch_norm import batch_norms
 from ..optimizers import decouples_decay, has_adams_betas, takes_shards
 from ..parallel.rank_processes import close_ranks, ranks_here
 from ..parallel.zero1 import state_bytes
-from ..task import Task, TrainFunction
+from ..task import Task, TrainFunction, embeds
 from ..training import TrainingRun
 from ..trial import start_attempt
 from .exchange import exchange_over
 from .first_step import ReadParameters, on_cpu, smallest_workable, user_code_errors
-from .memory import MemoryProbe, does_not_fit, evaluation_batch, memory_law
+from .memory import MemoryProbe, cached_law, does_not_fit, evaluation_batch, memory_law
 from .power import with_power
 from .sharing import with_sharing
 from .step_time import measured_step_time, refined_step_time, timed_rounds
@@ -294,13 +295,18 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
         smallest = profile.smallest_micro_batch
         share = _largest_share(profile, request, devices)
         cap = profile.cap_on(devices, request.memory.headroom) or share
-        plans = timing_plans(
+        if profile.embedding == "cached":
+            share = max(share // 2, smallest)
+        plans_up_to = partial(
+            timing_plans,
             smallest,
-            max(min(cap, share), smallest),
             devices=devices,
             dense=profile.kind == "gpu",
             activation_checkpointing=profile.activation_checkpointing,
+            embedding=profile.embedding,
+            largest_batch=min(request.highest, profile.largest_batch or request.highest),
         )
+        plans = plans_up_to(max(min(cap, share), smallest))
         setup = replace(
             request.setup,
             plan=plans[0],
@@ -310,7 +316,8 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
             memory_limit_bytes=profile.limit_bytes if profile.kind == "gpu" else None,
         )
         release_memory(profile.kind)  # the ranks use this process's device too
-        law = _timed_within_memory(reference, setup, plans, request.timing_s)
+        law = _timed_within_memory(reference, setup, plans, plans_up_to, request.timing_s)
+        law = replace(law, embedding=profile.embedding)
         if devices > 1:
             law = replace(law, exchange=exchange_over(devices, setup.device, setup.cpus, profile.gradient_bytes))
         if request.energy:
@@ -324,7 +331,13 @@ def with_step_times(reference: str, profile: DeviceProfile, request: ProfileRequ
     return replace(profile, alternatives=others)
 
 
-def _timed_within_memory(reference: str, setup: TrialSetup, plans: list[BatchPlan], limit_s: float) -> StepTime:
+def _timed_within_memory(
+    reference: str,
+    setup: TrialSetup,
+    plans: list[BatchPlan],
+    plans_up_to: Callable[[int], list[BatchPlan]],
+    limit_s: float,
+) -> StepTime:
     """The law of these plans, halving their sizes while memory runs out: without a limit it has not been probed."""
     while True:
         try:
@@ -338,13 +351,7 @@ def _timed_within_memory(reference: str, setup: TrialSetup, plans: list[BatchPla
             if not is_out_of_memory(error) or largest < setup.smallest_micro_batch:
                 raise
         release_memory(setup.device)
-        plans = timing_plans(
-            setup.smallest_micro_batch,
-            largest,
-            devices=plans[0].devices,
-            dense=setup.device == "gpu",
-            activation_checkpointing=plans[0].activation_checkpointing,
-        )
+        plans = plans_up_to(largest)
 
 
 def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> DeviceProfile:
@@ -355,27 +362,37 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
     """
     limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
     if limit is None and not request.traces:
-        return replace(profile, activation_checkpointing=request.memory.activation_checkpointing[0])
+        embedding = _embeddings(task)[0]
+        return replace(profile, activation_checkpointing=request.memory.activation_checkpointing[0], embedding=embedding)
     profile = replace(profile, limit_bytes=limit)
-    return _with_each_checkpointing(profile, request, lambda *each: _with_memory_law(task, request, limit, *each))
+    return _with_each_kind(task, profile, request, lambda *each: _with_memory_law(task, request, limit, *each))
 
 
-def _with_each_checkpointing(
-    profile: DeviceProfile, request: ProfileRequest, with_law: Callable[[DeviceProfile, DeviceProfile | None], DeviceProfile]
+def _embeddings(task: Task) -> tuple[Embedding, ...]:
+    """The ways to compute the task's loss, from the least recomputation to the most."""
+    return ("whole", "cached") if embeds(task) else ("",)
+
+
+def _with_each_kind(
+    task: Task,
+    profile: DeviceProfile,
+    request: ProfileRequest,
+    with_law: Callable[[DeviceProfile, DeviceProfile | None], DeviceProfile],
 ) -> DeviceProfile:
-    """The profile with the least activation checkpointing that fits; where it limits micro-batches, more as alternatives.
+    """The profile with the least recomputation that fits; where it limits micro-batches, more as alternatives.
 
     Args:
-        with_law: adds the memory law of the profile's activation checkpointing, given the first one that fits.
+        with_law: adds the memory law of what the profile recomputes, given the first one that fits.
 
     Raises:
         StudyFileError: not even the smallest micro-batch fits.
     """
     found: list[DeviceProfile] = []
     does_not_fit: StudyFileError | None = None
-    for mode in request.memory.activation_checkpointing:
+    for mode, embedding in product(request.memory.activation_checkpointing, _embeddings(task)):
+        kind = replace(profile, activation_checkpointing=mode, embedding=embedding)
         try:
-            found.append(with_law(replace(profile, activation_checkpointing=mode), found[0] if found else None))
+            found.append(with_law(kind, found[0] if found else None))
         except StudyFileError as error:
             does_not_fit = error
             continue
@@ -383,7 +400,7 @@ def _with_each_checkpointing(
             if not found:
                 raise
             # The study runs without: this kind does not suit the model.
-            law, reason = found[0].memory, f"{mode} activation checkpointing failed: {type(error).__name__}: {error}"
+            law, reason = found[0].memory, f"{kind.recomputed} recomputation failed: {type(error).__name__}: {error}"
             if law is not None:
                 found[0] = replace(found[0], memory=replace(law, note=law.note or reason.splitlines()[0][:300]))
             continue
@@ -415,7 +432,9 @@ def _with_memory_law(
     smallest = profile.smallest_micro_batch
     highest = max(_largest_share(profile, request, min(request.devices)), smallest)
     setup = _smallest_setup(request.setup, profile)
-    probe = MemoryProbe(task, setup, usable, ranks=_sharing(request))
+    probe = MemoryProbe(task, setup, usable, ranks=_sharing(request), embedding=profile.embedding)
+    if profile.embedding == "cached":
+        highest = max(highest // 2, smallest)
     law = memory_law(probe, usable, smallest, highest)
     if law is None:
         raise StudyFileError(Fault("memory.limit", does_not_fit(probe, None, usable, smallest)))
@@ -434,6 +453,9 @@ def _with_memory_law(
             raise StudyFileError(fault) from None
     if law.largest_micro_batch(least) is None:
         raise StudyFileError(Fault("memory.limit", does_not_fit(probe, probe.train_peak(smallest), least, smallest)))
+    if profile.embedding == "cached":
+        law, largest_batch = cached_law(probe, law, least, 2 * smallest, request.highest)
+        profile = replace(profile, largest_batch=largest_batch)
     profile = replace(profile, largest_micro_batch=largest)
     peaks: dict[int, int] = {}
     if first is not None and first.memory is not None:
@@ -517,8 +539,10 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
     rows: list[MemoryRow] = []
 
     def with_law(one: DeviceProfile, first: DeviceProfile | None) -> DeviceProfile:
-        probe = MemoryProbe(task, _smallest_setup(here.setup, one), usable, like_gpu=True, ranks=_sharing(here))
-        law = memory_law(probe, usable, smallest, highest)
+        probe = MemoryProbe(
+            task, _smallest_setup(here.setup, one), usable, like_gpu=True, ranks=_sharing(here), embedding=one.embedding
+        )
+        law = memory_law(probe, usable, smallest, highest if one.embedding != "cached" else max(highest // 2, smallest))
         assert law is not None
         largest = law.largest_micro_batch(usable)
         if largest is None:
@@ -530,13 +554,16 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
             most, peaks = first.evaluation_batch, dict(first.memory.evaluation_points)
         else:
             most, peaks = (None, {}) if isinstance(task, LoopTask) else evaluation_batch(probe, usable, law, largest)
+        if one.embedding == "cached":
+            law, largest_batch = cached_law(probe, law, usable, 2 * smallest, request.highest)
+            one = replace(one, largest_batch=largest_batch)
         law = replace(law, evaluation_points=tuple(sorted(peaks.items())), note=probe.note)
-        rows.extend(MemoryRow(size, probe.train_peak(size).total, None, one.activation_checkpointing) for size in sizes)
+        rows.extend(MemoryRow(size, probe.train_peak(size).total, None, one.recomputed) for size in sizes)
         return replace(one, largest_micro_batch=largest, evaluation_batch=most, memory=law)
 
     with user_code_errors(reference, "tracing it as on a GPU"):
         request = _with_possible_checkpointing(task, task.model(here.setup), request)
-        profile = _with_each_checkpointing(profile, request, with_law)
+        profile = _with_each_kind(task, profile, request, with_law)
     return profile, rows
 
 
@@ -547,7 +574,7 @@ class MemoryRow:
     micro_batch: int
     predicted: int
     measured: int | None
-    activation_checkpointing: ActivationCheckpointing = "none"
+    recomputed: str = "none"
 
 
 def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile, limit_s: float) -> list[MemoryRow]:
@@ -566,7 +593,7 @@ def _memory_rows(task: Task, request: ProfileRequest, profile: DeviceProfile, li
     """The rows of the profile's own activation checkpointing."""
     assert profile.memory is not None
     smallest, largest = profile.smallest_micro_batch, profile.largest_micro_batch or profile.memory.points[-1][0]
-    probe = MemoryProbe(task, _smallest_setup(request.setup, profile), ranks=_sharing(request))
+    probe = MemoryProbe(task, _smallest_setup(request.setup, profile), ranks=_sharing(request), embedding=profile.embedding)
     sizes = _spread(smallest, largest)
     last_s, started = 0.0, time.perf_counter()
     for before, size in zip([smallest, *sizes], sizes, strict=False):
@@ -576,7 +603,7 @@ def _memory_rows(task: Task, request: ProfileRequest, profile: DeviceProfile, li
             size_started = time.perf_counter()
             measured = probe.counted("train", size).total
             last_s = time.perf_counter() - size_started
-        yield MemoryRow(size, predicted, measured, profile.activation_checkpointing)
+        yield MemoryRow(size, predicted, measured, profile.recomputed)
 
 
 def _smallest_setup(setup: TrialSetup, profile: DeviceProfile) -> TrialSetup:

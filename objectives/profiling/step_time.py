@@ -235,7 +235,8 @@ def refined_step_time(
     for _ in range(_REFINEMENTS):
         with closing(rounds_of(plans)) as rounds:  # type: ignore[type-var]  # a generator
             law = measured_step_time(rounds, plans, limit_s / (2 * _REFINEMENTS))
-        errors = {plan: error for plan, error in leave_one_out(law.timed).items() if plan.accumulation == 1}
+        fewest = min(plan.accumulation for plan in plans)
+        errors = {plan: error for plan, error in leave_one_out(law.timed).items() if plan.accumulation == fewest}
         worst = max(errors, key=lambda plan: errors[plan], default=None)
         finer = plans if worst is None else refined_plans(plans, worst.largest_micro_batch)
         if worst is None or errors[worst] < _MISFIT or finer == plans or time.perf_counter() - started > limit_s / 2:

@@ -193,7 +193,7 @@ def retimed(
             plan = planned(
                 spec, profile, setup.effective_batch, setup.plan.devices, None if requested is None else int(requested)
             )
-            limits = plan_limits(spec, profile.under(plan), setup.plan.devices)
+            limits = plan_limits(spec, profile.under(plan), setup.plan.devices, setup.effective_batch)
             there = replace(
                 setup,
                 plan=plan,
@@ -313,6 +313,7 @@ class KnownCost:
     interval: float | None
     peak_bytes: int | None
     limit_bytes: int | None
+    caches: bool = False
 
 
 def planned_on(
@@ -350,16 +351,19 @@ def planned_on(
 
     def limits(one: DeviceProfile) -> dict[str, Any]:
         law = one.step_time(devices)
-        caps = (largest_micro_batch, one.cap_on(devices, 0.0), None if law is None else law.largest_micro_batch)
+        cap = one.cap_on(devices, 0.0, effective_batch)
+        caps = (largest_micro_batch, cap, None if law is None else law.largest_micro_batch)
         return {
             "largest_micro_batch": min((cap for cap in caps if cap is not None), default=None),
             "smallest_micro_batch": max(smallest_micro_batch, one.smallest_micro_batch),
             "activation_checkpointing": one.activation_checkpointing,
+            **({} if one.splits else {"accumulation_high": 1}),
         }
 
     def plan_of(one: DeviceProfile) -> BatchPlan:
-        plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits(one))
-        if accumulation is not None:
+        requested = max(accumulation or 2, 2) if one.embedding == "cached" else accumulation
+        plan = plan_batch(effective_batch, devices=devices, accumulation=requested, **limits(one))
+        if accumulation is not None or not one.splits:
             return plan
         return with_fastest_accumulation(plan, replace(one, smallest_micro_batch=limits(one)["smallest_micro_batch"]))
 
@@ -384,6 +388,11 @@ def planned_on(
         step_s=None if law is None else law.step_s(plan),
         train_s=None if law is None else law.train_s(plan, samples, **limits(used)),
         interval=None if law is None else law.interval,
-        peak_bytes=None if memory is None else round(memory.peak_bytes(plan.largest_micro_batch) + used.extra_bytes(devices)),
+        peak_bytes=None
+        if memory is None
+        else round(
+            memory.peak_bytes(plan.largest_micro_batch) + memory.held_bytes * effective_batch + used.extra_bytes(devices)
+        ),
         limit_bytes=used.limit_bytes,
+        caches=used.embedding == "cached",
     )

@@ -57,6 +57,7 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Calla
         "largest_micro_batch": micro_batch_cap(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
         "every_micro_batch": spec.training.sync_batch_norm,
+        **({} if profile.splits else {"accumulation_high": 1}),
     }
     plans: dict[int, BatchPlan] = {}
     left_out = []

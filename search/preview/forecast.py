@@ -91,7 +91,7 @@ def planned_batches(spec: StudySpec, profile: DeviceProfile, devices: int, count
                 micro_batch=plan.largest_micro_batch,
                 activation_checkpointing=plan.activation_checkpointing,
                 step_s=law.step_s(plan),
-                epoch_s=law.train_s(plan, profile.training_set, **plan_limits(spec, one, devices)),
+                epoch_s=law.train_s(plan, profile.training_set, **plan_limits(spec, one, devices, batch)),
             )
         )
     return batches
@@ -162,7 +162,7 @@ def growth_savings(spec: StudySpec, profile: DeviceProfile) -> dict[int, float]:
             one = profile.under(plan)
             if (law := one.step_time(devices)) is None or batch > samples:
                 continue
-            limits = plan_limits(spec, one, devices)
+            limits = plan_limits(spec, one, devices, batch)
             saving = 1 - law.train_s(plan, samples, stages=stages, **limits) / law.train_s(plan, samples, **limits)
         except InfeasiblePlanError:
             continue

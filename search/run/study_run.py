@@ -235,9 +235,11 @@ class StudyRun:
         setup, profile = attempt.setup, self._profile(attempt.setup, attempt.kind)
         if attempt.known_s is None or setup.branches or setup.sharding != "ddp" or profile.batch_statistics:
             return False
-        limits = plan_limits(self.spec, profile.under(setup.plan), devices)
+        used = profile.under(setup.plan)
+        limits = plan_limits(self.spec, used, devices, setup.effective_batch)
+        fewest = 2 if used.embedding == "cached" else None
         try:
-            plan = plan_batch(setup.effective_batch, devices=devices, **limits)
+            plan = plan_batch(setup.effective_batch, devices=devices, accumulation=fewest, **limits)
         except InfeasiblePlanError:
             return False
         attempt.setup = replace(setup, plan=plan, largest_micro_batch=limits["largest_micro_batch"])
@@ -658,7 +660,11 @@ class StudyRun:
         profile = of_kind[key]
         of_kind[key] = profile.updated(
             profile.under(plan).after_measurement(
-                attempt.setup.largest_run_micro_batch, peak_bytes, self.spec.memory.headroom, plan.devices
+                attempt.setup.largest_run_micro_batch,
+                peak_bytes,
+                self.spec.memory.headroom,
+                plan.devices,
+                plan.effective_batch,
             )
         )
 
@@ -695,16 +701,24 @@ class StudyRun:
         now = profile.under(setup.plan).after_out_of_memory(failed)
         of_kind[key] = profile = profile.updated(now)
         devices = setup.plan.devices
-        # With the same activation checkpointing, or else with more.
-        modes = [one.activation_checkpointing for one in profile.each]
-        for one in profile.each[modes.index(now.activation_checkpointing) :]:
-            cap = largest_timed_micro_batch(self.spec, one, devices) or 1
-            if one.activation_checkpointing == now.activation_checkpointing:
-                cap = min(cap, failed - 1)
-            plan = replace(setup.plan, activation_checkpointing=one.activation_checkpointing)
-            retry = replace(setup, attempt=setup.attempt + 1, plan=plan, largest_micro_batch=cap)
+        # With as much recomputed, or else with more.
+        kinds = [one.recomputes for one in profile.each]
+        for one in profile.each[kinds.index(now.recomputes) :]:
+            cap = largest_timed_micro_batch(self.spec, one, devices, setup.effective_batch)
+            if one.recomputes == now.recomputes:
+                cap = min(failed - 1 if cap is None else cap, failed - 1)
             with contextlib.suppress(InfeasiblePlanError):
-                retry = replace(retry, plan=plan_batch(setup.effective_batch, devices=devices, **retry.limits))
+                limits = {**plan_limits(self.spec, one, devices, setup.effective_batch), "largest_micro_batch": cap or 1}
+                plan = plan_batch(
+                    setup.effective_batch, devices=devices, accumulation=2 if one.embedding == "cached" else None, **limits
+                )
+                retry = replace(
+                    setup,
+                    attempt=setup.attempt + 1,
+                    plan=plan,
+                    largest_micro_batch=limits["largest_micro_batch"],
+                    couples_samples=not one.splits,
+                )
                 retry.steps()
                 if attempt.kind == self.timed_on and devices == attempt.devices:
                     attempt.known_s = self._known_s(retry)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import ProfilingError, cut
-from ..plan import ActivationCheckpointing, BatchPlan
+from ..plan import ActivationCheckpointing, BatchPlan, Embedding
 from ..study.devices import Memory
 from ..trial import Parameter, TrialSetup
 from .examination import Examination
@@ -58,7 +58,10 @@ class DeviceProfile:
         note: why memory is not known, where it could have been.
         no_energy: why energy is not known, where it was asked for.
         activation_checkpointing: what the laws hold for: the least that fits.
-        alternatives: the profiles with more of it, where memory limits micro-batches; each may allow faster plans.
+        embedding: the same of a loss over a whole batch's embeddings: "whole" where they are of a single micro-batch.
+        largest_batch: the most samples of a step whose loss over embeddings fits; None: no limit.
+        alternatives: the profiles with more of it, and with embeddings cached, where memory limits micro-batches; each may
+            allow faster plans.
         examination: whether a step equals its splits; None in profiles of earlier versions.
     """
 
@@ -92,6 +95,8 @@ class DeviceProfile:
     no_energy: str = ""
     validates_on_training: bool = False
     activation_checkpointing: ActivationCheckpointing = "none"
+    embedding: Embedding = ""
+    largest_batch: int | None = None
     alternatives: tuple[DeviceProfile, ...] = ()
     examination: Examination | None = None
 
@@ -99,6 +104,25 @@ class DeviceProfile:
     def couples_samples(self) -> bool:
         """Whether the loss compares the samples of a batch, so that a batch is never split."""
         return self.examination is not None and self.examination.couples_samples
+
+    @property
+    def splits(self) -> bool:
+        """Whether a step may have several micro-batches by this profile's laws."""
+        return not self.couples_samples and self.embedding != "whole"
+
+    @property
+    def recomputes(self) -> tuple[ActivationCheckpointing, Embedding]:
+        """What the laws hold for, among the alternatives."""
+        return self.activation_checkpointing, self.embedding
+
+    @property
+    def recomputed(self) -> str:
+        """The same in words.
+
+        >>> DeviceProfile("cpu", "CPU", None, embedding="cached").recomputed
+        'none, embeddings cached'
+        """
+        return f"{self.activation_checkpointing}{', embeddings cached' * (self.embedding == 'cached')}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -148,18 +172,24 @@ class DeviceProfile:
 
     def under(self, plan: BatchPlan) -> DeviceProfile:
         """The one whose laws hold for the plan's activation checkpointing; this one if none does."""
-        return next((one for one in self.each if one.activation_checkpointing == plan.activation_checkpointing), self)
+        alike = [one for one in self.each if one.activation_checkpointing == plan.activation_checkpointing]
+        if self.embedding:
+            alike = [one for one in alike if (one.embedding == "cached") == (plan.accumulation > 1)]
+        return next(iter(alike), self)
 
     def updated(self, new: DeviceProfile) -> DeviceProfile:
         """With another in the place of that with the same activation checkpointing."""
-        first, *others = (new if one.activation_checkpointing == new.activation_checkpointing else one for one in self.each)
+        first, *others = (new if one.recomputes == new.recomputes else one for one in self.each)
         return replace(first, alternatives=tuple(others))
 
     def with_step_times(self, laws: Iterable[StepTime]) -> DeviceProfile:
         """With other step-time laws, of whatever activation checkpointing."""
         laws = tuple(laws)
         first, *others = (
-            replace(one, step_times=tuple(law for law in laws if law.activation_checkpointing == one.activation_checkpointing))
+            replace(
+                one,
+                step_times=tuple(law for law in laws if (law.activation_checkpointing, law.embedding) == one.recomputes),
+            )
             for one in self.each
         )
         return replace(first, alternatives=tuple(others))
@@ -182,8 +212,16 @@ class DeviceProfile:
             return math.inf
         return self.limit_bytes * (1 - headroom) - self.extra_bytes(devices)
 
-    def cap_on(self, devices: int, headroom: float) -> int | None:
-        """The largest micro-batch that fits on each of a trial's devices; None: no limit."""
+    def cap_on(self, devices: int, headroom: float, effective_batch: int | None = None) -> int | None:
+        """The largest micro-batch that fits on each of a trial's devices; None: no limit.
+
+        Args:
+            effective_batch: samples of a step, where embeddings are cached and take memory; None: as few as may be.
+        """
+        law = self.memory
+        if law is not None and law.held_bytes and self.largest_micro_batch is not None and effective_batch is not None:
+            held = law.held_bytes * effective_batch
+            return min(law.largest_micro_batch(self.usable_bytes(devices, headroom) - held) or 0, self.largest_micro_batch)
         if devices == 1 or self.memory is None or self.largest_micro_batch is None:
             return self.largest_micro_batch
         by_law = self.memory.largest_micro_batch(self.usable_bytes(devices, headroom)) or 1
@@ -199,7 +237,9 @@ class DeviceProfile:
         law = None if self.memory is None else self.memory.failed_at(micro_batch)
         return replace(self, memory=law, largest_micro_batch=cap)
 
-    def after_measurement(self, micro_batch: int, peak_bytes: float, headroom: float, devices: int = 1) -> Self:
+    def after_measurement(
+        self, micro_batch: int, peak_bytes: float, headroom: float, devices: int = 1, effective_batch: int = 0
+    ) -> Self:
         """The profile after a training with this micro-batch took so many bytes, where they tell more than the law.
 
         A size far below the cap says little about sizes near the limit.
@@ -207,7 +247,7 @@ class DeviceProfile:
         law = self.memory
         if law is None or self.limit_bytes is None or micro_batch > law.points[-1][0]:
             return self
-        peak_bytes -= self.extra_bytes(devices)
+        peak_bytes -= self.extra_bytes(devices) + law.held_bytes * effective_batch
         near = 2 * micro_batch >= (self.largest_micro_batch or micro_batch)
         if not near or -_LESS <= peak_bytes / law.peak_bytes(micro_batch) - 1 <= _MORE:
             return self

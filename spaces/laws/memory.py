@@ -78,6 +78,7 @@ class MemoryLaw:
         scale, fixed_bytes: calibration by measurements: peak = predicted x scale + fixed. It covers what a trace cannot see,
             such as the workspaces of kernels.
         failed: the smallest micro-batch that ran out of memory.
+        held_bytes: what a step holds beside its micro-batch for each sample of the whole batch, where embeddings are cached.
         breakdown: bytes of each part at the largest point's peak.
         evaluation_points: peak bytes of a forward pass of evaluation, by batch.
         note: why real tensors were counted, if they were.
@@ -91,6 +92,7 @@ class MemoryLaw:
     evaluation_points: tuple[tuple[int, int], ...] = ()
     note: str = ""
     failed: int | None = None
+    held_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         check_points("memory", self.points)

@@ -4,7 +4,8 @@
 
 `micro_batch_s`, the time of one forward and backward pass, is known at the micro-batches that were timed and linear between
 them. It falls only where the timings leave no doubt. A law holds for one number of devices; their communication is part of
-`update_s`. Beyond the largest size timed it is undefined.
+`update_s`. Beyond the largest size timed it is undefined. Where micro-batches are run twice (gradient caching), `micro_batch_s`
+is of both passes, and a step also takes `pair_s` for each pair of its samples, which the loss compares.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from operator import itemgetter
 from typing import Any, Self
 
 from ..errors import ProfilingError
-from ..plan import ActivationCheckpointing, BatchPlan, step_plans
+from ..plan import ActivationCheckpointing, BatchPlan, Embedding, step_plans
 from .memory import check_points
 
 # The relative interval at which timing stops.
 PRECISION = 0.02
+# Micro-batches of the largest timed step where embeddings are cached: it tells what the loss of a large batch takes.
+_MOST_CACHED = 8
 # Accumulation beyond this was never faster.
 _MOST_MICRO_BATCHES = 64
 
@@ -97,7 +100,8 @@ class StepTime:
         others: share of the machine's cores that other programs used while steps were timed on a CPU.
         misfit: relative error of the law on a timed plan left out of its fit, median and worst.
         timed: what it was fitted to.
-        activation_checkpointing: of the plans that it holds for.
+        activation_checkpointing, embedding: of the plans that it holds for.
+        pair_s: seconds for each pair of a step's samples.
         exchange: how much of it is due to the network, where the devices are on several machines.
         power: (micro-batch, watts of all devices while they train with it), sizes ascending; None where it was not measured.
         power_spread: relative half difference of two readings of it, the widest of all sizes.
@@ -115,6 +119,8 @@ class StepTime:
     others: float = 0.0
     timed: tuple[TimedPlan, ...] = ()
     activation_checkpointing: ActivationCheckpointing = "none"
+    embedding: Embedding = ""
+    pair_s: float = 0.0
     exchange: Exchange | None = None
     power: tuple[tuple[int, float], ...] | None = None
     power_spread: float | None = None
@@ -148,7 +154,7 @@ class StepTime:
             raise ProfilingError(
                 f"micro-batch {plan.largest_micro_batch}: step time is known only up to {self.largest_micro_batch} samples"
             )
-        return self._seconds(plan)
+        return self.seconds_of(plan)
 
     def train_s(self, plan: BatchPlan, samples_budget: int, **limits: Any) -> float:
         """Seconds of a full training: steps times seconds per step, with the last step at its actual size.
@@ -161,7 +167,7 @@ class StepTime:
         """
         first_s = self.step_s(plan)  # refuses what it does not know
         runs = step_plans(plan, samples_budget, **limits)
-        return sum(run.count * (first_s if run.plan == plan else self._seconds(run.plan)) for run in runs)
+        return sum(run.count * (first_s if run.plan == plan else self.seconds_of(run.plan)) for run in runs)
 
     def watts(self, plan: BatchPlan) -> float | None:
         """Power of all devices while they train under a plan; None where it was not measured.
@@ -191,7 +197,7 @@ class StepTime:
         if not self.power or not limits.get("stages"):
             return self.watts(plan)
         runs = step_plans(plan, samples_budget, **limits)
-        each = [(run.count * self._seconds(run.plan), self.watts(run.plan) or 0.0) for run in runs]
+        each = [(run.count * self.seconds_of(run.plan), self.watts(run.plan) or 0.0) for run in runs]
         return sum(seconds * watts for seconds, watts in each) / sum(seconds for seconds, _ in each)
 
     def micro_batch_s(self, micro_batch: int) -> float:
@@ -203,11 +209,13 @@ class StepTime:
         (low, low_s), (high, high_s) = self.points[place - 1], self.points[place]
         return low_s + (high_s - low_s) * (micro_batch - low) / (high - low)
 
-    def _seconds(self, plan: BatchPlan) -> float:
+    def seconds_of(self, plan: BatchPlan) -> float:
+        """The same without a check of what it holds for."""
         # The first device's are of two sizes at most; samplers ask for this ten thousand times.
         size, larger = divmod(plan.shares[0], plan.accumulation)
         smaller_s = (plan.accumulation - larger) * self.micro_batch_s(size) if size else 0.0
-        return smaller_s + (larger * self.micro_batch_s(size + 1) if larger else 0.0) + self.update_s
+        of_step_s = self.update_s + self.pair_s * plan.effective_batch**2
+        return smaller_s + (larger * self.micro_batch_s(size + 1) if larger else 0.0) + of_step_s
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -260,11 +268,15 @@ def timing_plans(
     devices: int = 1,
     dense: bool = False,
     activation_checkpointing: ActivationCheckpointing = "none",
+    embedding: Embedding = "",
+    largest_batch: int | None = None,
 ) -> list[BatchPlan]:
     """Plans that determine the whole law: micro-batches spread over the range, some of them accumulated.
 
     Args:
         dense: 9 sizes instead of 6: a GPU's time has corners, where it begins to be busy.
+        embedding: "whole": none is accumulated; "cached": all of them are, two at least.
+        largest_batch: of the cached ones, beside those of two micro-batches.
 
     >>> [(plan.effective_batch, plan.accumulation) for plan in timing_plans(1, 256)]
     [(1, 1), (3, 1), (9, 1), (28, 1), (84, 1), (256, 1), (6, 2), (27, 3), (168, 2)]
@@ -272,8 +284,14 @@ def timing_plans(
     gaps = 8 if dense else 5
     sizes = sorted({round(smallest * (highest / smallest) ** (part / gaps)) for part in range(gaps + 1)})
     plans = [BatchPlan(size * devices, 1, devices, activation_checkpointing) for size in sizes]
+    if embedding == "whole":
+        return plans
     inner = [size for size in sizes if size < highest] or [max(highest // 2, smallest)]
     several = [(inner[len(inner) // 4], 2), (inner[len(inner) // 2], 3), (inner[-1], 2)]
+    if embedding == "cached":
+        plans = [replace(plan, effective_batch=2 * plan.effective_batch, accumulation=2) for plan in plans]
+        most = max((largest_batch or _MOST_CACHED * sizes[-1] * devices) // (sizes[-1] * devices), 3)
+        several = [(inner[len(inner) // 2], 3), (inner[-1], 4), (sizes[-1], min(most, _MOST_CACHED)), (sizes[0], 5)]
     return plans + [
         BatchPlan(size * micro_batches * devices, micro_batches, devices, activation_checkpointing)
         for size, micro_batches in dict.fromkeys(several)
@@ -286,11 +304,12 @@ def refined_plans(plans: list[BatchPlan], size: int) -> list[BatchPlan]:
     >>> [plan.effective_batch for plan in refined_plans([BatchPlan(8), BatchPlan(32), BatchPlan(128)], 32)]
     [8, 16, 32, 64, 128]
     """
-    timed = sorted({plan.largest_micro_batch for plan in plans if plan.accumulation == 1})
+    fewest = min(plan.accumulation for plan in plans)
+    timed = sorted({plan.largest_micro_batch for plan in plans if plan.accumulation == fewest})
     place, first = timed.index(size), plans[0]
     around = {round(math.sqrt(size * other)) for other in timed[max(place - 1, 0) : place + 2]} - set(timed)
-    added = [replace(first, effective_batch=one * first.devices, accumulation=1) for one in sorted(around)]
-    return sorted([*plans, *added], key=lambda plan: (plan.accumulation > 1, plan.effective_batch))
+    added = [replace(first, effective_batch=one * fewest * first.devices, accumulation=fewest) for one in sorted(around)]
+    return sorted([*plans, *added], key=lambda plan: (plan.accumulation > fewest, plan.effective_batch))
 
 
 __all__ = ["StepTime", "TimedPlan", "doubt", "fastest_plan", "refined_plans", "timing_plans"]

@@ -184,8 +184,8 @@ def test_power_in_a_training_whose_batch_grows_is_that_of_all_its_stages() -> No
     stages = ((0.5, 2), (0.75, 4), (0.875, 8))
     seconds = joules = 0.0
     for run in step_plans(plan, 100_000, stages=stages, **limits):
-        seconds += run.count * law._seconds(run.plan)
-        joules += run.count * law._seconds(run.plan) * (law.watts(run.plan) or 0.0)
+        seconds += run.count * law.seconds_of(run.plan)
+        joules += run.count * law.seconds_of(run.plan) * (law.watts(run.plan) or 0.0)
     assert law.mean_watts(plan, 100_000, stages=stages, **limits) == pytest.approx(joules / seconds)
     assert joules / seconds > 1.05 * (law.watts(plan) or 0.0)
     assert law.mean_watts(plan, 100_000, **limits) == law.watts(plan)

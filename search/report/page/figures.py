@@ -13,6 +13,7 @@ from ....spaces.domain import Choices
 from ....spaces.errors import StudyFileError
 from ....spaces.laws.device import DeviceProfile
 from ....spaces.learning_rate import RULE_EXPONENTS
+from ....spaces.plan import BatchPlan
 from ....spaces.readable import number
 from ....spaces.study.goals import Speed
 from ....spaces.trial import ParetoFront, TrialRecord
@@ -443,10 +444,9 @@ class StudyFigures:
             if other.memory is None:
                 continue
             more = tuple(float(size) for size, _ in other.memory.points)
-            bytes_there = tuple(other.memory.peak_bytes(size) / mebi for size, _ in other.memory.points)
-            layers.append(
-                Layer(f"{other.activation_checkpointing} activation checkpointing", "line", "front", more, bytes_there)
-            )
+            held = 2 * other.memory.held_bytes  # of a step of two such micro-batches
+            bytes_there = tuple((other.memory.peak_bytes(size) + held * size) / mebi for size, _ in other.memory.points)
+            layers.append(Layer(f"activation checkpointing {other.recomputed}", "line", "front", more, bytes_there))
         caption = (
             "Peak memory of a training step. "
             + ("Traced with fake tensors" if law.source == "traced" else "Measured with real tensors")
@@ -490,10 +490,13 @@ class StudyFigures:
             prefix = f"{law.devices} device{'s' * (law.devices > 1)}, " if len({one.devices for one in laws}) > 1 else ""
             if law.activation_checkpointing != "none":
                 prefix += f"{law.activation_checkpointing} activation checkpointing, "
+            fewest = 2 if law.embedding == "cached" else 1
+            prefix += "embeddings cached, " * (fewest > 1)
             sizes = _between(law.points[0][0], law.points[-1][0])
-            rate = tuple(size * law.devices / (law.micro_batch_s(size) + law.update_s) for size in sizes)
+            plans = [BatchPlan(size * fewest * law.devices, fewest, law.devices) for size in sizes]
+            rate = tuple(plan.effective_batch / law.seconds_of(plan) for plan in plans)
             layers.append(Layer(f"{prefix}step-time law", "line", tone, tuple(map(float, sizes)), rate))  # type: ignore[arg-type]
-            timed = [one for one in law.timed if one.plan.accumulation == 1]
+            timed = [one for one in law.timed if one.plan.accumulation == fewest]
             layers.append(
                 Layer(
                     f"{prefix}timed for the law",

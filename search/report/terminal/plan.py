@@ -87,7 +87,14 @@ def plan_parts(
             f"training time: {epochs:g} x {known.training_set} samples / {plan.effective_batch} per step = {steps:.4g} steps x "
             f"{seconds(known.step_s)}; with a smaller last step: {seconds(known.train_s)}{trust} on {known.device}"
         )
-    if plan.accumulation > 1:
+    if plan.accumulation > 1 and known is not None and known.caches:
+        yield Text(
+            "All micro-batches are embedded first; the loss over the whole batch gives the embeddings' gradients, and each\n"
+            "micro-batch runs again for its own (gradient caching), so the step equals one large batch.\n"
+            "BatchNorm is the exception: it sees the micro-batch, not the step.",
+            style="dim",
+        )
+    elif plan.accumulation > 1:
         yield Text(
             "Each micro-batch adds its summed loss over the whole step's denominator, so the step equals one large batch.\n"
             "BatchNorm is the exception: it sees the micro-batch, not the step.",

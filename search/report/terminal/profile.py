@@ -63,6 +63,8 @@ def speed_document(spec: StudySpec, profile: DeviceProfile, law: StepTime, whole
     return {
         "devices": law.devices,
         "activation_checkpointing": law.activation_checkpointing,
+        "embedding": law.embedding,
+        "pair_s": law.pair_s,
         "interval": law.interval,
         "misfit": law.misfit,
         "update_s": law.update_s,
@@ -144,13 +146,14 @@ def speed_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
 
 
 def _with_checkpointing(document: Mapping[str, Any]) -> str:
-    mode = document["activation_checkpointing"]
-    return "" if mode == "none" else f" with {mode} activation checkpointing"
+    mode, cached = document["activation_checkpointing"], document.get("embedding") == "cached"
+    return ("" if mode == "none" else f" with {mode} activation checkpointing") + ", embeddings cached" * cached
 
 
 def speed_plot(document: Mapping[str, Any], width: int) -> str:
     """Samples per second against the micro-batch as text: o by the law, x timed."""
-    timed = [row for row in document["timed"] if row["accumulation"] == 1]
+    fewest = min((row["accumulation"] for row in document["timed"]), default=1)
+    timed = [row for row in document["timed"] if row["accumulation"] == fewest]
     if len(timed) < 2:
         return ""
     plotext = blank_plot(width, 12)
@@ -179,14 +182,14 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
         "scale": law.scale,
         "fixed_bytes": law.fixed_bytes,
         "largest_micro_batch": largest,
-        "largest_micro_batches": {one.activation_checkpointing: one.largest_micro_batch for one in profile.each},
+        "largest_micro_batches": {one.recomputed: one.largest_micro_batch for one in profile.each},
         "evaluation_batch": profile.evaluation_batch,
         "smallest_micro_batch": profile.smallest_micro_batch,
         "breakdown": dict(law.breakdown),
         "curve": [
             {
                 "micro_batch": row.micro_batch,
-                "activation_checkpointing": row.activation_checkpointing,
+                "activation_checkpointing": row.recomputed,
                 "predicted_bytes": row.predicted,
                 "measured_bytes": row.measured,
                 "difference": None if row.measured is None else row.predicted / row.measured - 1,
@@ -227,7 +230,10 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
         return
     each = ", ".join(f"{size} with {mode}" for mode, size in modes.items())
-    each = f"{each} activation checkpointing" if checkpoints else f"{largest}"
+    if any("cached" in mode for mode in modes):
+        each = ", ".join(f"{size} with activation checkpointing {mode}" for mode, size in modes.items())
+    else:
+        each = f"{each} activation checkpointing" if checkpoints else f"{largest}"
     yield (
         f"Limit {readable_bytes(document['limit_bytes'])}, {document['headroom']:.0%} kept free: the largest micro-batch is "
         f"{each}, the evaluation batch is {document['evaluation_batch']}"
@@ -290,7 +296,8 @@ def profile_picture(document: Mapping[str, Any]) -> bytes:
     if document["speed"]:
         axes = next(places)
         for law in document["speed"]:
-            timed = [row for row in law["timed"] if row["accumulation"] == 1]
+            fewest = min((row["accumulation"] for row in law["timed"]), default=1)
+            timed = [row for row in law["timed"] if row["accumulation"] == fewest]
             sizes = [row["micro_batch"] for row in timed]
             devices = f"{law['devices']} device{'s' * (law['devices'] > 1)}{_with_checkpointing(law)}"
             axes.plot(sizes, [row["effective_batch"] / row["known_step_s"] for row in timed], label=f"{devices}, predicted")

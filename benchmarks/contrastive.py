@@ -1,0 +1,230 @@
+"""Losses that compare the samples of a batch, split by gradient caching: gradients, memory, times, and studies.
+
+    python benchmarks/contrastive.py FOLDER gradients|costs|study
+
+FOLDER has the images of CIFAR-10 as train/<class>/ and test/<class>/; the tasks are those of examples/contrastive, under a memory
+limit that forbids the whole batch. `study` compares a study with the same one whose batches are split as a sum over samples.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import yaml
+from bsearch import Study
+from bsearch import run as run_study
+from bsearch.objectives.loading import load_task
+from bsearch.objectives.parallel.rank_processes import close_ranks, rank_processes
+from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.step_clock import StepClock
+from bsearch.objectives.training import TrainingRun
+from bsearch.spaces.laws.device import ProfileRequest
+from bsearch.spaces.learning_rate import OptimizerSettings
+from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.planning import planned
+from bsearch.spaces.study.devices import Memory
+from bsearch.spaces.study.spec import StudySpec
+from bsearch.spaces.study.training import Training
+from bsearch.spaces.trial import TrialSetup
+from torch import Tensor
+
+HERE = Path(__file__).resolve()
+TASKS = HERE.parent.parent / "examples" / "contrastive" / "tasks.py"
+BATCH, MICRO_BATCHES = 257, 5
+WIDTH, SIZE, SAMPLES = 16, 16, 4000
+_PARAMETERS = {"image_size": SIZE, "train_samples": SAMPLES, "evaluation_samples": 1000, "width": WIDTH}
+LIMIT = "40MiB"
+
+
+def setup_of(folder: str, plan: BatchPlan, **changes: Any) -> TrialSetup:
+    made = TrialSetup(
+        study="contrastive",
+        number=0,
+        attempt=0,
+        plan=plan,
+        optimizer=OptimizerSettings(0.05),
+        samples_budget=SAMPLES,
+        training=Training(),
+        epochs=1,
+        parameters={**_PARAMETERS, "root": folder},
+    )
+    return replace(made, **changes)
+
+
+def gradient(reference: str, setup: dict[str, Any]) -> Iterator[list[Tensor]]:
+    """The first step's gradient in double precision, which ranks compute too."""
+    task: Any = load_task(reference)
+    kept = task.model
+    task.model = lambda one: kept(one).double()
+    # Images are of bytes: the view is made in single precision, and is the same in any split.
+    module: Any = sys.modules[type(task).__module__]
+    shown = module.view
+    module.view = lambda pixels, draws: shown(pixels, draws).double()
+    try:
+        run = TrainingRun(task, TrialSetup.from_dict(setup))
+        run.modes.train(run.model)
+        plan = run.setup.plan
+        run.accumulate(run.micro_batches(plan, run.loader([plan])), plan.effective_batch)
+    finally:
+        module.view = shown
+    yield [parameter.grad.clone() for parameter in run.parameters if parameter.grad is not None]
+
+
+def gradients(folder: str) -> None:
+    """The gradient of 257 samples: unsplit, in 5 micro-batches, and on two devices."""
+    print(f"{'task':8} {'plan':32} relative difference from the one batch")
+    for name in ("SimCLR", "CLIP"):
+        reference = f"{TASKS}:{name}"
+        (whole,) = gradient(reference, setup_of(folder, BatchPlan(BATCH)).to_dict())
+        scale = float(torch.cat([one.flatten() for one in whole]).norm())
+        for devices in (1, 2):
+            for accumulation in (1, MICRO_BATCHES) if devices == 2 else (MICRO_BATCHES,):
+                plan = BatchPlan(BATCH, accumulation, devices)
+                values = setup_of(folder, plan).to_dict()
+                if devices == 1:
+                    (split,) = gradient(reference, values)
+                else:
+                    (split,) = rank_processes(2, "cpu", 1).run(gradient, reference, values)
+                off = float(torch.cat([(a - b).flatten() for a, b in zip(split, whole, strict=True)]).norm()) / scale
+                shares = " | ".join(" + ".join(map(str, plan.micro_batches(device))) for device in range(devices))
+                print(f"{name:8} {shares:32} {off:.1e}")
+    close_ranks()
+
+
+def costs(folder: str) -> None:
+    """Predicted against measured memory and step time of batches that no plan of the profile's was timed with."""
+    spec = StudySpec.model_validate(study_of("SimCLR", folder, folder))
+    setup = setup_of(folder, BatchPlan(32))
+    for name in ("SimCLR", "CLIP"):
+        reference = f"{TASKS}:{name}"
+        memory = Memory.model_validate({"limit": LIMIT})
+        profile = profile_task(reference, ProfileRequest(setup, memory, 512, timing_s=20.0))
+        print(f"{name}: largest micro-batch unsplit and cached: {[one.largest_micro_batch for one in profile.each]}")
+        print(
+            f"{'batch':>5} {'plan':>10} {'peak predicted':>15} {'measured':>9} {'off':>6} {'step predicted':>15} {'measured':>9} {'off':>6}"
+        )
+        rounds: dict[int, list[float]] = {}
+        plans = {batch: planned(spec, profile, batch, 1) for batch in (101, 150, 257, 311, 400, 512)}
+        for _ in range(5):
+            for batch, plan in plans.items():
+                rounds.setdefault(batch, []).append(step_s(reference, replace(setup, plan=plan)))
+        for batch, plan in plans.items():
+            used = profile.under(plan)
+            assert used.memory is not None
+            peak = used.memory.peak_bytes(plan.largest_micro_batch) + used.memory.held_bytes * batch
+            measured = measured_peak(reference, replace(setup, plan=plan))
+            law = used.step_time(1)
+            assert law is not None
+            known, took = law.step_s(plan), median(rounds[batch])
+            print(
+                f"{batch:5} {plan.largest_micro_batch:>5} x {plan.accumulation:<2} {peak / 2**20:11.1f} MiB {measured / 2**20:9.1f} "
+                f"{peak / measured - 1:+6.1%} {known * 1000:12.1f} ms {took * 1000:9.1f} {known / took - 1:+6.1%}"
+            )
+
+
+def step_s(reference: str, setup: TrialSetup) -> float:
+    run = TrainingRun(load_task(reference), setup)  # type: ignore[arg-type]
+    run.modes.train(run.model)
+    run.freeze_updates()
+    loader, clock, total = (
+        run.loader([setup.plan] * 5),
+        StepClock(run, counts_memory=False),
+        torch.zeros((), dtype=torch.float64),
+    )
+    took = []
+    for _ in range(5):
+        started = time.perf_counter()
+        run.train_step(setup.plan, loader, 0.5, clock, total)
+        took.append(time.perf_counter() - started)
+    return median(took[1:])
+
+
+def measured_peak(reference: str, setup: TrialSetup) -> int:
+    """Live bytes of two real steps, counted."""
+    run = TrainingRun(load_task(reference), setup)  # type: ignore[arg-type]
+    run.modes.train(run.model)
+    loader, clock, total = (
+        run.loader([setup.plan] * 2),
+        StepClock(run, counts_memory=True),
+        torch.zeros((), dtype=torch.float64),
+    )
+    for _ in range(2):
+        run.train_step(setup.plan, loader, 0.5, clock, total)
+    return int(clock.peak_bytes)
+
+
+def naive_task(folder: Path) -> str:
+    """The same SimCLR with its loss as a sum over samples, as any trainer's accumulation computes it."""
+    text = TASKS.read_text().replace(
+        "class CLIPModel",
+        """class Naive(SimCLR):
+    def loss(self, model, batch, setup):
+        from bsearch import Loss
+
+        mean = self.contrast(SimCLR.embed(self, model, batch, setup))
+        return Loss(mean * len(batch[1]), len(batch[1]))
+
+    def contrast(self, embeddings):
+        return SelfSupervisedLoss(SupConLoss(temperature=0.5))(*embeddings)
+
+
+class CLIPModel""",
+    )
+    path = folder / "naive_tasks.py"
+    path.write_text(text)
+    return f"{path}:Naive"
+
+
+def study_of(task: str, folder: str, name: str, **more: Any) -> dict[str, Any]:
+    training: dict[str, Any] = {"evaluations": 4, **more.pop("training", {})}
+    return {
+        "study": Path(name).name.lower(),
+        "task": task if ":" in task else f"{TASKS}:{task}",
+        "space": {
+            "effective_batch": {"low": 16, "high": 512},
+            "reference_rate": {"low": 0.02, "high": 1.0, "at_batch": 256},
+            "rule": ["linear", "sqrt"],
+            "epochs": {"low": 2, "high": 6},
+            "dataset": "folder",
+            "root": folder,
+            **_PARAMETERS,
+        },
+        "memory": {"limit": LIMIT},
+        "training": training,
+        "budget": {"trials": 24, "profile_s": 15},
+        "storage": f"sqlite:///{name}.db",
+    } | more
+
+
+def study(folder: str) -> None:
+    """A study of batch and rate, and the same one split naively."""
+    with tempfile.TemporaryDirectory() as temporary:
+        at = Path(temporary)
+        for name, task, training in (
+            ("cached", "SimCLR", {}),
+            ("naive", naive_task(at), {"accept_inexact": True}),
+        ):
+            values = study_of(task, folder, str(at / name), training=training)
+            path = at / f"{name}.yaml"
+            path.write_text(yaml.safe_dump(values))
+            found: Study = run_study(str(path))
+            print(f"\n{name}:")
+            print(found.front.to_frame().to_string())
+            frame = found.trials.to_frame() if hasattr(found, "trials") else None
+            if frame is not None:
+                print(frame.to_string())
+
+
+if __name__ == "__main__":
+    images, *chosen = sys.argv[1:]
+    for one in chosen or ["gradients", "costs", "study"]:
+        {"gradients": gradients, "costs": costs, "study": study}[one](str(Path(images).resolve()))
