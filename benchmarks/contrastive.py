@@ -108,12 +108,15 @@ def costs(folder: str) -> None:
         reference = f"{TASKS}:{name}"
         memory = Memory.model_validate({"limit": LIMIT})
         profile = profile_task(reference, ProfileRequest(setup, memory, 512, timing_s=20.0))
-        print(f"{name}: largest micro-batch unsplit and cached: {[one.largest_micro_batch for one in profile.each]}")
         print(
             f"{'batch':>5} {'plan':>10} {'peak predicted':>15} {'measured':>9} {'off':>6} {'step predicted':>15} {'measured':>9} {'off':>6}"
         )
         rounds: dict[int, list[float]] = {}
-        plans = {batch: planned(spec, profile, batch, 1) for batch in (101, 150, 257, 311, 400, 512)}
+        most = max(one.largest_batch or one.largest_micro_batch or 0 for one in profile.each)
+        print(
+            f"{name}: largest micro-batch unsplit and cached: {[one.largest_micro_batch for one in profile.each]}; batch {most}"
+        )
+        plans = {batch: planned(spec, profile, batch, 1) for batch in (101, 150, 257, 311, 400, 512) if batch <= most}
         for _ in range(5):
             for batch, plan in plans.items():
                 rounds.setdefault(batch, []).append(step_s(reference, replace(setup, plan=plan)))

@@ -193,7 +193,8 @@ def best_plan(profile: DeviceProfile, plan_of: Callable[[DeviceProfile], BatchPl
         try:
             plan = plan_of(one)
         except InfeasiblePlanError as infeasible:
-            error = error or infeasible
+            if error is None or infeasible.violation < error.violation:
+                error = infeasible
             continue
         if best is None or _faster(profile, plan, best):
             best = plan
