@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cluster.study import Study, run
+    from .objectives.loop import Loop
     from .objectives.state.checkpoint import Checkpoint
     from .objectives.task import Data, Loss, Score, Task, WholeSet
     from .search.suggest.ask_tell import Search
@@ -41,6 +42,7 @@ _MODULES = {
     "Data": "objectives.task",
     "FrontSampler": "search.suggest.sampler",
     "InfeasiblePlanError": "spaces.errors",
+    "Loop": "objectives.loop",
     "Loss": "objectives.task",
     "Measurement": "spaces.trial",
     "NoStudyError": "spaces.errors",
@@ -66,6 +68,7 @@ __all__ = [
     "Data",
     "FrontSampler",
     "InfeasiblePlanError",
+    "Loop",
     "Loss",
     "Measurement",
     "NoStudyError",

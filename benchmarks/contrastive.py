@@ -165,25 +165,20 @@ def measured_peak(reference: str, setup: TrialSetup) -> int:
     return int(clock.peak_bytes)
 
 
-def naive_task(folder: Path) -> str:
-    """The same SimCLR with its loss as a sum over samples, as any trainer's accumulation computes it."""
-    text = TASKS.read_text().replace(
-        "class CLIPModel",
-        """class Naive(SimCLR):
+NAIVE = """class Naive(CLIP):
+    embed = Vision.embed
+    batch_loss = Vision.batch_loss
+
     def loss(self, model, batch, setup):
-        from bsearch import Loss
-
-        mean = self.contrast(SimCLR.embed(self, model, batch, setup))
+        mean = CLIP.batch_loss(self, model, CLIP.embed(self, model, batch, setup), setup)
         return Loss(mean * len(batch[1]), len(batch[1]))
-
-    def contrast(self, embeddings):
-        return SelfSupervisedLoss(SupConLoss(temperature=0.5))(*embeddings)
+"""
 
 
-class CLIPModel""",
-    )
+def naive_task(folder: Path) -> str:
+    """The same CLIP with its loss as a mean over samples, as the accumulation of any trainer computes it."""
     path = folder / "naive_tasks.py"
-    path.write_text(text)
+    path.write_text("from bsearch import Loss\n" + TASKS.read_text() + "\n\n" + NAIVE)
     return f"{path}:Naive"
 
 
@@ -194,16 +189,17 @@ def study_of(task: str, folder: str, name: str, **more: Any) -> dict[str, Any]:
         "task": task if ":" in task else f"{TASKS}:{task}",
         "space": {
             "effective_batch": {"low": 16, "high": 512},
-            "reference_rate": {"low": 0.02, "high": 1.0, "at_batch": 256},
-            "rule": ["linear", "sqrt"],
-            "epochs": {"low": 2, "high": 6},
+            "reference_rate": {"low": 3e-4, "high": 2e-2, "at_batch": 128},
+            "rule": "sqrt",
+            "optimizer": "adamw",
+            "epochs": {"low": 2, "high": 8},
             "dataset": "folder",
             "root": folder,
             **_PARAMETERS,
         },
-        "memory": {"limit": LIMIT},
+        "memory": {"limit": more.pop("limit", LIMIT)},
         "training": training,
-        "budget": {"trials": 24, "profile_s": 15},
+        "budget": {"trials": 30, "profile_s": 15},
         "storage": f"sqlite:///{name}.db",
     } | more
 
@@ -213,18 +209,16 @@ def study(folder: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         at = Path(temporary)
         for name, task, training in (
-            ("cached", "SimCLR", {}),
+            ("cached", "CLIP", {}),
             ("naive", naive_task(at), {"accept_inexact": True}),
         ):
-            values = study_of(task, folder, str(at / name), training=training)
+            values = study_of(task, folder, str(at / name), training=training, limit="8MiB")
             path = at / f"{name}.yaml"
             path.write_text(yaml.safe_dump(values))
             found: Study = run_study(str(path))
             print(f"\n{name}:")
             print(found.front.to_frame().to_string())
-            frame = found.trials.to_frame() if hasattr(found, "trials") else None
-            if frame is not None:
-                print(frame.to_string())
+            print(found.trials.to_frame()[["accuracy", "train_s", "effective_batch", "micro_batch", "epochs"]].to_string())
 
 
 if __name__ == "__main__":

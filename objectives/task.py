@@ -200,7 +200,7 @@ def embeds(task: Task) -> bool:
     """
     classes = type(task).__mro__
     place = {name: next(i for i, one in enumerate(classes) if name in vars(one)) for name in ("embed", "batch_loss", "loss")}
-    own = [name for name, index in place.items() if classes[index] is not Task]
+    own = [name for name in place if getattr(type(task), name) is not getattr(Task, name)]
     if own in ([], ["loss"]):
         return False
     if own[:2] != ["embed", "batch_loss"] or (len(own) == 3 and place["loss"] <= min(place["embed"], place["batch_loss"])):

@@ -12,7 +12,9 @@ import torch
 
 from ..spaces.errors import BsearchError, InfeasiblePlanError, TaskError
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
+from .adapters.loop_task import uses_loop
 from .loading import load_task, user_code_location
+from .loop import forget_loop, newest_loop
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, release_memory
 from .parallel.machines import RankDiedError
 from .parallel.rank_processes import ask_ranks_to_leave, close_ranks, rank_processes
@@ -37,7 +39,7 @@ def start_attempt(reference: str, setup: TrialSetup) -> Iterator[Measurement | O
     except TaskError as error:
         yield Outcome("error", str(error))
         return
-    if isinstance(task, Task) and setup.plan.devices > 1:
+    if setup.plan.devices > 1 and (isinstance(task, Task) or uses_loop(task)):
         attempt = _over_ranks(reference, setup)
     else:
         if setup.device == "gpu":
@@ -78,8 +80,9 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
         limit_memory(setup.memory_limit_bytes, torch.device("cuda" if setup.device == "gpu" else "cpu"))
     measurements = train_task(task, setup) if isinstance(task, Task) else task(setup)
     last: Measurement | None = None
+    forget_loop()
     try:
-        for measurement in measurements:
+        for measurement in _with_earlier(measurements):
             _check(measurement, last, setup, name)
             last = measurement
             yield measurement
@@ -114,6 +117,15 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
         if not isinstance(task, Task):
             gc.collect()  # trainers and their callbacks form reference cycles that hold the model
         release_memory(setup.device)
+
+
+def _with_earlier(measurements: Iterator[Measurement]) -> Iterator[Measurement]:
+    """The measurements, after those of an earlier attempt where a `Loop` has resumed from it."""
+    for number, measurement in enumerate(measurements):
+        loop = newest_loop()
+        if number == 0 and loop is not None:
+            yield from loop.reported
+        yield measurement
 
 
 def _ends_the_process(error: BaseException) -> bool:

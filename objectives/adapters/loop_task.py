@@ -29,6 +29,7 @@ from ...spaces.laws.examination import Examination
 from ...spaces.trial import Parameter, TrialSetup
 from ..batches import Fetcher, SampleKeys
 from ..examination.examine import examined_loop
+from ..loop import Loop
 from ..task import Data, Loss, Task, TrainFunction
 from .as_generator import Report, Stopped
 
@@ -90,6 +91,25 @@ def uses_adapter(function: TrainFunction) -> bool:
     Any other function starts to train when it is called.
     """
     package = __name__.rpartition(".")[0]
+
+    def matches(name: str, value: Any, code: CodeType) -> bool:
+        module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+        return name.startswith(package) or str(module).startswith(package)
+
+    return _refers(function, matches)
+
+
+def uses_loop(function: TrainFunction) -> bool:
+    """Whether a training function is made of a `Loop`, itself or through functions in files next to its own."""
+
+    def matches(name: str, value: Any, code: CodeType) -> bool:
+        return value is Loop or (inspect.ismodule(value) and "Loop" in code.co_names and getattr(value, "Loop", None) is Loop)
+
+    return _refers(function, matches)
+
+
+def _refers(function: TrainFunction, matches: Callable[[str, Any, CodeType], bool]) -> bool:
+    """Whether a function's code refers to a global that matches, by name, value and code; also through functions next to it."""
     start = _plain(function)
     folder, seen = Path(start.__code__.co_filename).parent, set[CodeType]()
 
@@ -99,8 +119,7 @@ def uses_adapter(function: TrainFunction) -> bool:
         seen.add(code)
         for name in _global_names(code):
             value = names.get(name)
-            module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
-            if name.startswith(package) or str(module).startswith(package):
+            if matches(name, value, code):
                 return True
             if (
                 inspect.isfunction(value)

@@ -108,6 +108,24 @@ def embedding_cause(layer: str) -> Cause:
     )
 
 
+def parts_cause(layer: str) -> Cause:
+    """The cause of a difference in a loop of one's own, whose parts have to add up to the step.
+
+    Args:
+        layer: the first whose output for a sample depends on the others; empty where there is none.
+    """
+    if layer:
+        return Cause(
+            "layer",
+            f"expected models that process each sample independently, got one whose layer {layer} mixes the samples of a part.",
+        )
+    return Cause(
+        "mean",
+        "expected parts whose gradients add up to that of the whole step, got others. Weight the mean loss of each part by "
+        "part.weight, or divide its sum by step.samples; and call an optimizer after the last part, never between.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Remedies:
     """What to write instead, in the words of the kind of training."""

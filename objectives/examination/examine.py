@@ -91,7 +91,7 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
                 smallest=smallest,
                 seed=run.setup.seed,
                 where=where,
-                remedies=None if embedded else TASK_REMEDIES,
+                remedies=embedding_cause if embedded else TASK_REMEDIES,
                 task=task,
             )
             examination = _examined_step(opened, compare, len(keys), smallest, run.setup.device)
@@ -121,11 +121,14 @@ class LoopParts(Protocol):
     def accumulate(self) -> Callable[[Sequence[tuple[int, Any]]], Tensor]: ...
 
 
-def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examination:
-    """Examine the step of a running third-party loop; restores its model.
+def examined_loop(
+    where: str, parts: LoopParts, setup: TrialSetup, remedies: Remedies | Callable[[str], Cause] = LOOP_REMEDIES
+) -> Examination:
+    """Examine the step of a running loop that is not ours; restores its model.
 
     Args:
         where: the loop, for messages.
+        remedies: as for `_compared_step`.
     """
     if parts.couples_samples:
         return Examination(couples_samples=True)
@@ -153,7 +156,13 @@ def examined_loop(where: str, parts: LoopParts, setup: TrialSetup) -> Examinatio
     keys = varied(parts.data, stream.take(0, min(stream.samples, POOL)), _SAMPLES)
     for smallest in (1, 2):  # two where a model does not work with one sample
         compare = partial(
-            _compared_step, values=values, smallest=smallest, seed=setup.seed, where=where, remedies=LOOP_REMEDIES
+            _compared_step,
+            values=values,
+            smallest=smallest,
+            seed=setup.seed,
+            where=where,
+            remedies=remedies,
+            takes_steps=not isinstance(remedies, Remedies),
         )
         examination = _examined_step(opened, compare, len(keys), smallest, setup.device)
         if not examination.note:
@@ -211,14 +220,16 @@ def _compared_step(
     smallest: int,
     seed: int,
     where: str,
-    remedies: Remedies | None,
+    remedies: Remedies | Callable[[str], Cause],
     task: Task | None = None,
+    takes_steps: bool = False,
 ) -> Examination:
     """The examination of one step of at most `most` samples.
 
     Args:
-        remedies: what to write; None for a loss over the whole batch's embeddings.
+        remedies: what to write; or the cause, given the layer that mixes samples, where losses do not add up.
         task: whose attributes may be what a loss changes.
+        takes_steps: the step's optimizers step, too, so that it changes state by right.
     """
     effort, before = affordable(step, most, smallest), _numbers_of(task)
     found = compared(step, smallest, seed, effort)
@@ -237,7 +248,7 @@ def _compared_step(
         message = f"{cause.message} The gradient of a split step differs by {found.difference:.2g} (relative)."
         findings.append(Finding(cause.kind, where, message, found.difference))
     findings += batch_norm_findings(step, effort.samples, smallest, seed)
-    if not effort.brief:
+    if not effort.brief and not takes_steps:
         findings += state_findings(step, 2 * smallest, where)
     precision = str(step.dtype or next(step.model.parameters()).dtype).removeprefix("torch.")
     return Examination(effort.samples, effort.splits, precision, found.difference, findings=tuple(findings))
@@ -249,11 +260,15 @@ def _numbers_of(task: Task | None) -> dict[str, Any]:
 
 
 def _cause(
-    step: Step, values: Callable[[Indices], tuple[float, float]], samples: int, smallest: int, remedies: Remedies | None
+    step: Step,
+    values: Callable[[Indices], tuple[float, float]],
+    samples: int,
+    smallest: int,
+    remedies: Remedies | Callable[[str], Cause],
 ) -> Cause:
     try:
-        if remedies is None:
-            return embedding_cause(coupling_layer(step, samples))
+        if not isinstance(remedies, Remedies):
+            return remedies(coupling_layer(step, samples))
         layer, padded = coupling_layer(step, samples), is_padded(step, samples)
         return cause_of(values, samples, smallest, remedies, layer=layer, padded=padded)
     except Exception as error:  # the step differs all the same

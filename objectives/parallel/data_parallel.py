@@ -129,6 +129,17 @@ class Ranks:
             for buffer in buffers:
                 dist.broadcast(buffer, 0)
 
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Sum the gradients of these parameters over ranks; one that some rank has, all have afterwards."""
+        if self.count == 1:
+            return
+        has = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
+        dist.all_reduce(has, dist.ReduceOp.MAX)
+        for parameter, any_has in zip(parameters, has.tolist(), strict=True):
+            if any_has:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(parameter.grad)
+
     def gathered_rows(self, local: Sequence[Tensor], size: int) -> tuple[int, list[Tensor]]:
         """The rows of all ranks' tensors, in the order of ranks.
 

@@ -99,7 +99,7 @@ class MemoryProbe:
     def _batch_like(self, kind: str) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
         """Makes batches like real ones; validation data may be of another kind than training data."""
         if kind not in self._factories:
-            self._factories[kind] = _batch_factory(self.run, kind)
+            self._factories[kind] = batch_factory(self.run, kind)
         return self._factories[kind]
 
     @property
@@ -127,8 +127,7 @@ class MemoryProbe:
         rows = [one for one in tree_iter(found) if isinstance(one, Tensor) and one.is_floating_point()]
         held = sum(one.nbytes for one in rows) / len(keys)
         if self._holds_batches:
-            two, three = (self._batch_like("train")(count, torch.empty_like) for count in (2, 3))
-            held += sum(one.nbytes for one in tree_iter(three)) - sum(one.nbytes for one in tree_iter(two))
+            held += sample_bytes(self._batch_like("train"))
         return held
 
     @property
@@ -289,10 +288,13 @@ def cached_law(probe: MemoryProbe, law: MemoryLaw, limit_bytes: float, lowest: i
     return replace(law, points=points, held_bytes=held), largest or lowest
 
 
-def memory_law(probe: MemoryProbe, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw | None:
+def memory_law(probe: Any, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw | None:
     """The memory law from a few traces, enough to find the largest micro-batch under the limit exactly.
 
     None where real tensors had to be counted and not even the lowest size ran.
+
+    Args:
+        probe: a `MemoryProbe`, or a `LoopMemory`.
     """
     points: dict[int, Peak] = {}
 
@@ -345,7 +347,7 @@ def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, mic
     return max(largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch), peaks
 
 
-def does_not_fit(probe: MemoryProbe, peak: Peak | None, limit_bytes: float, micro_batch: int) -> str:
+def does_not_fit(probe: Any, peak: Peak | None, limit_bytes: float, micro_batch: int) -> str:
     """The message for a model whose smallest micro-batch does not fit, with its breakdown of bytes where they are known."""
     if peak is None:
         return (
@@ -380,14 +382,22 @@ def _real_batch(run: TrainingRun, count: int, kind: str) -> Any:
     return to_device(fetcher.fetch(keys), run.device)
 
 
-def _batch_factory(run: TrainingRun, kind: str) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
-    """A function that creates a batch of any size, inferred from batches of two and three samples.
+def sample_bytes(like: Callable[[int, Callable[[Tensor], Tensor]], Any]) -> float:
+    """Bytes of a batch for each sample, given what makes batches of any size."""
+    two, three = (
+        sum(one.nbytes for one in tree_iter(like(count, torch.empty_like)) if isinstance(one, Tensor)) for count in (2, 3)
+    )
+    return float(three - two)
+
+
+def batch_factory(run: Any, kind: str) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:
+    """A function that creates a batch of any size, inferred from batches of two and three samples of a run or a `Loop`.
 
     Dimensions that grow from two to three are the batch dimension. Other dimensions that vary between batches (padded
     lengths) take the longest known, or the longest of a few.
     """
     fetcher = run.train_fetcher if kind == "train" else run.validation_fetcher
-    size = len(fetcher.dataset)  # type: ignore[arg-type]
+    size = len(fetcher.dataset)
     samples = min(size, 8)
 
     def shapes_of(keys: SampleKeys) -> Any:

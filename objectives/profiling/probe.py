@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ from ...spaces.laws.step_time import StepTime, timing_plans
 from ...spaces.plan import BatchPlan, Embedding
 from ...spaces.study.devices import Memory
 from ...spaces.trial import EVALUATION_BATCH, Outcome, Parameter, TrialSetup
-from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter
+from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_loop
 from ..batches import in_order
 from ..examination.examine import examined
 from ..examination.scores import first_scores
@@ -41,6 +42,7 @@ from ..training import TrainingRun
 from ..trial import start_attempt
 from .exchange import exchange_over
 from .first_step import ReadParameters, on_cpu, smallest_workable, user_code_errors
+from .loop_session import LoopMemory, LoopSession, examined_session
 from .memory import MemoryProbe, cached_law, does_not_fit, evaluation_batch, memory_law
 from .power import with_power
 from .sharing import with_sharing
@@ -134,6 +136,8 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
         raise StudyFileError(Fault("memory.activation_checkpointing", message))
     # None on a CPU, where the limit is that of a virtual device, which counts the tensors of a driven loop alone.
     unknown = replace(profile, limit_bytes=request.setup.memory_limit_bytes)
+    if uses_loop(function):
+        return _profile_of_kit(function, reference, request, unknown)
     if not uses_adapter(function):
         with user_code_errors(reference, "a first measurement"):
             _first_measurement(reference, request.setup)
@@ -167,6 +171,77 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
     del task
     gc.collect()  # trainers form reference cycles that hold their model
     return profile
+
+
+def _profile_of_kit(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
+    """The profile of a loop of one's own that is made of `Loop`: examined, traced and timed as a task, evaluation aside."""
+    parameters = ReadParameters(request.setup.parameters)
+    setup = replace(request.setup, parameters=parameters, plan=BatchPlan(1))
+    with user_code_errors(reference, "a test step"):
+        smallest, profile = _smallest_of_loop(function, setup, profile)
+        setup = replace(setup, plan=BatchPlan(smallest), smallest_micro_batch=smallest)
+        examination = examined_session(function, setup)
+    if examination.refusals and not setup.training.accept_inexact:
+        raise TaskError("\n".join(examination.refusal_lines))
+    if setup.training.samples not in (None, profile.training_set):
+        message = f"expected the length of the training set, {profile.training_set}, got {setup.training.samples}"
+        raise StudyFileError(Fault("training.samples", message))
+    unused = tuple(sorted(set(parameters.keys()) - parameters.read))
+    profile = replace(profile, examination=examination, unused_parameters=unused)
+    request = replace(request, setup=setup, others=())
+    with user_code_errors(reference, "tracing its memory"):
+        profile = _with_loop_memory(function, setup, profile, request)
+    with user_code_errors(reference, "timing its steps"):
+        return with_step_times(reference, profile, request)
+
+
+def _smallest_of_loop(function: TrainFunction, setup: TrialSetup, profile: DeviceProfile) -> tuple[int, DeviceProfile]:
+    """The fewest samples that a part works with, 1 or 2, and the profile with what is known of the loop's models."""
+    first_error: Exception | None = None
+    for samples in (1, 2):
+        session = LoopSession(function, replace(setup, plan=BatchPlan(samples)))
+        try:
+            loop = session.loop
+            session.step([(samples, loop.train_fetcher.fetch(loop.stream.take(0, samples)))], samples)
+            return samples, _with_facts_of(profile, loop, samples)
+        except (ValueError, RuntimeError) as error:
+            first_error = first_error or error
+        finally:
+            session.close()
+    assert first_error is not None
+    raise first_error
+
+
+def _with_loop_memory(
+    function: TrainFunction, setup: TrialSetup, profile: DeviceProfile, request: ProfileRequest
+) -> DeviceProfile:
+    """The profile with the memory law of a `Loop`, if the study or the device sets a limit.
+
+    Raises:
+        StudyFileError: not even the smallest part fits.
+    """
+    limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
+    profile = replace(profile, limit_bytes=limit)
+    if limit is None and not request.traces:
+        return profile
+    usable = min(profile.usable_bytes(devices, request.memory.headroom) for devices in request.devices)
+    smallest = profile.smallest_micro_batch
+    highest = max(_largest_share(profile, request, min(request.devices)), smallest)
+    probe = LoopMemory(function, setup)
+    try:
+        law = memory_law(probe, usable, smallest, highest)
+        largest = None if law is None else law.largest_micro_batch(usable)
+        if law is None or largest is None:
+            peak = None if law is None else probe.train_peak(smallest)
+            raise StudyFileError(Fault("memory.limit", does_not_fit(probe, peak, usable, smallest)))
+        if limit is not None:
+            law, largest = verified(law, probe, limit, usable, largest)
+        held = probe.held_bytes
+        points = tuple((size, max(round(peak - 2 * size * held), 0)) for size, peak in law.points)
+        law = replace(law, points=points, held_bytes=held, source=probe.source, note=law.note or probe.note)
+        return replace(profile, memory=law, largest_micro_batch=largest)
+    finally:
+        probe.close()
 
 
 def _first_measurement(reference: str, setup: TrialSetup) -> None:
@@ -234,10 +309,10 @@ def _unknown_memory(error: Exception) -> str:
     return f"Its memory is not known before the first trial: {type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
-def _with_facts_of(profile: DeviceProfile, run: TrainingRun, smallest: int) -> DeviceProfile:
+def _with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DeviceProfile:
     return replace(
         profile,
-        training_set=len(run.data.train),  # type: ignore[arg-type]
+        training_set=len(run.data.train),
         smallest_micro_batch=smallest,
         unit="" if run.data.lengths is None else run.data.unit,
         units_per_sample=None if run.data.lengths is None else sum(run.data.lengths) / len(run.data.lengths),
@@ -631,7 +706,7 @@ def _spread(smallest: int, largest: int) -> list[int]:
 
 
 def verified(
-    law: MemoryLaw, probe: MemoryProbe, limit: int, usable: float, largest: int, limit_s: float = 10.0
+    law: MemoryLaw, probe: MemoryProbe | LoopMemory, limit: int, usable: float, largest: int, limit_s: float = 10.0
 ) -> tuple[MemoryLaw, int]:
     """Find the largest micro-batch on real tensors, starting from the law's, and let measurements replace its predictions.
 

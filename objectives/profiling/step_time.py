@@ -22,6 +22,7 @@ from ...spaces.errors import ProfilingError, TaskError
 from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_plans
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
+from ..adapters.loop_task import uses_loop
 from ..batches import in_order
 from ..loading import load_task
 from ..machine.processor import OtherPrograms, waited_s
@@ -90,13 +91,18 @@ def rounds_in_rank(
 
 def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evaluates_each: bool) -> Iterator[Round]:
     task = load_task(reference)
+    if not isinstance(task, Task) and uses_loop(task):
+        from .loop_session import loop_rounds  # which imports this module
+
+        yield from loop_rounds(task, setup, plans)
+        return
     if not isinstance(task, Task):
         raise TaskError(f"task {reference}: expected a Task, got a generator, whose steps cannot be timed separately")
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.modes.train(run.model)
     run.freeze_updates()
     clock, loss_sum = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
-    orders = _orders(len(plans))
+    all_orders = orders(len(plans))
     counts = [_FIRST_STEPS] * len(plans)
     # Loader processes fetch some micro-batches ahead, so the number of steps must be fixed beforehand.
 
@@ -107,11 +113,11 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
 
     loader = run.loader(
         plans[index]
-        for number, order in enumerate(_orders(len(plans)))
+        for number, order in enumerate(orders(len(plans)))
         for index in order
         for _ in range(_dropped_steps(run, plans[index]) + timed_steps(number, index))
     )
-    for number, order in enumerate(orders):
+    for number, order in enumerate(all_orders):
         steps: dict[int, tuple[float, float]] = {}
         evaluations: dict[int, float] = {}
         for index in order:
@@ -138,7 +144,7 @@ def _evaluation_s(run: TrainingRun, batch: int) -> float:
     return (time.perf_counter() - started) / count
 
 
-def _orders(count: int) -> Iterator[list[int]]:
+def orders(count: int) -> Iterator[list[int]]:
     """Random orders of the plans, the same in every rank; the first ascends by size, as a warm-up."""
     rng = random.Random(0)
     yield list(range(count))

@@ -1,0 +1,501 @@
+"""What our own training loop is made of, for loops that no `Task` describes: several optimizers, several passes over a step.
+
+    def train(setup):
+        loop = Loop(setup, Data(train, validation), models={"g": g, "d": d}, optimizers={"g": og, "d": od})
+        for step in loop:
+            for part in step:
+                (part.weight * d_loss(part.batch)).backward()
+            od.step(); od.zero_grad()
+            for part in step: ...
+            if step.evaluates:
+                yield loop.measure(accuracy=...)
+
+The loop has the steps of any integer batch, the rates of the schedule, checkpoints and several devices; the body is the user's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..spaces.errors import TaskError
+from ..spaces.plan import BatchPlan
+from ..spaces.schedule import evaluation_points, rate_factor
+from ..spaces.trial import Measurement, Parameter, TrialSetup
+from .batches import Fetcher, SampleKeys, SampleStream, batches, mixed, to_device
+from .model.batch_norm import batch_norms, correct_batch_norm
+from .model.modes import TrainingModes
+from .parallel.data_parallel import Ranks
+from .profiling.live_bytes import LiveBytes
+from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
+from .step_clock import COUNTED_STEPS, StepClock
+from .task import Data, check_optimizer, checked_data
+from .training import TrainingRun, configure_torch
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One micro-batch of a step.
+
+    Args:
+        batch: on the device, as the data's collate function returns it.
+        samples: in it.
+        weight: its share of the step: the weighted mean losses of all parts add up to the mean loss of the step.
+    """
+
+    batch: Any
+    samples: int
+    weight: float
+
+
+class Step:
+    """One optimizer step of the trial: iterate it for its parts, as often as wanted; each time they are the same.
+
+    Attributes:
+        samples: of the whole step, on all devices.
+        number: from 0.
+        fraction: of the budget that is trained on, at the middle of the step.
+    """
+
+    def __init__(
+        self, loop: Loop, micro_batches: Sequence[tuple[int, Any]], samples: int, number: int, fraction: float
+    ) -> None:
+        self.samples, self.number, self.fraction = samples, number, fraction
+        self._loop, self._micro_batches, self._due = loop, list(micro_batches), False
+        self._passes = self._taken = 0
+        self.stepped: set[str] = set()  # names of the optimizers that have stepped
+        self._over = False
+
+    def __iter__(self) -> Iterator[Part]:
+        self._check_open("takes parts")
+        self._passes += 1
+        for place, (samples, batch) in enumerate(self._micro_batches):
+            if callable(batch):
+                batch = LiveBytes.fetched(batch)
+                self._micro_batches[place] = samples, batch
+            self._taken = max(self._taken, place + 1)
+            yield Part(self._loop.on_device(batch), samples, samples / self.samples)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether to evaluate now and yield `loop.measure(...)`; asked after the last optimizer step, where its time ends."""
+        if self._due and not self._over:
+            self._over = True
+            self._loop.pause()
+        return self._due
+
+    @property
+    def paused(self) -> bool:
+        """Whether its time has ended, since its body has asked whether to evaluate."""
+        return self._over
+
+    def due(self) -> None:
+        """Let it be one after which the training is evaluated."""
+        self._due = True
+
+    def _check_open(self, what: str) -> None:
+        if self._over:
+            raise TaskError(
+                f"Loop: expected step.evaluates after the last optimizer step, since what follows is not timed; step "
+                f"{self.number} {what} afterwards"
+            )
+
+    def optimizer_steps(self, name: str) -> None:
+        self._check_open(f"steps optimizer {name!r}")
+        self.stepped.add(name)
+
+    def check_complete(self) -> None:
+        """Check that all of its samples were used and that an optimizer has stepped.
+
+        Raises:
+            TaskError: they were not, or none has.
+        """
+        if self._taken < len(self._micro_batches):
+            used = sum(samples for samples, _ in self._micro_batches[: self._taken])
+            total = sum(samples for samples, _ in self._micro_batches)
+            raise TaskError(
+                f"Loop: expected every step to use all of its parts, got {used} of {total} samples in step {self.number}. "
+                "Write `for part in step:` without break."
+            )
+        if not self.stepped:
+            raise TaskError(
+                f"Loop: expected an optimizer step in every step, got none in step {self.number}. Call step() of one of "
+                f"{', '.join(self._loop.optimizers)}."
+            )
+
+
+class Loop:
+    """The steps of a trial, for a training loop of one's own: see the module.
+
+    Args:
+        setup: the trial's.
+        data: map-style datasets, as for a `Task`.
+        models: all modules that are trained, evaluated or saved, by name. Moved to the trial's device.
+        optimizers: all optimizers, of these models' parameters, by name; their rates at creation are the schedule's peaks.
+        state: other objects with `state_dict` and `load_state_dict`, saved and resumed with the rest.
+
+    Raises:
+        TaskError: an optimizer of other parameters, none with the setup's settings, or options that it does not support.
+    """
+
+    def __init__(
+        self,
+        setup: TrialSetup,
+        data: Data,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.setup, self.data = setup, checked_data(data)
+        self.models, self.optimizers, self.others = dict(models), dict(optimizers), dict(state or {})
+        self._check_supported()
+        self.ranks = Ranks.of(setup.plan.devices)
+        self.device = torch.device("cuda", torch.cuda.current_device()) if setup.device == "gpu" else torch.device("cpu")
+        configure_torch(setup)
+        self.model: nn.Module = nn.ModuleDict(self.models).to(self.device)
+        self._check_optimizers()
+        collate = data.train_collate or data.collate
+        self.train_fetcher = Fetcher(data.train) if collate is None else Fetcher(data.train, collate)
+        self.stream = SampleStream(len(data.train), setup.seed)  # type: ignore[arg-type]
+        correct_batch_norm(self.model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
+        self.modes = TrainingModes(self.model)
+        self._peak_rates = {name: [float(group["lr"]) for group in one.param_groups] for name, one in self.optimizers.items()}
+        self._number = self._seen = self._total = self._resumed_at = 0
+        self._elapsed_s = 0.0
+        self.current: Step | None = None
+        self._casts = False
+        self._ever: set[str] = set()
+        self.reported: tuple[Measurement, ...] = ()
+        self._measured = True
+        global _newest
+        _newest = self
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The first optimizer."""
+        return next(iter(self.optimizers.values()))
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters of all models."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def longest(self, count: int) -> SampleKeys:
+        """Samples for a batch that takes the most memory; see `TrainingRun.longest`."""
+        return TrainingRun.longest(self, count)  # type: ignore[arg-type]  # it has data and their stream, too
+
+    def _check_supported(self) -> None:
+        training = self.setup.training
+        if training.precision == "fp16":
+            raise TaskError("training.precision: expected fp32, tf32 or bf16 with a Loop, which scales no gradients; got fp16")
+        for key in ("compile", "channels_last", "sync_batch_norm"):
+            if getattr(training, key):
+                raise TaskError(f"training.{key}: expected false with a Loop: do it in your code; got true")
+
+    def _check_optimizers(self) -> None:
+        where = "Loop: optimizers"
+        if not self.optimizers:
+            raise TaskError(f"{where}: expected at least one, got none")
+        known = {id(parameter) for parameter in self.model.parameters()}
+        faults: list[TaskError] = []
+        for name, optimizer in self.optimizers.items():
+            try:
+                check_optimizer(f"{where}: {name}", optimizer, self.setup)
+            except TaskError as error:
+                faults.append(error)
+            if not isinstance(optimizer, Optimizer):
+                raise faults[-1]
+            if any("initial_lr" in group for group in optimizer.param_groups):
+                raise TaskError(f"{where}: {name}: expected no scheduler, because training.schedule sets the rate; got one")
+            if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
+                raise TaskError(
+                    f"{where}: {name}: expected parameters of {', '.join(self.models)}, got some that no model holds. Pass all "
+                    "modules as models."
+                )
+        if len(faults) == len(self.optimizers):  # one has to follow the rule; others may have rates of their own
+            raise faults[0]
+
+    # The steps
+
+    def __iter__(self) -> Iterator[Step]:
+        session = _session.get()
+        return session.serve(self) if session is not None else self._steps()
+
+    def _steps(self) -> Iterator[Step]:
+        """Every step of the budget, or what an earlier attempt has left of it."""
+        setup, plans = self.setup, [run for run in self.setup.steps() for _ in range(run.count)]
+        self._clock = StepClock(_Whole(self), counts_memory=len(plans) >= 4 * COUNTED_STEPS)
+        self._checkpoint = Checkpoint.of(setup)
+        self._resume([run.plan for run in plans])
+        self.start()
+        if self.ranks.rank:
+            torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
+        points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > self._seen)
+        due = next(points, setup.samples_budget)
+        loader = batches(
+            self.train_fetcher,
+            self.keys([run.plan for run in plans[self._number :]], self._seen),
+            setup.training.workers,
+            self._pins,
+        )
+        with self.hooked():
+            self._clock.restart()
+            while self._number < len(plans):
+                run = plans[self._number]
+                size = run.plan.effective_batch
+                fraction = (self._seen + size / 2) / setup.samples_budget
+                self.set_rates(fraction, run.growth)
+                step = self._step(run.plan, loader, fraction)
+                self._seen += size
+                if self._seen >= due:
+                    step.due()
+                    self._measured = False
+                    due = next((point for point in points if point > self._seen), setup.samples_budget)
+                self._timing = self._clock.step(size)
+                self._timing.__enter__()
+                self.current, self._number = step, self._number + 1
+                try:
+                    yield step
+                except BaseException:
+                    self.pause()
+                    raise
+                self.pause()
+                self.end(step)
+                if not self._measured:
+                    raise TaskError(
+                        f"Loop: expected `yield loop.measure(...)` where step.evaluates is true, got none in step {step.number}"
+                    )
+                if self._checkpoint.between_evaluations and self.ranks.count == 1 and self._checkpoint.is_late():
+                    self._save()
+                self._clock.restart()
+        if missing := [name for name in self.optimizers if name not in self._ever]:
+            raise TaskError(f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did")
+        if setup.model_folder is not None and not self.ranks.rank:
+            for name, model in self.models.items():
+                save_state(Path(setup.model_folder) / f"{name}.pt", model.state_dict())
+
+    def start(self) -> None:
+        """Make all devices' models those of the first, and put them into training mode."""
+        self.ranks.broadcast([tensor.data for tensor in (*self.model.parameters(), *self.model.buffers())])
+        self.modes.train(self.model)
+
+    def _step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float) -> Step:
+        sizes = [size for size in plan.micro_batches(self.ranks.rank) if size]
+        return Step(self, [(size, lambda: next(loader)) for size in sizes], plan.effective_batch, self._number, fraction)
+
+    def end(self, step: Step) -> None:
+        """The body of a step has ended.
+
+        Raises:
+            TaskError: it left something out.
+        """
+        step.check_complete()
+        self._ever |= step.stepped
+        if self.setup.training.precision == "bf16" and not self._casts:
+            raise TaskError(
+                "training.precision: expected `with loop.autocast():` around the forward passes, as bf16 needs; got none in "
+                "the first step"
+            )
+
+    def keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
+        for plan in plans:
+            start = position + sum(plan.shares[: self.ranks.rank])
+            for samples in plan.micro_batches(self.ranks.rank):
+                if samples:
+                    yield self.stream.take(start, samples)
+                    start += samples
+            position += plan.effective_batch
+
+    @property
+    def _pins(self) -> bool:
+        return self.setup.training.pin_memory and self.device.type == "cuda"
+
+    def on_device(self, batch: Any) -> Any:
+        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Context of the forward passes: the study's precision."""
+        self._casts = True
+        if self.setup.training.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def set_rates(self, fraction: float, growth: int = 1) -> None:
+        """Set every rate to the schedule's at a fraction of the budget."""
+        training = self.setup.training
+        factor = rate_factor(training.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
+        for name, optimizer in self.optimizers.items():
+            for group, rate in zip(optimizer.param_groups, self._peak_rates[name], strict=True):
+                group["lr"] = rate * factor
+
+    def freeze_updates(self) -> None:
+        """Set the rates to zero from here on: steps take their time and leave the parameters as they are."""
+        self._peak_rates = {name: [0.0] * len(rates) for name, rates in self._peak_rates.items()}
+        self.set_rates(0.5)
+
+    def hooked(self) -> AbstractContextManager[Any]:
+        """Context in which the optimizers' steps are seen: gradients are summed over devices and clipped before each."""
+        stack = ExitStack()
+        names = {id(optimizer): name for name, optimizer in self.optimizers.items()}
+
+        def before(optimizer: Optimizer, *_: Any) -> None:
+            if _newest is not self:
+                return  # left over from a body that has failed
+            name = names.get(id(optimizer))
+            if name is None:
+                raise TaskError(
+                    f"Loop: expected steps of the optimizers it was given ({', '.join(self.optimizers)}), got one of another "
+                    f"{type(optimizer).__name__}. Pass it in optimizers={{...}}: otherwise its state is not saved, nor its "
+                    "rate set."
+                )
+            if self.current is not None:
+                self.current.optimizer_steps(name)
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self.ranks.sum_gradients(parameters)
+            if (norm := self.setup.training.clip_norm) is not None:
+                nn.utils.clip_grad_norm_(parameters, norm)
+            for listener in self.listeners:
+                listener(name, parameters)
+
+        stack.callback(register_optimizer_step_pre_hook(before).remove)
+        return stack
+
+    # Called with an optimizer's name and parameters before each of its steps.
+    listeners: tuple[Callable[[str, Sequence[Tensor]], None], ...] = ()
+
+    def pause(self) -> None:
+        """End the time of the current step."""
+        timing, self._timing = self._timing, None
+        if timing is not None:
+            timing.__exit__(None, None, None)
+            if self.current is not None and not self._measured:
+                self._elapsed_s = self._clock.elapsed_s()
+
+    _timing: AbstractContextManager[None] | None = None
+
+    # Measurements and checkpoints
+
+    def measure(self, **scores: float | Tensor) -> Measurement:
+        """The measurement to yield where `step.evaluates` is true: `accuracy`, or any metrics by name.
+
+        Raises:
+            TaskError: it is not time to.
+        """
+        if self.current is None or self._measured or not self.current.paused:
+            raise TaskError("Loop.measure: expected a call where step.evaluates is true, and one for each such step")
+        self.pause()
+        self._measured = True
+        values = {name: float(value) for name, value in scores.items()}
+        facts: dict[str, Parameter] = {
+            "steps": self._total,
+            "optimizer": ", ".join(dict.fromkeys(type(one).__name__ for one in self.optimizers.values())),
+            "model_parameters": sum(one.numel() for one in self.model.parameters() if one.requires_grad),
+            **({"resumed_at": self._resumed_at} if self._resumed_at else {}),
+            **self._clock.facts(),
+        }
+        if any(True for _ in batch_norms(self.model)):
+            facts["ghost_batch"] = self.setup.plan.largest_micro_batch
+        measurement = Measurement(
+            samples_seen=self._seen,
+            elapsed_s=self._elapsed_s,
+            accuracy=values.get("accuracy"),
+            scores=values,
+            facts={**facts, **self._checkpoint.facts()},
+        )
+        self._checkpoint.add(measurement)
+        finite = all(map(math.isfinite, values.values()))
+        waited_s = self.ranks.max_over_ranks(0.0 if self.ranks.rank else self._checkpoint.waited_s())
+        if finite and self._seen < self.setup.samples_budget and self._checkpoint.due(waited_s):
+            self.current.check_complete()
+            self._save()
+        return measurement
+
+    def _save(self) -> None:
+        rng_states = self.ranks.all_gathered({"states": [random_state(self.device)]})["states"]
+        if self.ranks.rank:
+            return
+        self._checkpoint.save(
+            {
+                "steps": self._number,
+                "samples_seen": self._seen,
+                "models": self.model.state_dict(),
+                "optimizers": {name: one.state_dict() for name, one in self.optimizers.items()},
+                "others": {name: one.state_dict() for name, one in self.others.items()},
+                "ever": sorted(self._ever | (self.current.stepped if self.current else set())),
+                "clock": self._clock.state(),
+                "rng_state": rng_states,
+            }
+        )
+
+    def _resume(self, plans: Sequence[BatchPlan]) -> None:
+        state = self._checkpoint.load()
+        self._total, self._number = len(plans), 0 if state is None else int(state["steps"])
+        self._seen = sum(plan.effective_batch for plan in plans[: self._number])
+        valid = state is not None and state["samples_seen"] == self._seen
+        if state is None or not all(self.ranks.all_gathered({"valid": [valid]})["valid"]):
+            self._checkpoint.measurements.clear()
+            self._number = self._seen = self._resumed_at = 0
+            return
+        self._resumed_at = self._seen
+        self.reported = tuple(self._checkpoint.measurements)
+        self.model.load_state_dict(state["models"])
+        for kept, current in ((state["optimizers"], self.optimizers), (state["others"], self.others)):
+            for name, one in current.items():
+                one.load_state_dict(kept[name])
+        self._ever = set(state["ever"])
+        self._clock.set_state(state["clock"])
+        if len(state["rng_state"]) == self.ranks.count:
+            set_random_state(state["rng_state"][self.ranks.rank], self.device)
+
+
+class _Whole:
+    """A loop's models and optimizers as a `StepClock` counts them."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.setup, self.device, self.model, self.optimizer = loop.setup, loop.device, loop.model, loop.optimizer
+
+
+class Session:
+    """Takes the place of a trial where a loop is profiled: `serve` gives the body the steps that are asked for."""
+
+    def serve(self, loop: Loop) -> Iterator[Step]:
+        raise NotImplementedError
+
+
+_session: ContextVar[Session | None] = ContextVar("session", default=None)
+
+
+@contextmanager
+def serving(session: Session) -> Iterator[None]:
+    """Context of a training function whose loop gets its steps from a session."""
+    token = _session.set(session)
+    try:
+        yield
+    finally:
+        _session.reset(token)
+
+
+_newest: Loop | None = None
+
+
+def newest_loop() -> Loop | None:
+    """The loop that this process's training code has created last; None since `forget_loop`."""
+    return _newest
+
+
+def forget_loop() -> None:
+    global _newest
+    _newest = None
+
+
+__all__ = ["Loop", "Part", "Session", "Step", "forget_loop", "newest_loop", "serving"]

@@ -1,0 +1,325 @@
+"""A user's loop that is made of `Loop`, asked for single steps: to time them, to trace their memory, to examine them.
+
+The user's function runs in a thread of its own. Where a trial would give its body the planned steps, a session gives it those
+that are asked for, one at a time; both threads take turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import _get_current_function_mode_stack
+
+from ...spaces.laws.examination import Examination
+from ...spaces.plan import BatchPlan
+from ...spaces.trial import TrialSetup
+from ..adapters.as_generator import Report, as_generator
+from ..adapters.loop_task import NoTrainingError
+from ..batches import Fetcher, batches
+from ..examination.causes import parts_cause
+from ..examination.copies import line_of
+from ..examination.examine import examined_loop
+from ..loop import Loop, Session, Step, serving
+from ..machine.device_memory import release_memory
+from ..task import TrainFunction
+from .live_bytes import LiveBytes
+from .memory import Peak, batch_factory, sample_bytes
+from .step_time import Round, orders
+
+# Steps of two micro-batches: the second step has the optimizers' states, the second micro-batch the gradients of the first.
+_STEPS, _MICRO_BATCHES = 2, 2
+# Steps before the timed ones, of another shape, and timed ones.
+_DROPPED, _TIMED = 1, 3
+
+
+class LoopSession(Session):
+    """One call of a training function, held before its first step; close it in the end.
+
+    Raises:
+        NoTrainingError: the function yields or ends before it iterates a `Loop`.
+    """
+
+    def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
+        self.function, self.setup = function, setup
+        self._request: _Request
+        self._report: Report[Any]
+        self._stack = ExitStack()
+        self._answers = as_generator(self._train)
+        self.loop: Loop = next(self._answers)
+
+    def _train(self, report: Report[Any]) -> None:
+        self._report = report
+        try:
+            with serving(self):
+                for _ in self.function(self.setup):
+                    break
+            raise NoTrainingError(f"{self.function.__name__}: expected to iterate its Loop, got an end or a measurement first")
+        finally:
+            self._stack.close()
+
+    def serve(self, loop: Loop) -> Iterator[Step]:
+        loop.start()
+        loop.freeze_updates()
+        with loop.hooked():
+            self._report(loop)
+            while True:
+                request, self._stack = self._request, ExitStack()
+                for context in request.contexts:
+                    self._stack.enter_context(context)
+                loop.current = step = Step(loop, request.micro_batches, request.samples, 0, 0.5)
+                started = time.perf_counter()
+                yield step
+                if loop.device.type == "cuda":
+                    torch.cuda.synchronize()
+                took_s = time.perf_counter() - started
+                self._stack.close()
+                loop.end(step)
+                self._report(took_s)
+
+    def step(
+        self,
+        micro_batches: Sequence[tuple[int, Any]],
+        samples: int,
+        contexts: Sequence[AbstractContextManager[Any]] = (),
+    ) -> float:
+        """Run the body for one step of (samples, batch), inside these contexts; returns its seconds."""
+        self._request = _Request(micro_batches, samples, contexts)
+        took_s: float = next(self._answers)
+        return took_s
+
+    def close(self) -> None:
+        self._answers.close()  # type: ignore[attr-defined]  # a generator
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    micro_batches: Sequence[tuple[int, Any]]
+    samples: int
+    contexts: Sequence[AbstractContextManager[Any]]
+
+
+def loop_rounds(function: TrainFunction, setup: TrialSetup, plans: Sequence[BatchPlan]) -> Iterator[Round]:
+    """Time the plans in endless rounds, as `step_time.timed_rounds` does a task's; on several devices, one rank's part."""
+    session = LoopSession(function, replace(setup, plan=plans[0]))
+    loop = session.loop
+
+    def sequence() -> Iterator[BatchPlan]:
+        for order in orders(len(plans)):
+            for index in order:
+                yield from [plans[index]] * (_DROPPED + _TIMED)
+
+    loader = batches(loop.train_fetcher, loop.keys(sequence(), 0), setup.training.workers)
+    try:
+        for order in orders(len(plans)):
+            steps: dict[int, tuple[float, float]] = {}
+            for index in order:
+                plan = plans[index]
+                sizes = [size for size in plan.micro_batches(loop.ranks.rank) if size]
+                took: list[float] = []
+                waits: list[float] = []
+
+                def fetched() -> Any:
+                    started = time.perf_counter()
+                    batch = next(loader)
+                    waits[-1] += time.perf_counter() - started  # noqa: B023  # called before the next round of the loop
+                    return batch
+
+                for _ in range(_DROPPED + _TIMED):
+                    waits.append(0.0)
+                    took.append(session.step([(size, fetched) for size in sizes], plan.effective_batch))
+                steps[index] = sum(took[_DROPPED:]) / _TIMED, sum(waits[_DROPPED:]) / _TIMED
+            yield Round(tuple(steps[index] for index in range(len(plans))))
+    finally:
+        session.close()
+
+
+class LoopMemory:
+    """Peaks of a loop's steps at any micro-batch: traced on fake tensors, or counted on real ones where it cannot be traced.
+
+    The same to `memory_law` as a `MemoryProbe`.
+    """
+
+    def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
+        self.function, self.setup, self.note, self.ranks = function, setup, "", 1
+        self._session = LoopSession(function, setup)
+        self._like = batch_factory(self._session.loop, "train")
+        self._peaks: dict[int, Peak] = {}
+        if setup.device == "gpu":
+            self.note = "measured: a loop of your own is not traced on a GPU"
+
+    @property
+    def source(self) -> str:
+        return "counted" if self.note else "traced"
+
+    @property
+    def held_bytes(self) -> float:
+        """What a step holds for each of its samples until its end, since a body may pass over its parts again."""
+        return sample_bytes(self._like) if self.setup.device == "cpu" else 0.0
+
+    def train_peak(self, micro_batch: int) -> Peak:
+        if micro_batch not in self._peaks:
+            if not self.note:
+                try:
+                    self._peaks[micro_batch] = self._traced(micro_batch)
+                except Exception as error:
+                    lines = str(error).strip().splitlines()
+                    self.note = f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+                    self._restart()
+            if self.note:
+                self._peaks[micro_batch] = self.counted("train", micro_batch)
+        return self._peaks[micro_batch]
+
+    def _restart(self) -> None:
+        self._session.close()
+        release_memory(self.setup.device)
+        self._session = LoopSession(self.function, self.setup)
+
+    def _traced(self, size: int) -> Peak:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        loop, counter = self._session.loop, LiveBytes()
+        with _fake_models(loop, fake):
+            for _ in range(_STEPS):
+                contexts: list[AbstractContextManager[Any]] = [fake, counter.counting(loop.model, loop.optimizer)]
+                micro_batches = [(size, lambda: self._like(size, fake.from_tensor))] * _MICRO_BATCHES
+                self._session.step(micro_batches, _MICRO_BATCHES * size, contexts)
+                for optimizer in loop.optimizers.values():
+                    counter.register_states(optimizer)
+        return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
+
+    def counted(self, kind: str, size: int, limit_bytes: int | None = None) -> Peak:
+        """The same on real tensors: on a GPU what its allocator reserves, on a CPU the bytes of live tensors.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit.
+        """
+        loop = self._session.loop
+        keys = loop.longest(size)
+        on_gpu = self.setup.device == "gpu"
+        counter = LiveBytes(limit_bytes)
+        if on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            for _ in range(_STEPS):
+                micro_batches = [(size, lambda: loop.train_fetcher.fetch(keys))] * _MICRO_BATCHES
+                contexts = [] if on_gpu else [counter.counting(loop.model, loop.optimizer)]
+                self._session.step(micro_batches, _MICRO_BATCHES * size, contexts)
+                for optimizer in loop.optimizers.values():
+                    counter.register_states(optimizer)
+        except Exception:
+            self._restart()
+            raise
+        if on_gpu:
+            return Peak(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), {})
+        return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
+
+    def close(self) -> None:
+        self._session.close()
+
+
+@contextmanager
+def _fake_models(loop: Loop, fake: FakeTensorMode) -> Iterator[None]:
+    """Meanwhile the loop's models and optimizers have fake tensors, and the optimizers no state."""
+    known: dict[int, Any] = {}
+    owners: list[tuple[dict[str, Any], str, Tensor]] = [
+        (tensors, name, tensor)
+        for module in loop.model.modules()
+        for tensors in (cast(dict[str, Any], module._parameters), cast(dict[str, Any], module._buffers))
+        for name, tensor in tensors.items()
+        if tensor is not None
+    ]
+    groups = [(group, group["params"]) for optimizer in loop.optimizers.values() for group in optimizer.param_groups]
+    states = [(optimizer, optimizer.state) for optimizer in loop.optimizers.values()]
+    for _, _, tensor in owners:
+        if id(tensor) not in known:
+            made = fake.from_tensor(tensor.detach())
+            is_parameter = isinstance(tensor, nn.Parameter)
+            with fake:
+                known[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+    try:
+        for tensors, name, tensor in owners:
+            tensors[name] = known[id(tensor)]
+        for group, parameters in groups:
+            group["params"] = [known[id(parameter)] for parameter in parameters]
+        for optimizer, _ in states:
+            optimizer.state = defaultdict(dict)
+        yield
+    finally:
+        for tensors, name, tensor in owners:
+            tensors[name] = tensor
+        for group, parameters in groups:
+            group["params"] = parameters
+        for optimizer, state in states:
+            optimizer.state = state
+
+
+class _Examined:
+    """What is examined of a loop: the gradients that its optimizers step with."""
+
+    couples_samples = False
+
+    def __init__(self, function: TrainFunction, setup: TrialSetup) -> None:
+        self.function, self.setup = function, setup
+        self._begin()
+
+    def _begin(self) -> None:
+        self.session = LoopSession(self.function, self.setup)
+        self.session.loop.listeners = (self._listen,)
+        self._sums: dict[int, Tensor] = {}
+
+    @property
+    def model(self) -> nn.Module:
+        return self.session.loop.model
+
+    @property
+    def data(self) -> Fetcher:
+        return self.session.loop.train_fetcher
+
+    def _listen(self, name: str, parameters: Sequence[Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                before = self._sums.get(id(parameter))
+                self._sums[id(parameter)] = parameter.grad.clone() if before is None else before + parameter.grad
+
+    def accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
+        """Run the body for these micro-batches and leave each parameter the gradient that it was stepped with."""
+        self._sums.clear()
+        loop = self.session.loop
+        for optimizer in loop.optimizers.values():
+            optimizer.state.clear()  # may be of another precision
+        for parameter in loop.model.parameters():
+            parameter.grad = None
+        # Fixed draws are a mode of this thread.
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        try:
+            self.session.step(micro_batches, sum(size for size, _ in micro_batches), modes)
+        except Exception:
+            self._begin()  # the function has ended with its error
+            raise
+        for parameter in loop.model.parameters():
+            parameter.grad = self._sums.get(id(parameter))
+        return torch.zeros(())
+
+
+def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
+    """The examination of a loop's step, unsplit and split.
+
+    Raises:
+        TaskError: the body leaves something out.
+    """
+    parts = _Examined(function, setup)
+    try:
+        return examined_loop(f"{line_of(function, setup.folder)}{function.__name__}", parts, setup, parts_cause)
+    finally:
+        parts.session.close()
+
+
+__all__ = ["LoopMemory", "LoopSession", "examined_session", "loop_rounds"]

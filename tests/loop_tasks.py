@@ -1,0 +1,126 @@
+"""Training loops of one's own that are made of `Loop`, and a Task that trains the same; ranks import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from bsearch.objectives.loop import Loop
+from bsearch.objectives.task import Data, Loss, Task
+from bsearch.spaces.trial import Measurement, TrialSetup
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+
+def digits(samples: int = 700) -> Data:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(samples, 12, generator=generator)
+    labels = (inputs @ torch.randn(12, 5, generator=generator)).argmax(1)
+    return Data(TensorDataset(inputs[:600], labels[:600]), TensorDataset(inputs[600:], labels[600:]))
+
+
+def net(setup: TrialSetup) -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Dropout(setup.parameters.get("dropout", 0.2)), nn.Linear(32, 5))  # type: ignore[arg-type]
+
+
+def sgd(model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=setup.learning_rate, momentum=0.9, nesterov=True)
+
+
+class AsTask(Task):
+    def data(self, setup: TrialSetup) -> Data:
+        return digits()
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return net(setup)
+
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return sgd(model, setup)
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        inputs, labels = batch
+        return Loss(F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels))
+
+
+def accuracy(model: nn.Module, data: Data) -> float:
+    inputs, labels = data.validation.tensors  # type: ignore[attr-defined]
+    model.eval()
+    with torch.no_grad():
+        right = (model(inputs).argmax(1) == labels).sum()
+    model.train()
+    return float(right) / len(labels)
+
+
+def classifier(setup: TrialSetup) -> Iterator[Measurement]:
+    """What `AsTask` trains."""
+    data, model = digits(), net(setup)
+    optimizer = sgd(model, setup)
+    loop = Loop(setup, data, models={"net": model}, optimizers={"net": optimizer})
+    for step in loop:
+        for part in step:
+            inputs, labels = part.batch
+            (F.cross_entropy(model(inputs), labels, reduction="sum") * (1 / step.samples)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step.evaluates:
+            yield loop.measure(accuracy=accuracy(model, data))
+
+
+def adversarial(setup: TrialSetup) -> Iterator[Measurement]:
+    """A generator and a discriminator, two passes over each step."""
+    data = digits()
+    torch.manual_seed(setup.seed)
+    g = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 12))
+    d = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 1))
+    og, od = (torch.optim.Adam(one.parameters(), lr=setup.learning_rate, betas=(0.5, 0.999)) for one in (g, d))
+    loop = Loop(setup, data, models={"g": g, "d": d}, optimizers={"g": og, "d": od})
+    for step in loop:
+        for part in step:
+            real, _ = part.batch
+            fake = g(torch.randn(part.samples, 4))
+            (part.weight * (F.softplus(-d(real)) + F.softplus(d(fake.detach()))).mean()).backward()
+        od.step()
+        od.zero_grad()
+        for part in step:
+            (part.weight * F.softplus(-d(g(torch.randn(part.samples, 4)))).mean()).backward()
+        og.step()
+        og.zero_grad()
+        od.zero_grad()
+        if step.evaluates:
+            yield loop.measure(accuracy=realism(g, data))
+
+
+def realism(g: nn.Module, data: Data) -> float:
+    with torch.no_grad():
+        made = g(torch.randn(200, 4, generator=torch.Generator().manual_seed(1)))
+        real = data.validation.tensors[0]  # type: ignore[attr-defined]
+        return float(1 / (1 + (made.mean(0) - real.mean(0)).norm() + (made.std(0) - real.std(0)).norm()))
+
+
+def parameters_after(reference: str, setup: dict[str, Any]) -> Iterator[list[Tensor]]:
+    """The parameters after a whole training, for ranks."""
+    from bsearch.objectives.loading import load_task
+    from bsearch.objectives.loop import newest_loop
+
+    torch.manual_seed(0)
+    for _ in load_task(reference)(TrialSetup.from_dict(setup)):  # type: ignore[operator]
+        pass
+    loop = newest_loop()
+    assert loop is not None
+    yield [parameter.detach().clone() for parameter in loop.model.parameters()]
+
+
+def wrong_weights(setup: TrialSetup) -> Iterator[Measurement]:
+    """The mean of each part counts in full."""
+    data, model = digits(), net(setup)
+    optimizer = sgd(model, setup)
+    loop = Loop(setup, data, models={"net": model}, optimizers={"net": optimizer})
+    for step in loop:
+        for part in step:
+            F.cross_entropy(model(part.batch[0]), part.batch[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step.evaluates:
+            yield loop.measure(accuracy=accuracy(model, data))

@@ -1,0 +1,252 @@
+"""Laws of the kit for training loops of one's own: exact steps, resuming, several devices, and what a loop forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import loop_tasks
+import pytest
+import torch
+from bsearch.objectives.loading import load_task
+from bsearch.objectives.loop import Loop, newest_loop
+from bsearch.objectives.parallel.rank_processes import RankProcesses
+from bsearch.objectives.profiling.loop_session import LoopMemory
+from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.task import Data
+from bsearch.objectives.training import TrainingRun
+from bsearch.objectives.trial import start_attempt
+from bsearch.spaces.errors import TaskError
+from bsearch.spaces.laws.device import ProfileRequest
+from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.study.devices import Memory
+from bsearch.spaces.trial import Measurement, Outcome, TrialSetup
+from helpers import setup
+from loop_tasks import AsTask, adversarial, classifier, digits, net, parameters_after, sgd
+from torch import nn
+
+FILE = loop_tasks.__file__
+
+
+def attempt(name: str, given: TrialSetup) -> list[Measurement]:
+    *measurements, outcome = start_attempt(f"{FILE}:{name}", given)
+    assert isinstance(outcome, Outcome)
+    assert outcome.kind == "complete", outcome.message
+    return measurements  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(57, 1), (57, 4), (600, 7), (1, 1), (128, 3)])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_loop_trains_as_a_task_does_bit_for_bit(batch: int, accumulation: int, dropout: float) -> None:
+    given = setup(batch, budget=1300 if batch > 1 else 60, plan=BatchPlan(batch, accumulation), parameters={"dropout": dropout})
+    torch.manual_seed(given.seed)
+    run = TrainingRun(AsTask(), given)
+    expected = list(run.measurements())
+    found = attempt("classifier", given)
+    assert [one.samples_seen for one in found] == [one.samples_seen for one in expected]
+    assert [one.accuracy for one in found] == [one.accuracy for one in expected]
+    loop = newest_loop()
+    assert loop is not None
+    for one, other in zip(loop.model.parameters(), run.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("accumulation", [2, 5])
+def test_two_passes_over_a_step_see_the_same_parts_and_sum_to_the_unsplit_step(accumulation: int) -> None:
+    """With draws of its own the generator differs in what it draws; without its noise it does not."""
+    given = setup(101, budget=600, rate=0.01)
+    seen: list[list[torch.Tensor]] = []
+
+    def train(one: TrialSetup) -> Iterator[Measurement]:
+        data, model = digits(), net(one)
+        optimizer = sgd(model, one)
+        loop = Loop(one, data, {"net": model}, {"net": optimizer})
+        for step in loop:
+            passes = [[part.batch[0] for part in step] for _ in range(2)]
+            assert all(torch.equal(*pair) for pair in zip(*passes, strict=True))
+            seen.append(passes[0])
+            assert sum(part.weight for part in step) == pytest.approx(1.0)
+            for part in step:
+                (part.weight * model(part.batch[0]).square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step.evaluates:
+                yield loop.measure(accuracy=0.5)
+
+    list(train(given))
+    whole, seen[:] = list(seen), []
+    list(train(setup(101, accumulation, budget=600, rate=0.01)))
+    for one, other in zip(whole, seen, strict=True):
+        assert torch.equal(torch.cat(one), torch.cat(other))
+
+
+@pytest.mark.parametrize("name", ["classifier", "adversarial"])
+def test_it_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"plan": BatchPlan(57, 3), "samples_budget": 900, "training": {"evaluations": 5}}
+    expected = attempt(name, setup(rate=0.01, **changes))
+    whole = [parameter.clone() for parameter in newest_loop().model.parameters()]  # type: ignore[union-attr]
+    changes |= {"checkpoint": str(tmp_path / "it.pt"), "checkpoint_every_s": 0.0}
+    with closing(start_attempt(f"{FILE}:{name}", setup(rate=0.01, **changes))) as first:  # type: ignore[type-var]
+        assert len(list(islice(first, 3))) == 3
+    found = attempt(name, setup(rate=0.01, attempt=1, **changes))
+    assert [(one.samples_seen, one.accuracy) for one in found] == [(one.samples_seen, one.accuracy) for one in expected]
+    assert found[-1].facts["resumed_at"] >= found[1].samples_seen
+    for one, other in zip(newest_loop().model.parameters(), whole, strict=True):  # type: ignore[union-attr]
+        assert torch.equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch", "accumulation"), [(101, 3), (7, 1)])
+def test_two_ranks_train_as_one_process_does(ranks: RankProcesses, batch: int, accumulation: int) -> None:
+    reference, changes = f"{FILE}:classifier", {"parameters": {"dropout": 0.0}, "training": {"clip_norm": 0.5}}
+    (alone,) = parameters_after(reference, setup(batch, budget=700, **changes).to_dict())
+    given = setup(batch, budget=700, plan=BatchPlan(batch, accumulation, 2), **changes)
+    (shared,) = ranks.run(parameters_after, reference, given.to_dict())
+    for one, other in zip(alone, shared, strict=True):
+        assert float((one - other).norm()) <= 1e-4 * float(one.norm())
+
+
+def test_the_models_are_kept_where_they_are_wanted(tmp_path: Path) -> None:
+    attempt("adversarial", setup(64, budget=300, rate=0.01, model_folder=str(tmp_path)))
+    kept = torch.load(tmp_path / "g.pt", weights_only=True)
+    loop = newest_loop()
+    assert loop is not None
+    assert all(torch.equal(value, loop.models["g"].state_dict()[name]) for name, value in kept.items())
+    assert (tmp_path / "d.pt").is_file()
+
+
+def body(change: Callable[[Any, Any, Any, Any], None], **options: Any) -> Callable[[TrialSetup], Iterator[Measurement]]:
+    def train(given: TrialSetup) -> Iterator[Measurement]:
+        data, model = digits(), net(given)
+        optimizer = sgd(model, given)
+        loop = Loop(given, data, options.get("models", {"net": model}), {"net": optimizer, **options.get("optimizers", {})})
+        for step in loop:
+            change(loop, step, model, optimizer)
+            if step.evaluates and not options.get("forgets"):
+                yield loop.measure(accuracy=0.5)
+
+    return train
+
+
+def usual(loop: Any, step: Any, model: Any, optimizer: Any) -> None:
+    for part in step:
+        (part.weight * model(part.batch[0]).square().mean()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def half(loop: Any, step: Any, model: Any, optimizer: Any) -> None:
+    for part in step:
+        (part.weight * model(part.batch[0]).square().mean()).backward()
+        break
+    optimizer.step()
+
+
+def never_steps(loop: Any, step: Any, model: Any, optimizer: Any) -> None:
+    for part in step:
+        model(part.batch[0]).sum().backward()
+
+
+def early(loop: Any, step: Any, model: Any, optimizer: Any) -> None:
+    _ = step.evaluates
+    usual(loop, step, model, optimizer)
+
+
+def foreign(loop: Any, step: Any, model: Any, optimizer: Any) -> None:
+    usual(loop, step, model, optimizer)
+    usual(loop, step, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (body(half), "expected every step to use all of its parts, got 22 of 64 samples in step 0"),
+        (body(never_steps), "expected an optimizer step in every step, got none in step 0"),
+        (body(early), "expected step.evaluates after the last optimizer step"),
+        (body(foreign), "expected steps of the optimizers it was given"),
+        (body(usual, forgets=True), "expected `yield loop.measure"),
+        (body(usual, optimizers={"other": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)}), "some that no model holds"),
+        (body(usual, models={"net": nn.Linear(2, 2)}), "some that no model holds"),
+    ],
+)
+def test_what_a_loop_forgets_is_told(train: Callable[[TrialSetup], Iterator[Measurement]], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        list(train(setup(64, 3, budget=400)))
+
+
+def test_an_optimizer_that_never_steps_is_told() -> None:
+    def train(given: TrialSetup) -> Iterator[Measurement]:
+        data, model, other = digits(), net(given), nn.Linear(2, 2)
+        optimizers = {"net": sgd(model, given), "other": sgd(other, given)}
+        loop = Loop(given, data, {"net": model, "other": other}, optimizers)
+        for step in loop:
+            usual(loop, step, model, optimizers["net"])
+            if step.evaluates:
+                yield loop.measure(accuracy=0.5)
+
+    with pytest.raises(TaskError, match="expected every optimizer to step at least once, but other never did"):
+        list(train(setup(64, budget=400)))
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [({"precision": "bf16"}, "loop.autocast"), ({"precision": "fp16"}, "got fp16"), ({"compile": True}, "compile")],
+)
+def test_settings_that_it_cannot_honour_are_refused(training: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        list(body(usual)(setup(64, budget=400, training=training)))
+
+
+def test_a_failed_body_leaves_later_trainings_alone() -> None:
+    with pytest.raises(TaskError):
+        list(body(half)(setup(64, 3, budget=400)))
+    attempt("classifier", setup(64, budget=200))
+    assert isinstance(digits(), Data)
+    assert list(TrainingRun(AsTask(), setup(64, budget=200)).measurements())
+    assert adversarial is not classifier
+
+
+def request(name: str, **changes: Any) -> ProfileRequest:
+    memory = changes.pop("memory", {})
+    return ProfileRequest(setup(16, rate=0.01), Memory.model_validate(memory), 256, **changes)
+
+
+@pytest.mark.parametrize("name", ["classifier", "adversarial"])
+def test_its_time_and_memory_are_known_and_its_step_is_examined(name: str) -> None:
+    profile = profile_task(f"{FILE}:{name}", request(name, traces=True, timing_s=0.5))
+    assert profile.training_set == 600
+    assert profile.examination is not None
+    assert profile.examination.verdict == "exact", profile.examination.lines
+    assert profile.examination.samples == 24
+    (law,) = profile.step_times
+    assert 0 < law.step_s(BatchPlan(100, 2)) < 1
+    assert profile.memory is not None
+    assert profile.memory.source == "traced", profile.memory.note
+    assert profile.memory.held_bytes == 12 * 4 + 8
+
+
+@pytest.mark.parametrize("name", ["classifier", "adversarial"])
+def test_its_traced_memory_is_what_real_steps_take(name: str) -> None:
+    memory = LoopMemory(load_task(f"{FILE}:{name}"), setup(16, rate=0.01))  # type: ignore[arg-type]
+    try:
+        for size in (1, 17, 100):
+            traced, counted = memory.train_peak(size), memory.counted("train", size)
+            assert not memory.note
+            assert traced.total == pytest.approx(counted.total, rel=0.02)
+    finally:
+        memory.close()
+
+
+@pytest.mark.slow
+def test_its_time_is_known_on_several_devices(ranks: RankProcesses) -> None:
+    profile = profile_task(f"{FILE}:classifier", request("classifier", timing_s=0.5, devices=(2,)))
+    (law,) = profile.step_times
+    assert law.devices == 2
+
+
+def test_a_loop_whose_parts_do_not_add_up_is_refused() -> None:
+    with pytest.raises(TaskError, match=r"wrong_weights.*expected parts whose gradients add up"):
+        profile_task(f"{FILE}:wrong_weights", request("wrong_weights"))
