@@ -2,8 +2,8 @@
 
     python benchmarks/contrastive.py FOLDER gradients|costs|study
 
-FOLDER has the images of CIFAR-10 as train/<class>/ and test/<class>/; the tasks are those of examples/contrastive, under a memory
-limit that forbids the whole batch. `study` compares a study with the same one whose batches are split as a sum over samples.
+FOLDER has the images of CIFAR-10 as train/<class>/ and test/<class>/; the tasks are those of examples/contrastive, under a
+memory limit that forbids the whole batch. `study` compares a study with the same one split as a sum over samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from bsearch import Study
 from bsearch import run as run_study
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.parallel.rank_processes import close_ranks, rank_processes
-from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.step_clock import StepClock
 from bsearch.objectives.training import TrainingRun

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ...objectives.loading import load_task
 from ...objectives.machine.energy import limited_power
 from ...objectives.profiling.probe import MemoryRow, memory_rows, profile_like
-from ...objectives.task import Task
 from ...objectives.task_code import task_code_hash
 from ...spaces.errors import NoStudyError, ProfilingError, StudyFileError
 from ...spaces.laws.cards import Card
@@ -41,7 +39,7 @@ class CheckedStudy:
     Args:
         profiles: for every combination of parameters that change cost.
         feasible: the effective batches that can be planned, lowest and highest.
-        forecast: None for a training loop, whose steps cannot be timed beforehand.
+        forecast: None where steps cannot be timed beforehand, as in a training loop that is not made of `Loop`.
         slots: trials that would run side by side here.
     """
 
@@ -85,7 +83,7 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     prices_of(spec, device_names({"": profiles}), runner.device)
     cores = runner.cores * min(spec.devices.counts)
     slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
-    timed = isinstance(load_task(spec.task), Task)
+    timed = all(profile.step_times for profile in profiles.values())
     at_once = slots if runner.device == "cpu" else 1
     forecasted = forecast(spec, profiles, at_once, _earlier_factors(spec)) if timed else None
     return CheckedStudy(profiles, feasible, forecasted, slots)

@@ -40,8 +40,9 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
     at = f" at {', '.join(f'{name} {value}' for name, value in key)}" if key else ""
     each = profile.units_per_sample
     counted = "" if each is None or not profile.training_set else f" ({each * profile.training_set:,.0f} {profile.unit})"
+    validation = "" if profile.validation_set is None else f"{profile.validation_set:,} validation samples, "
     yield (
-        f"{profile.training_set:,} training samples{counted}, {profile.validation_set:,} validation samples, "
+        f"{profile.training_set:,} training samples{counted}, {validation}"
         f"{profile.model_parameters:,} parameters{at}, {profile.optimizer}, on {profile.device}"
     )
     yield from examination_parts(profiles.values())
