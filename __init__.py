@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cluster.study import Study, run
+    from .objectives.sample_weights import balanced
     from .objectives.state.checkpoint import Checkpoint
     from .objectives.task import Data, Loss, Score, Task, WholeSet
     from .search.suggest.ask_tell import Search
@@ -55,6 +56,7 @@ _MODULES = {
     "TaskError": "spaces.errors",
     "TrialSetup": "spaces.trial",
     "WholeSet": "objectives.task",
+    "balanced": "objectives.sample_weights",
     "plan_batch": "spaces.plan",
     "run": "cluster.study",
 }
@@ -80,6 +82,7 @@ __all__ = [
     "TaskError",
     "TrialSetup",
     "WholeSet",
+    "balanced",
     "plan_batch",
     "run",
 ]

@@ -2,7 +2,8 @@
 
 The training data is one endless stream of shuffled epochs. Position p of the stream is sample
 `order(p // n)[p % n]`; a step takes the next B positions, even across the end of an epoch. Shuffling depends on (seed,
-epoch), and a sample's own randomness on (seed, epoch, index), never on the process or micro-batch that fetches it.
+epoch), and a sample's own randomness on (seed, epoch, index), never on the process or micro-batch that fetches it. With
+weights, position p is a draw with replacement that depends on (seed, weights, p) alone, and p takes the place of the epoch.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _INDEXED_BYTES = 1 << 19
 # And up to this many samples: a longer index may not be copied to a GPU without waiting for it.
 _INDEXED_SAMPLES = 8000
 
+# Keeps the numbers that draw samples apart from those of their augmentation: no dataset has so many samples.
+_DRAW = 1 << 63
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -57,7 +61,8 @@ class SampleKeys:
 
     Args:
         index: index in the dataset, (n,) int64.
-        epoch: epoch that the sample belongs to, (n,) int64.
+        epoch: epoch that the sample belongs to, (n,) int64. Where samples are drawn by weights, the position in the stream
+            instead, because one epoch may hold a sample several times: each draw has its own randomness.
         seed: the trial's seed.
     """
 
@@ -71,7 +76,7 @@ class SampleKeys:
     def uniform(self, columns: int) -> Tensor:
         """Random numbers in [0, 1) for these samples, (n, columns) float32.
 
-        The same sample in the same epoch gets the same numbers in any batch.
+        The same sample in the same epoch gets the same numbers in any batch; drawn again by weights, it gets others.
         """
         bits = mixed(self.seed, self.epoch[:, None], self.index[:, None], np.arange(columns)[None, :])
         return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24))
@@ -104,11 +109,18 @@ def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class SampleStream:
-    """The endless stream of shuffled epochs; `take` works at any position."""
+    """The endless stream of shuffled epochs, or of draws by weights; `take` works at any position.
 
-    def __init__(self, samples: int, seed: int) -> None:
+    Args:
+        weights: of the samples, (samples,) float64, checked by `sample_weights.checked_weights`: each position is a draw with
+            replacement, with probability weight / sum. None: shuffled epochs.
+    """
+
+    def __init__(self, samples: int, seed: int, weights: np.ndarray | None = None) -> None:
         self.samples = samples
         self.seed = seed
+        # Divided by the largest, so that the sum is neither infinite nor subnormal.
+        self._cumulative = None if weights is None else np.cumsum(weights / weights.max())
         self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -122,6 +134,8 @@ class SampleStream:
 
     def take(self, start: int, size: int) -> SampleKeys:
         """The samples at stream positions start ... start + size - 1."""
+        if self._cumulative is not None:
+            return self._drawn(self._cumulative, np.arange(start, start + size))
         epoch, place = divmod(start, self.samples)
         order, epochs = self._epoch(epoch)
         if place + size <= self.samples:
@@ -132,6 +146,15 @@ class SampleStream:
             epoch, place, size = epoch + 1, 0, size - len(parts[-1][0])
         index, epochs = (np.concatenate(part) for part in zip(*parts, strict=True))
         return SampleKeys(index, epochs, self.seed)
+
+    def _drawn(self, cumulative: np.ndarray, positions: np.ndarray) -> SampleKeys:
+        """The draws at these positions: the inverse of the weights' distribution function, at a number of 53 random bits."""
+        total = cumulative[-1]
+        uniform = (mixed(self.seed, positions, _DRAW) >> np.uint64(11)) / float(1 << 53)
+        # Sample i has the half-open interval [cumulative[i - 1], cumulative[i]), which is empty for a weight of 0. A product
+        # rounded up to the sum would lie behind the last one.
+        place = np.minimum(uniform * total, np.nextafter(total, 0.0))
+        return SampleKeys(np.searchsorted(cumulative, place, side="right"), positions, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
