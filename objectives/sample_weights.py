@@ -36,10 +36,9 @@ def balanced(labels: Sequence[int] | Sequence[str] | np.ndarray | Tensor) -> np.
             f"{where}: expected one for each training sample, got shape {array.shape}. Of one-hot labels, write "
             "labels.argmax(1)."
         )
-    # NumPy would turn integers beside strings into strings.
-    names = array.dtype.kind in "USO" and all(isinstance(label, str) for label in labels)
-    if not names and array.dtype.kind not in "biu":
-        kinds = sorted({type(label).__name__ for label in array.tolist() if array.dtype.kind == "O"}) or [str(array.dtype)]
+    # NumPy has turned integers beside strings into strings, so that the labels themselves are asked.
+    if array.dtype.kind not in "biu" and not all(isinstance(label, str) for label in labels):
+        kinds = sorted({type(label).__name__ for label in labels})
         raise TaskError(f"{where}: expected integers or strings, got {' and '.join(kinds)}")
     _, place, counts = np.unique(array, return_inverse=True, return_counts=True)
     return np.asarray(1.0 / counts[place])
