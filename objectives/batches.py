@@ -161,8 +161,8 @@ def _drawn(cumulative: np.ndarray, seed: int, positions: np.ndarray) -> np.ndarr
     """
     total = cumulative[-1]
     uniform = (mixed(seed, positions, _DRAW) >> np.uint64(11)) / float(1 << 53)
-    # Sample i has the half-open interval [cumulative[i - 1], cumulative[i]), which is empty for a weight of 0. A product that is
-    # rounded up to the sum would lie behind the last one.
+    # Sample i has the half-open interval [cumulative[i - 1], cumulative[i]), which is empty for a weight of 0. A product
+    # that is rounded up to the sum would lie behind the last one.
     place = np.minimum(uniform * total, np.nextafter(total, 0.0))
     return np.searchsorted(cumulative, place, side="right")
 
