@@ -108,7 +108,7 @@ def costs(folder: str) -> None:
         memory = Memory.model_validate({"limit": LIMIT})
         profile = profile_task(reference, ProfileRequest(setup, memory, 512, timing_s=20.0))
         print(
-            f"{'batch':>5} {'plan':>10} {'peak predicted':>15} {'measured':>9} {'off':>6} {'step predicted':>15} {'measured':>9} {'off':>6}"
+            f"{'batch':>5} {'plan':>10} {'MiB, known':>11} {'measured':>9} {'off':>6} {'ms, known':>10} {'measured':>9} {'off':>6}"
         )
         rounds: dict[int, list[float]] = {}
         most = max(one.largest_batch or one.largest_micro_batch or 0 for one in profile.each)
@@ -127,9 +127,10 @@ def costs(folder: str) -> None:
             law = used.step_time(1)
             assert law is not None
             known, took = law.step_s(plan), median(rounds[batch])
+            mib, ms = 2**20, 1e-3
             print(
-                f"{batch:5} {plan.largest_micro_batch:>5} x {plan.accumulation:<2} {peak / 2**20:11.1f} MiB {measured / 2**20:9.1f} "
-                f"{peak / measured - 1:+6.1%} {known * 1000:12.1f} ms {took * 1000:9.1f} {known / took - 1:+6.1%}"
+                f"{batch:5} {plan.largest_micro_batch:>5} x {plan.accumulation:<2} {peak / mib:11.1f} {measured / mib:9.1f} "
+                f"{peak / measured - 1:+6.1%} {known / ms:10.1f} {took / ms:9.1f} {known / took - 1:+6.1%}"
             )
 
 

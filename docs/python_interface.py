@@ -25,6 +25,7 @@ SECTIONS = {
         "bsearch.objectives.task:Loss",
         "bsearch.objectives.task:Score",
         "bsearch.objectives.task:WholeSet",
+        "bsearch.objectives.sample_weights:balanced",
     ),
     "Setup and measurements": (
         "bsearch.spaces.trial:TrialSetup",

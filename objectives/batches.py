@@ -2,7 +2,8 @@
 
 The training data is one endless stream of shuffled epochs. Position p of the stream is sample
 `order(p // n)[p % n]`; a step takes the next B positions, even across the end of an epoch. Shuffling depends on (seed,
-epoch), and a sample's own randomness on (seed, epoch, index), never on the process or micro-batch that fetches it.
+epoch), and a sample's own randomness on (seed, epoch, index), never on the process or micro-batch that fetches it. With
+weights, position p is a draw with replacement that depends on (seed, weights, p) alone, and p takes the place of the epoch.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ _INDEXED_BYTES = 1 << 19
 # And up to this many samples: a longer index may not be copied to a GPU without waiting for it.
 _INDEXED_SAMPLES = 8000
 
+# Keeps the numbers that draw samples apart from those of their augmentation: no dataset has so many samples.
+_DRAW = 1 << 63
+# Samples that are drawn at a time: drawn for each micro-batch by themselves, 32 took 200 us.
+_DRAWN = 4096
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -57,7 +63,8 @@ class SampleKeys:
 
     Args:
         index: index in the dataset, (n,) int64.
-        epoch: epoch that the sample belongs to, (n,) int64.
+        epoch: epoch that the sample belongs to, (n,) int64. Where samples are drawn by weights, the position in the stream
+            instead, because one epoch may hold a sample several times: each draw has its own randomness.
         seed: the trial's seed.
     """
 
@@ -71,7 +78,7 @@ class SampleKeys:
     def uniform(self, columns: int) -> Tensor:
         """Random numbers in [0, 1) for these samples, (n, columns) float32.
 
-        The same sample in the same epoch gets the same numbers in any batch.
+        The same sample in the same epoch gets the same numbers in any batch; drawn again by weights, it gets others.
         """
         bits = mixed(self.seed, self.epoch[:, None], self.index[:, None], np.arange(columns)[None, :])
         return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24))
@@ -104,34 +111,60 @@ def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class SampleStream:
-    """The endless stream of shuffled epochs; `take` works at any position."""
+    """The endless stream of shuffled epochs, or of draws by weights; `take` works at any position.
 
-    def __init__(self, samples: int, seed: int) -> None:
+    Args:
+        weights: of the samples, (samples,) float64, checked by `sample_weights.checked_weights`: each position is a draw with
+            replacement, with probability weight / sum. None: shuffled epochs.
+    """
+
+    def __init__(self, samples: int, seed: int, weights: np.ndarray | None = None) -> None:
         self.samples = samples
         self.seed = seed
-        self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        # Divided by the largest, so that the sum is neither infinite nor subnormal.
+        self._cumulative = None if weights is None else np.cumsum(weights / weights.max())
+        self._length = samples if weights is None else _DRAWN  # positions in a block
+        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The order of an epoch's samples, and its number for each of them."""
-        known = self._epochs.get(epoch)
+    def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """The samples of an epoch, or of a block of draws, in order; and of each its epoch, or its position in the stream."""
+        known = self._blocks.get(block)
         if known is None:
-            known = epoch_order(self.samples, self.seed, epoch), np.full(self.samples, epoch)
-            # A step can span several epochs; older ones are not needed again.
-            self._epochs = {old: one for old, one in self._epochs.items() if old >= epoch - 1} | {epoch: known}
+            if self._cumulative is None:
+                known = epoch_order(self.samples, self.seed, block), np.full(self.samples, block)
+            else:
+                positions = np.arange(block * _DRAWN, (block + 1) * _DRAWN)
+                known = _drawn(self._cumulative, self.seed, positions), positions
+            # A step can span several blocks; older ones are not needed again.
+            self._blocks = {old: one for old, one in self._blocks.items() if old >= block - 1} | {block: known}
         return known
 
     def take(self, start: int, size: int) -> SampleKeys:
         """The samples at stream positions start ... start + size - 1."""
-        epoch, place = divmod(start, self.samples)
-        order, epochs = self._epoch(epoch)
-        if place + size <= self.samples:
+        block, place = divmod(start, self._length)
+        order, epochs = self._block(block)
+        if place + size <= self._length:
             return SampleKeys(order[place : place + size], epochs[place : place + size], self.seed)
         parts = []
         while size:
-            parts.append([of_epoch[place : place + size] for of_epoch in self._epoch(epoch)])
-            epoch, place, size = epoch + 1, 0, size - len(parts[-1][0])
+            parts.append([of_block[place : place + size] for of_block in self._block(block)])
+            block, place, size = block + 1, 0, size - len(parts[-1][0])
         index, epochs = (np.concatenate(part) for part in zip(*parts, strict=True))
         return SampleKeys(index, epochs, self.seed)
+
+
+def _drawn(cumulative: np.ndarray, seed: int, positions: np.ndarray) -> np.ndarray:
+    """The samples drawn at these positions: the inverse of the weights' distribution function, at a number of 53 random bits.
+
+    Args:
+        cumulative: sums of the weights, (samples,).
+    """
+    total = cumulative[-1]
+    uniform = (mixed(seed, positions, _DRAW) >> np.uint64(11)) / float(1 << 53)
+    # Sample i has the half-open interval [cumulative[i - 1], cumulative[i]), which is empty for a weight of 0. A product
+    # that is rounded up to the sum would lie behind the last one.
+    place = np.minimum(uniform * total, np.nextafter(total, 0.0))
+    return np.asarray(np.searchsorted(cumulative, place, side="right"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class Loop:
         self._check_optimizers()
         collate = data.train_collate or data.collate
         self.train_fetcher = Fetcher(data.train) if collate is None else Fetcher(data.train, collate)
-        self.stream = SampleStream(len(data.train), setup.seed)  # type: ignore[arg-type]
+        self.stream = SampleStream(len(data.train), setup.seed, self.data.weights)  # type: ignore[arg-type]
         correct_batch_norm(self.model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         self.modes = TrainingModes(self.model)
         self._peak_rates = {name: [float(group["lr"]) for group in one.param_groups] for name, one in self.optimizers.items()}

@@ -30,7 +30,8 @@ class NoiseScale:
     g_B is a step's gradient before clipping. g_b is that of the first micro-batch, or on several devices that of each device's
     share. With one micro-batch on one device, or with a gradient scaler (fp16), nothing is measured. With batch statistics
     each micro-batch has its own, and the difference counts as noise. A step draws samples without replacement, so |G|^2 is that
-    of the data distribution, not of the training set: once a set is memorised it vanishes, and nothing is reported.
+    of the data distribution, not of the training set: once a set is memorised it vanishes, and nothing is reported. By weights
+    it draws with replacement, and both are those of the weighted training set.
 
     >>> noise = NoiseScale()
     >>> for number in range(40):

@@ -9,10 +9,11 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -21,6 +22,7 @@ from ..spaces.errors import TaskError
 from ..spaces.trial import Measurement, TrialSetup
 from .model.activation_checkpointing import transformer_layers
 from .optimizers import fuses_sgd, needs_closure
+from .sample_weights import checked_weights
 from .state.checkpoint import save_state
 
 # The alternative to a Task: a training loop of your own that yields measurements.
@@ -37,6 +39,9 @@ class Data:
         lengths: number of units, such as tokens, in each training sample. Throughput is then shown in units as well, and memory
             is traced with the longest samples.
         unit: name of that unit.
+        weights: one for each training sample: samples are drawn with replacement, with probability weight / sum, and an epoch
+            is as many draws as there are samples. `balanced(labels)` draws all classes equally often. Default: every sample
+            once an epoch. Validation is never weighted.
     """
 
     train: Dataset[Any]
@@ -46,6 +51,7 @@ class Data:
     train_collate: Callable[[list[Any]], Any] | None = None
     lengths: Sequence[int] | None = None
     unit: str = "tokens"
+    weights: Sequence[float] | np.ndarray | Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +227,7 @@ def checked_data(data: Any) -> Data:
         if isinstance(dataset, DataLoader):
             raise TaskError(
                 f"Task.data: {name}: expected a dataset, got a DataLoader. Pass its dataset, and its collate_fn as collate=. A "
-                "trial sets batches and order, and visits each sample once an epoch; to emphasise samples, weight their losses."
+                "trial sets batches and order; instead of a weighted sampler, pass weights=, one for each sample."
             )
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
             raise TaskError(f"Task.data: {name}: expected a map-style dataset with a length, got {type(dataset).__name__}")
@@ -232,6 +238,8 @@ def checked_data(data: Any) -> Data:
         raise TaskError(f"Task.data: lengths: expected one for each of the {size} training samples, got {len(data.lengths)}")
     if not data.unit.isidentifier() or data.unit == "samples":
         raise TaskError(f"Task.data: unit: expected a word of its own, such as tokens, got {data.unit!r}")
+    if data.weights is not None:
+        return replace(data, weights=checked_weights("Task.data: weights", data.weights, len(data.train)))  # type: ignore[arg-type]
     return data
 
 

@@ -64,6 +64,9 @@ _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 # Data that take at most this share of a GPU's memory live there: their batches need no copies.
 _RESIDENT_SHARE = 0.03
 
+# Draws whose units are counted at a time.
+_COUNTED_DRAWS = 1 << 20
+
 # Steps after which several devices agree whether to write a checkpoint, which synchronises them.
 _RANKS_AGREE = 16
 # What may be wanted of a training between two steps.
@@ -86,7 +89,8 @@ class TrainingRun:
         limit_memory(setup.memory_limit_bytes, self.device)
         seed_everything(setup.seed)
         self.data = checked_data(task.data(setup))
-        self.stream = SampleStream(len(self.data.train), setup.seed)  # type: ignore[arg-type]
+        self.stream = SampleStream(len(self.data.train), setup.seed, self.data.weights)  # type: ignore[arg-type]
+        self._counted = 0, 0  # samples of the stream whose units were counted, and these
         self.train_fetcher = self._fetcher(self.data.train, self.data.train_collate)
         self.validation_fetcher = self._fetcher(self.data.validation)
         self.resident_bytes = 0
@@ -142,11 +146,19 @@ class TrainingRun:
         if self.data.lengths is None:
             return keys
         order = np.argsort(-np.asarray(self.data.lengths), kind="stable")
+        if self.data.weights is not None:
+            order = order[np.asarray(self.data.weights)[order] > 0]  # the others are never drawn
         return replace(keys, index=order[np.arange(count) % len(order)])
 
     def _units(self, seen: int) -> int:
         """Units, such as tokens, of the first so many samples of the stream."""
         lengths = np.asarray(self.data.lengths)
+        if self.data.weights is not None:
+            counted, units = self._counted if self._counted[0] <= seen else (0, 0)
+            for start in range(counted, seen, _COUNTED_DRAWS):
+                units += int(lengths[self.stream.take(start, min(_COUNTED_DRAWS, seen - start)).index].sum())
+            self._counted = seen, units
+            return units
         epochs, rest = divmod(seen, len(lengths))
         last = self.stream.take(epochs * len(lengths), rest).index
         return int(epochs * lengths.sum() + lengths[last].sum())

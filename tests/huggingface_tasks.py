@@ -159,9 +159,12 @@ def sampled_by_prepared_loader(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Plain(), trainer)
 
 
-class OwnSampler(Trainer):
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return torch.utils.data.SubsetRandomSampler(range(10))
+def sampled_by_trainer(setup: TrialSetup) -> Iterator[Measurement]:
+    class OwnSampler(Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return sampled(self.train_dataset, str(setup.parameters["sampling"])).sampler
+
+    yield from trained(setup, Plain(), OwnSampler)
 
 
 def many_faults(setup: TrialSetup) -> Iterator[Measurement]:
@@ -170,7 +173,6 @@ def many_faults(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(
         setup,
         net,
-        OwnSampler,
         arguments={"seed": 1},
         callbacks=[EarlyStoppingCallback(2)],
         optimizers=(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3)),

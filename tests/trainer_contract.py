@@ -158,14 +158,26 @@ class OwnBatches(BatchSampler):
     """A user's own."""
 
 
+class OwnWeights(WeightedRandomSampler):
+    """A user's own."""
+
+
 def sampled(points: Points, sampling: str) -> DataLoader[Any]:
     """A loader of the points that draws them in some way."""
     count = len(points)
-    weighted = WeightedRandomSampler(torch.linspace(0.1, 2, count).tolist(), count)
+    weights = torch.linspace(0.1, 2, count).tolist()
+    weighted = WeightedRandomSampler(weights, count)
     options: dict[str, dict[str, Any]] = {
         "weighted": {"sampler": weighted, "batch_size": 32},
         "weighted_batches": {"batch_sampler": BatchSampler(weighted, 32, drop_last=False)},
         "own_batches": {"batch_sampler": OwnBatches(SequentialSampler(points), 32, drop_last=False)},
+        "once": {"sampler": WeightedRandomSampler(weights, count, replacement=False), "batch_size": 32},
+        "once_alike": {"sampler": WeightedRandomSampler([0.3] * count, count, replacement=False), "batch_size": 32},
+        "few_weighted": {"sampler": WeightedRandomSampler(weights, 100), "batch_size": 32},
+        "few_weights": {"sampler": WeightedRandomSampler(weights[:100], count), "batch_size": 32},
+        "negative": {"sampler": WeightedRandomSampler([-1.0] * count, count), "batch_size": 32},
+        "own_weights": {"sampler": OwnWeights(weights, count), "batch_size": 32},
+        "others": {"sampler": RandomSampler(range(100), replacement=True, num_samples=count), "batch_size": 32},
         "replacement": {"sampler": RandomSampler(points, replacement=True), "batch_size": 32},
         "few": {"sampler": RandomSampler(points, num_samples=100), "batch_size": 32},
         "subset": {"sampler": SubsetRandomSampler(range(count)), "batch_size": 32},
@@ -384,23 +396,42 @@ class TrainerContract:
     @pytest.mark.parametrize(
         ("sampling", "got"),
         [
-            ("weighted", "sampler WeightedRandomSampler"),
-            ("weighted_batches", "sampler WeightedRandomSampler"),
-            ("own_batches", "batch_sampler OwnBatches"),
-            ("replacement", "RandomSampler(replacement=True), or one with num_samples"),
-            ("few", "RandomSampler(replacement=True), or one with num_samples"),
-            ("subset", "sampler SubsetRandomSampler"),
-            ("whole_batches", "batch_size=None"),
+            ("once", "got WeightedRandomSampler(replacement=False) with unequal weights"),
+            ("few_weighted", "got WeightedRandomSampler with num_samples=100 for a dataset of 600"),
+            ("few_weights", "WeightedRandomSampler: weights: expected one for each of the 600 training samples, got 100"),
+            ("negative", "WeightedRandomSampler: weights: expected finite numbers >= 0, got -1.0 at index 0"),
+            ("own_weights", "got sampler OwnWeights"),
+            ("own_batches", "got batch_sampler OwnBatches"),
+            ("others", "Sampler over 100 samples for a dataset of 600"),
+            ("few", "Sampler with num_samples=100 for a dataset of 600"),
+            ("subset", "got sampler SubsetRandomSampler"),
+            ("whole_batches", "got batch_size=None"),
         ],
     )
     def test_an_order_of_ones_own_is_refused(self, sampling: str, got: str) -> None:
         for task in self.sampling_tasks:
             outcome = self.ending(task, setup(50, budget=100, parameters={"sampling": sampling}))
             assert outcome.kind == "error" and LOG.steps == []
-            assert "expected a training loader with torch's RandomSampler or SequentialSampler" in outcome.message
-            assert f"got {got}" in outcome.message, task
+            assert got in outcome.message, task
+            if ": weights: " not in got:
+                assert "expected a training loader with torch's RandomSampler, SequentialSampler or Weighted" in outcome.message
 
-    @pytest.mark.parametrize("sampling", ["random", "sequential", "random_batches"])
+    @pytest.mark.parametrize("sampling", ["weighted", "weighted_batches", "replacement"])
+    def test_a_loader_that_draws_by_weights_trains_on_the_draws_of_our_stream(self, sampling: str) -> None:
+        made = setup(50, 4, budget=620, parameters={"sampling": sampling})
+        weights = np.ones(SAMPLES) if sampling == "replacement" else np.linspace(0.1, 2, SAMPLES, dtype=np.float32)
+        expected = SampleStream(SAMPLES, made.seed, weights.astype(np.float64)).take(0, 620).index.tolist()
+        for task in self.sampling_tasks:
+            self.trained(task, made)
+            assert [index for step in LOG.steps for one in step for index in one] == expected, task
+
+            def check(parts: TrainingParts) -> None:
+                assert parts.weights is not None
+                assert np.array_equal(parts.weights, weights)
+
+            self.examined(task, made, check)
+
+    @pytest.mark.parametrize("sampling", ["random", "sequential", "random_batches", "once_alike"])
     def test_a_loader_that_only_shuffles_trains_as_any(self, sampling: str) -> None:
         self.trained("train", setup(50, budget=100))
         expected = LOG.steps

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.spaces.trial import TrialSetup
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-KINDS = ("samples", "weights", "ignored", "tokens", "sparse")
+KINDS = ("samples", "weights", "ignored", "tokens", "sparse", "drawn")
 WEIGHTS = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
 
 
@@ -25,6 +26,11 @@ def data(kind: str) -> tuple[Tensor, Tensor]:
     else:
         labels[torch.rand(600, 4, generator=generator) > kept] = -100
     return inputs, labels
+
+
+def drawn_by(kind: str) -> np.ndarray | None:
+    """The weights by which samples are drawn; `drawn`: every seventh never."""
+    return np.arange(600.0) % 7 if kind == "drawn" else None
 
 
 def model(setup: TrialSetup) -> nn.Module:
@@ -43,7 +49,7 @@ class Recorded(Task):
     def data(self, setup: TrialSetup) -> Data:
         inputs, labels = data(str(setup.parameters.get("kind", self.kind)))
         both = TensorDataset(inputs.to(self.dtype), labels)
-        return Data(both, both)
+        return Data(both, both, weights=drawn_by(str(setup.parameters.get("kind", self.kind))))
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return model(setup).to(self.dtype)

@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
@@ -24,6 +25,7 @@ from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..batches import Fetcher, SampleStream, batches
 from ..model.batch_norm import batch_norms, correct_batch_norm
 from ..profiling.live_bytes import LiveBytes
+from ..sample_weights import checked_weights
 from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..step_clock import StepClock
 from ..task import check_optimizer
@@ -199,33 +201,51 @@ class DrivenLoop:
                 f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, for access by "
                 f"index), got {type(self.loader if dataset is None else dataset).__name__}"
             )
-        self._check_order()
+        self.weights()  # refuses what a trial cannot draw
         size, expected = len(dataset), self.setup.training.samples
         if expected not in (None, size):
             raise TaskError(f"training.samples: expected the length of the training set, {size}, got {expected}")
         return Fetcher(dataset, self.loader.collate_fn)
 
-    def _check_order(self) -> None:
+    def weights(self) -> np.ndarray | None:
+        """The weights by which the loader's sampler draws, (samples,) float64; None where it visits each sample once an epoch.
+
+        Raises:
+            TaskError: a sampler of the user's own, or weights that are none.
+        """
         batch_sampler = getattr(self.loader, "batch_sampler", None)
         sampler: Any = getattr(batch_sampler, "sampler", None)
+        size = len(self.loader.dataset)
+        random = type(sampler) is RandomSampler or _qualified_name(sampler) == _ACCELERATES_SAMPLER
+        weighted = type(sampler) is WeightedRandomSampler
         if batch_sampler is None:
             got = "batch_size=None"
         elif type(batch_sampler) is not BatchSampler:
             got = f"batch_sampler {type(batch_sampler).__name__}"
-        elif type(sampler) not in (RandomSampler, SequentialSampler) and _qualified_name(sampler) != _ACCELERATES_SAMPLER:
+        elif not (random or weighted or type(sampler) is SequentialSampler):
             got = f"sampler {type(sampler).__name__}"
-        elif getattr(sampler, "replacement", False) or len(sampler) != len(self.loader.dataset):
-            got = "RandomSampler(replacement=True), or one with num_samples"
+        elif len(sampler) != size:
+            got = f"{type(sampler).__name__} with num_samples={len(sampler)} for a dataset of {size}"
+        elif not weighted and len(sampler.data_source) != size:
+            got = f"{type(sampler).__name__} over {len(sampler.data_source)} samples for a dataset of {size}"
+        elif not weighted:
+            return np.ones(size) if random and sampler.replacement else None
         else:
-            return
+            weights = checked_weights(f"{self.where}: WeightedRandomSampler: weights", sampler.weights, size)
+            if sampler.replacement:
+                return weights
+            if weights.min() == weights.max():
+                return None
+            got = "WeightedRandomSampler(replacement=False) with unequal weights"
         raise TaskError(
-            f"{self.where}: expected a training loader with torch's RandomSampler or SequentialSampler, because a trial visits "
-            f"every sample once per epoch, in its own order; got {got}. Remove it; to emphasise samples, weight their losses."
+            f"{self.where}: expected a training loader with torch's RandomSampler, SequentialSampler or WeightedRandomSampler, "
+            f"because a trial draws as many samples an epoch as there are, in its own order; got {got}. Remove it, or "
+            "pass sampler=WeightedRandomSampler(weights, len(weights))."
         )
 
     def _batches(self) -> Generator[Any]:
         setup, fetcher = self.setup, self.fetcher()
-        stream = SampleStream(len(fetcher.dataset), setup.seed)  # type: ignore[arg-type]
+        stream = SampleStream(len(fetcher.dataset), setup.seed, self.weights())  # type: ignore[arg-type]
 
         def keys(position: int) -> Iterator[Any]:
             for plan in self.plans[self.number :]:

@@ -108,7 +108,7 @@ def train_with(
     """
     driven = DrivenLoop(setup, "transformers.Trainer", couples_samples)
     given = dict(arguments or {})
-    if faults := _faults(trainer, given, parts):
+    if faults := _faults(given, parts):
         raise TaskError("\n".join(faults))
     training_arguments = _arguments(setup, given, len(driven.plans) - driven.number)
     divides_by = None if denominator is None else staticmethod(denominator)
@@ -118,8 +118,8 @@ def train_with(
         yield from as_generator(lambda report: _train(driven, driven_class, training_arguments, parts, report))
 
 
-def _faults(trainer: type[Trainer], given: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
-    """What the study sets, or a trial does not support, among the user's arguments and in the Trainer's class."""
+def _faults(given: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
+    """What the study sets, or a trial does not support, among the user's arguments."""
     faults = study_faults("arguments", given, _STUDY_KEYS)
     faults += [f"arguments: {name}: not supported in a trial; remove it" for name in _UNSUPPORTED if name in given]
     if "args" in parts:
@@ -134,11 +134,6 @@ def _faults(trainer: type[Trainer], given: Mapping[str, Any], parts: Mapping[str
                 "train_with: callbacks: expected no EarlyStoppingCallback, since the study stops trials; write `stopping:` in "
                 "study.yaml"
             )
-    if trainer._get_train_sampler is not Trainer._get_train_sampler:
-        faults.append(
-            f"{trainer.__name__}._get_train_sampler: expected the Trainer's own, because a trial visits every sample once per "
-            "epoch, in its own order; got an override. Remove it; to emphasise samples, weight their losses."
-        )
     return faults
 
 
@@ -214,6 +209,7 @@ class _MeasuringCallback(TrainerCallback):
             self._loss,
             self._accumulate,
             self.driven.couples_samples,
+            weights=self.driven.weights(),
         )
 
     def _accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:

@@ -91,7 +91,8 @@ def train_with(
         module: `training_step` returns the mean loss of its batch, or `{"loss": mean, "denominator": n}` where the mean is
             not over samples, as with tokens; `configure_optimizers` returns one optimizer at `setup.learning_rate`.
         data: a data module, or a training and a validation loader; None where the module has them. Only the dataset,
-            `collate_fn` and workers of the training loader are used: the trial sets batches and order.
+            `collate_fn` and workers of the training loader are used, and the weights of a `WeightedRandomSampler`: the trial
+            sets batches and order.
         couples_samples: whether the loss compares the samples of a batch, as contrastive losses do: no step may be split.
         arguments: of `lightning.Trainer`, except those that the study sets, such as max_epochs.
 
@@ -321,7 +322,8 @@ class _DrivingCallback(Callback):
             return self._accumulate(trainer, module, micro_batches)
 
         driven = self.driven
-        return TrainingParts(module, driven.optimizer, driven.fetcher(), loss, accumulate, driven.couples_samples)
+        data, weights = driven.fetcher(), driven.weights()
+        return TrainingParts(module, driven.optimizer, data, loss, accumulate, driven.couples_samples, weights=weights)
 
     def _loss_of(self, trainer: Trainer, module: Any, batch: Any) -> Tensor:
         """The mean loss of a batch for a copy of the module, whose log goes nowhere."""

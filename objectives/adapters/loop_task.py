@@ -20,6 +20,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -45,6 +46,7 @@ class TrainingParts:
             To be called while the loop runs. None: the loop is not examined.
         couples_samples: whether the loss compares the samples of a batch, so that no step may be split.
         examination: whether a step equals its splits, found out while the loop was running.
+        weights: by which samples are drawn, (samples,) float64; None: each once an epoch.
     """
 
     model: nn.Module
@@ -54,6 +56,7 @@ class TrainingParts:
     accumulate: Callable[[Sequence[tuple[int, Any]]], Tensor] | None = None
     couples_samples: bool = False
     examination: Examination | None = None
+    weights: np.ndarray | None = None
 
 
 class NoTrainingError(TaskError):
@@ -184,8 +187,9 @@ class LoopTask(Task):
         return self._parts[1]
 
     def data(self, setup: TrialSetup) -> Data:
-        batches = _Batches(self.parts(setup).data)
-        return Data(batches, batches)
+        parts = self.parts(setup)
+        batches = _Batches(parts.data)
+        return Data(batches, batches, weights=parts.weights)
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return copy.deepcopy(self.parts(setup).model)

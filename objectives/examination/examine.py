@@ -115,6 +115,9 @@ class LoopParts(Protocol):
     def data(self) -> Fetcher: ...
 
     @property
+    def weights(self) -> np.ndarray | None: ...
+
+    @property
     def couples_samples(self) -> bool: ...
 
     @property
@@ -133,7 +136,7 @@ def examined_loop(
     if parts.couples_samples:
         return Examination(couples_samples=True)
     where, started = f"{where}, on training data", time.perf_counter()
-    stream = SampleStream(len(parts.data.dataset), setup.seed)  # type: ignore[arg-type]
+    stream = SampleStream(len(parts.data.dataset), setup.seed, parts.weights)  # type: ignore[arg-type]
     device = next(parts.model.parameters()).device
 
     def accumulate(micro_batches: Sequence[tuple[int, Any]]) -> Tensor:

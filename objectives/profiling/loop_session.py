@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -282,6 +283,10 @@ class _Examined:
     @property
     def data(self) -> Fetcher:
         return self.session.loop.train_fetcher
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        return self.session.loop.data.weights  # type: ignore[return-value]  # checked_data makes them an array
 
     def _listen(self, name: str, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:

@@ -141,13 +141,25 @@ class TestHuggingFace(TrainerContract):
         points = Points(ignores=True, silent=167, seed=made.seed)
         assert relative(LOG.gradients[0], one_large_batch(made, points, nn.functional.cross_entropy)[1]) < 1e-12
 
+    @pytest.mark.parametrize("sampling", ["weighted", "replacement", "random"])
+    def test_a_sampler_of_the_trainers_class_is_honoured(self, sampling: str) -> None:
+        made = setup(50, 2, budget=620, parameters={"sampling": sampling})
+        self.trained("sampled_by_loader", made)
+        expected = LOG.steps
+        self.trained("sampled_by_trainer", made)
+        assert LOG.steps == expected
+
+    def test_another_sampler_of_the_trainers_class_is_refused_before_the_first_step(self) -> None:
+        outcome = self.ending("sampled_by_trainer", setup(50, budget=100, parameters={"sampling": "subset"}))
+        assert outcome.kind == "error" and LOG.steps == []
+        assert "got sampler SubsetRandomSampler" in outcome.message
+
     def test_everything_that_belongs_to_the_study_is_refused_at_once(self) -> None:
         lines = self.ending("many_faults", setup(50, budget=100)).message.splitlines()
         assert [line.split(": expected")[0] for line in lines] == [
             "arguments: seed: set by the study; write training.seed in study.yaml",
             "train_with: optimizers",
             "train_with: callbacks",
-            "OwnSampler._get_train_sampler",
         ]
         assert "expected no EarlyStoppingCallback, since the study stops trials; write `stopping:`" in lines[2]
 

@@ -17,7 +17,7 @@ from bsearch.spaces.schedule import rate_factor
 from bsearch.spaces.trial import Outcome, TrialSetup
 from helpers import Net, setup
 from torch import nn
-from whole_run_task import KINDS, WEIGHTS, Recorded, data, model
+from whole_run_task import KINDS, WEIGHTS, Recorded, data, drawn_by, model
 
 Steps = list[tuple[float, list[float]]]  # of each step: the norm of its gradient, and the parameters after it
 
@@ -32,7 +32,7 @@ def plain(made: TrialSetup, kind: str, dtype: torch.dtype = torch.float64) -> St
     sizes = [run.plan.effective_batch for run in made.steps() for _ in range(run.count)]
     growth = [run.growth for run in made.steps() for _ in range(run.count)]
     for size, factor in zip(sizes, growth, strict=True):
-        index = torch.from_numpy(SampleStream(len(inputs), made.seed).take(seen, size).index)
+        index = torch.from_numpy(SampleStream(len(inputs), made.seed, drawn_by(kind)).take(seen, size).index)
         at = (seen + size / 2) / made.samples_budget
         optimizer.param_groups[0]["lr"] = made.learning_rate * factor * rate_factor("cosine", 0.05, at)
         optimizer.zero_grad()

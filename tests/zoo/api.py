@@ -27,6 +27,8 @@ def has(feature: str) -> bool:
             return "accept_inexact" in Training.model_fields
         case "examination":
             return "examination" in {field.name for field in fields(DeviceProfile)}
+        case "sample_weights":
+            return "weights" in {field.name for field in fields(task.Data)}
         case "hf_arguments":
             from bsearch.objectives.adapters.huggingface import train_with
 

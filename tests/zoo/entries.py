@@ -288,7 +288,14 @@ _ADAPTERS = [
         twin="classified_with_weights",
         metric="val_f1",
     ),
-    Entry("Lightning, WeightedRandomSampler", f"{_LIGHTNING}:weighted_sampler", "refused", "sampler", metric="val_f1"),
+    Entry(
+        "Lightning, WeightedRandomSampler",
+        f"{_LIGHTNING}:weighted_sampler",
+        "exact",
+        twin="classified",
+        metric="val_f1",
+        needs="sample_weights",
+    ),
 ]
 
 ENTRIES = [*_EXACT, *_COUPLED, *_WRONG, *_LOOPS, *_ADAPTERS]

@@ -100,8 +100,9 @@ def test_what_is_inexact_runs_where_the_study_accepts_it(reference: str) -> None
 def steps_of(entry: Entry, setup: TrialSetup) -> Iterator[Step]:
     """Which samples each step sees: with those, a twin knows all that it may know of us."""
     task: Any = load_task(entry.reference)
-    data: Any = (task if isinstance(task, Task) else LoopTask(task)).data(setup).train
-    stream, position = SampleStream(len(data), setup.seed), 0
+    data = (task if isinstance(task, Task) else LoopTask(task)).data(setup)
+    weights: Any = getattr(data, "weights", None)
+    stream, position = SampleStream(len(data.train), setup.seed, *([] if weights is None else [weights])), 0  # type: ignore[arg-type]
     for run in setup.steps():
         for _ in range(run.count):
             parts = []
