@@ -1,8 +1,8 @@
 """Training data that come as a stream: read forward only, in the stream's own order, by any number of devices.
 
-Position p of training is the p-th sample that the stream yields, pass after pass of `Data.samples` samples. Each pass reads a copy
-of the stream as `Task.data` returned it, after `set_epoch(epoch)` where it has that, with the process's random generators seeded by
-(seed, epoch): a pass depends on nothing that was read before, in this trial or another.
+Position p of training is the p-th sample that the stream yields, pass after pass of `Data.samples` samples. Each pass reads a
+copy of the stream as `Task.data` returned it, after `set_epoch(epoch)` where it has that, with the process's random generators
+seeded by (seed, epoch): a pass depends on nothing that was read before, in this trial or another.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class StreamReader:
         return read
 
     def _resume(self) -> None:
-        """Arrive at the start: from the stream's own state if it brings back the same samples, else from the pass's beginning."""
+        """Arrive at the start: by the stream's own state if that brings back the samples, else from the pass's beginning."""
         first = self._number
         for number, state in reversed(self._known.states):
             if first < number < self._start and self._resumed_from(number, state):
@@ -204,17 +204,17 @@ class StreamReader:
             sample = next(self._iterator)
         except StopIteration:
             raise TaskError(
-                f"Task.data: samples: expected a pass of {samples} samples, as stated; the stream ended after {place} samples of "
-                f"pass {epoch + 1}. State how many it yields."
+                f"Task.data: samples: expected a pass of {samples} samples, as stated; the stream ended after {place} samples "
+                f"of pass {epoch + 1}. State how many it yields."
             ) from None
         self._number += 1
         if number >= self._start - _RECOGNISED:
             digest = digest_of(sample)
             if number < self._start and self._known.digests.get(number, digest) != digest:
                 raise TaskError(
-                    "Task.data: train: expected the stream to yield the same samples in the same order when it is read again, to "
-                    f"resume at sample {self._start}; got another sample {number}, which is sample {place} of pass {epoch + 1}, "
-                    "all counted from 0. Seed what shuffles it, by set_epoch too, or by torch, np.random or Python's random."
+                    "Task.data: train: expected the stream to yield the same samples in the same order when it is read again, "
+                    f"to resume at sample {self._start}; got another sample {number}, sample {place} of pass {epoch + 1}, "
+                    "counted from 0. Seed what shuffles it, such as in set_epoch, or by torch, np.random or Python's random."
                 )
             self._read.add_digest(number, digest)
         if place + 1 == samples:
@@ -237,7 +237,7 @@ class StreamReader:
 
 
 class StreamFetcher(Fetcher):
-    """Fetches micro-batches that follow each other in a stream, each with what is known of its samples and why reading failed."""
+    """Fetches successive micro-batches of a stream, each with what is known of its samples and, if reading failed, why."""
 
     def __init__(self, stream: Any, reader: StreamReader, samples: int, collate: Callable[[list[Any]], Any]) -> None:
         super().__init__(stream, collate)
@@ -292,9 +292,7 @@ class TrainingStream:
         self._collate = collate or default_collate
         self._read = Read()
 
-    def loader(
-        self, plans: Iterable[BatchPlan], position: int, workers: int, pin_memory: bool, ranks: Ranks
-    ) -> Iterator[Any]:
+    def loader(self, plans: Iterable[BatchPlan], position: int, workers: int, pin_memory: bool, ranks: Ranks) -> Iterator[Any]:
         """This device's micro-batches for steps with these plans, from a position in training.
 
         Every device reads all samples and keeps every n-th.
@@ -361,8 +359,8 @@ def _check_alike(read: Read, ranks: Ranks) -> None:
         if number is not None:
             raise TaskError(
                 "Task.data: train: expected the stream to yield the same samples on every device, which keeps its own share; "
-                f"devices 0 and {rank} read different samples {number}, counted from 0. Leave out what splits the stream by rank "
-                "or node, and seed what shuffles it."
+                f"devices 0 and {rank} read different samples {number}, counted from 0. Leave out what splits the stream by "
+                "rank or node, and seed what shuffles it."
             )
 
 

@@ -246,7 +246,8 @@ def checked_data(data: Any) -> Data:
     if not is_stream(data.train) and data.samples not in (None, len(data.train)):  # type: ignore[arg-type]
         size = len(data.train)  # type: ignore[arg-type]
         raise TaskError(
-            f"Task.data: samples: expected the length of the training set, {size}, got {data.samples!r}. Only a stream needs it."
+            f"Task.data: samples: expected the length of the training set, {size}, got {data.samples!r}. Only a stream needs "
+            "it."
         )
     if data.lengths is not None and len(data.lengths) != data.training_set:
         size = data.training_set
@@ -260,8 +261,8 @@ def _check_stream(data: Data, name: str) -> None:
     kind = type(getattr(data, name)).__name__
     if name != "train":
         raise TaskError(
-            f"Task.data: {name}: expected a map-style dataset with a length, because every trial is scored on the same samples; "
-            f"got {kind}, a stream. Read it into a list."
+            f"Task.data: {name}: expected a map-style dataset with a length, because every trial is scored on the same "
+            f"samples; got {kind}, a stream. Read it into a list."
         )
     if hasattr(data.train, "__next__"):
         raise TaskError(f"Task.data: train: expected a stream that can be iterated anew for each pass, got {kind}, an iterator")

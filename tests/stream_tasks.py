@@ -42,7 +42,7 @@ class Stateful(Rows):
     """Keeps its place; goes on from there whenever it is iterated, even where nobody wants that."""
 
     place = 0
-    loaded: list[int] = []  # noqa: RUF012 - of all copies
+    loaded: list[int] = []
 
     def __iter__(self) -> Iterator[Any]:
         while self.place < self.yields:

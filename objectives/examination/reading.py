@@ -113,9 +113,9 @@ def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, wher
         yield Finding(
             "generator",
             where("training data"),
-            f"expected the same sample for the same seed, epoch and {what}, got another on the second read: the data have their "
-            "own random generator, so results would depend on loader workers and on resuming. Draw from torch, np.random or "
-            f"Python's random, which are seeded for {seeded}.",
+            f"expected the same sample for the same seed, epoch and {what}, got another on the second read: the data have "
+            "their own random generator, so results would depend on loader workers and on resuming. Draw from torch, np.random "
+            f"or Python's random, which are seeded for {seeded}.",
         )
     if _draws_while_collating(train, keys):
         text = "collating draws random numbers anew for each micro-batch; the comparison of the step holds them fixed"
