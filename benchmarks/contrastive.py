@@ -108,7 +108,7 @@ def costs(folder: str) -> None:
         memory = Memory.model_validate({"limit": LIMIT})
         profile = profile_task(reference, ProfileRequest(setup, memory, 512, timing_s=20.0))
         print(
-            f"{'batch':>5} {'plan':>10} {'MiB, known':>11} {'measured':>9} {'off':>6} {'ms, known':>10} {'measured':>9} {'off':>6}"
+            f"{'batch':>5} {'plan':>10} {'MiB known':>11} {'measured':>9} {'off':>6} {'ms law':>10} {'measured':>9} {'off':>6}"
         )
         rounds: dict[int, list[float]] = {}
         most = max(one.largest_batch or one.largest_micro_batch or 0 for one in profile.each)

@@ -303,10 +303,15 @@ class Fetcher(Dataset[Any]):
         return len(first) != len(second) or not all(map(_equal, first, second))
 
     def _seeded(self, index: int, sample_seed: int) -> Any:
-        random.seed(sample_seed)
-        np.random.seed(sample_seed & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(sample_seed >> 1)
+        seed_generators(sample_seed)
         return self.dataset[index]
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the process's generators on the CPU with 64 bits."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed >> 1)
 
 
 def _grouped(micro_batches: Iterable[SampleKeys], most: int) -> Iterator[list[SampleKeys]]:

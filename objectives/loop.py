@@ -39,6 +39,7 @@ from .parallel.data_parallel import Ranks
 from .profiling.live_bytes import LiveBytes
 from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .step_clock import COUNTED_STEPS, StepClock
+from .stream import is_stream
 from .task import Data, check_optimizer, checked_data
 from .training import TrainingRun, configure_torch
 
@@ -157,6 +158,8 @@ class Loop:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self.setup, self.data = setup, checked_data(data)
+        if is_stream(data.train):
+            raise TaskError("Loop: data: expected map-style training data, got a stream. Train it with a Task.")
         self.models, self.optimizers, self.others = dict(models), dict(optimizers), dict(state or {})
         self._check_supported()
         self.ranks = Ranks.of(setup.plan.devices)

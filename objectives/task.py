@@ -24,6 +24,7 @@ from .model.activation_checkpointing import transformer_layers
 from .optimizers import fuses_sgd, needs_closure
 from .sample_weights import checked_weights
 from .state.checkpoint import save_state
+from .stream import is_stream
 
 # The alternative to a Task: a training loop of your own that yields measurements.
 TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]
@@ -32,6 +33,9 @@ TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]
 @dataclass(frozen=True, slots=True)
 class Data:
     """Map-style datasets for training, for comparing trials (validation) and, optionally, for the score of `bsearch train`.
+
+    Training data may be a stream instead: an `IterableDataset`, or anything else that can only be iterated. It is trained on in
+    its own order, so it has to shuffle itself.
 
     Args:
         collate: turns a list of samples into a batch, such as one that pads to the longest; default: torch's.
@@ -42,6 +46,7 @@ class Data:
         weights: one for each training sample: samples are drawn with replacement, with probability weight / sum, and an epoch
             is as many draws as there are samples. `balanced(labels)` draws all classes equally often. Default: every sample
             once an epoch. Validation is never weighted.
+        samples: number of samples in one pass over a stream, an epoch.
     """
 
     train: Dataset[Any]
@@ -52,6 +57,12 @@ class Data:
     lengths: Sequence[int] | None = None
     unit: str = "tokens"
     weights: Sequence[float] | np.ndarray | Tensor | None = None
+    samples: int | None = None
+
+    @property
+    def training_set(self) -> int:
+        """Samples in an epoch."""
+        return len(self.train) if self.samples is None else self.samples  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,25 +233,55 @@ def embeds(task: Task) -> bool:
 def checked_data(data: Any) -> Data:
     if not isinstance(data, Data):
         raise TaskError(f"Task.data: expected Data(train, validation), got {type(data).__name__}")
-    for name in ("train", "validation"):
+    for name in ("train", "validation", "test"):
         dataset = getattr(data, name)
+        if name == "test" and not is_stream(dataset):
+            continue
         if isinstance(dataset, DataLoader):
             raise TaskError(
                 f"Task.data: {name}: expected a dataset, got a DataLoader. Pass its dataset, and its collate_fn as collate=. A "
                 "trial sets batches and order; instead of a weighted sampler, pass weights=, one for each sample."
             )
+        if is_stream(dataset):
+            _check_stream(data, name)
+            continue
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "fetch")):
             raise TaskError(f"Task.data: {name}: expected a map-style dataset with a length, got {type(dataset).__name__}")
         if len(dataset) == 0:
             raise TaskError(f"Task.data: {name}: expected at least one sample, got an empty dataset")
-    if data.lengths is not None and len(data.lengths) != len(data.train):  # type: ignore[arg-type]
+    if not is_stream(data.train) and data.samples not in (None, len(data.train)):  # type: ignore[arg-type]
         size = len(data.train)  # type: ignore[arg-type]
+        raise TaskError(
+            f"Task.data: samples: expected the length of the training set, {size}, got {data.samples!r}. Only a stream needs "
+            "it."
+        )
+    if data.lengths is not None and len(data.lengths) != data.training_set:
+        size = data.training_set
         raise TaskError(f"Task.data: lengths: expected one for each of the {size} training samples, got {len(data.lengths)}")
     if not data.unit.isidentifier() or data.unit == "samples":
         raise TaskError(f"Task.data: unit: expected a word of its own, such as tokens, got {data.unit!r}")
     if data.weights is not None:
         return replace(data, weights=checked_weights("Task.data: weights", data.weights, len(data.train)))  # type: ignore[arg-type]
     return data
+
+
+def _check_stream(data: Data, name: str) -> None:
+    kind = type(getattr(data, name)).__name__
+    if name != "train":
+        raise TaskError(
+            f"Task.data: {name}: expected a map-style dataset with a length, because every trial is scored on the same "
+            f"samples; got {kind}, a stream. Read it into a list."
+        )
+    if hasattr(data.train, "__next__"):
+        raise TaskError(f"Task.data: train: expected a stream that can be iterated anew for each pass, got {kind}, an iterator")
+    if isinstance(data.samples, bool) or not isinstance(data.samples, int) or data.samples < 1:
+        raise TaskError(
+            f"Task.data: samples: expected an integer >= 1 with a stream ({kind}), the samples of one pass over it; got "
+            f"{data.samples!r}. Write Data(train, validation, samples=20_000)."
+        )
+    for given in ("lengths", "weights"):
+        if getattr(data, given) is not None:
+            raise TaskError(f"Task.data: {given}: expected none with a stream ({kind}), whose samples are not known beforehand")
 
 
 def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:

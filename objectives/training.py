@@ -51,6 +51,7 @@ from .state.branches import forks, trained
 from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving, asked_to_leave
 from .step_clock import COUNTED_STEPS, StepClock
+from .stream import InOrder, TrainingStream, is_stream
 from .task import Task, check_loss, checked_data, checked_optimizer, embeds, name_of
 
 if TYPE_CHECKING:
@@ -89,9 +90,18 @@ class TrainingRun:
         limit_memory(setup.memory_limit_bytes, self.device)
         seed_everything(setup.seed)
         self.data = checked_data(task.data(setup))
-        self.stream = SampleStream(len(self.data.train), setup.seed, self.data.weights)  # type: ignore[arg-type]
+        train: Any = self.data.train
         self._counted = 0, 0  # samples of the stream whose units were counted, and these
-        self.train_fetcher = self._fetcher(self.data.train, self.data.train_collate)
+        self.live: TrainingStream | None = None
+        if is_stream(train):
+            collate = self.data.train_collate or self.data.collate
+            keeps_states = setup.checkpoint is not None or bool(setup.branches)
+            self.live = TrainingStream(train, self.data.training_set, setup.seed, collate, keeps_states)
+            train = self.live.first  # all that can be fetched by index
+            self.stream: SampleStream = InOrder(len(train), setup.seed)
+        else:
+            self.stream = SampleStream(len(train), setup.seed, self.data.weights)  # type: ignore[arg-type]
+        self.train_fetcher = self._fetcher(train, self.data.train_collate)
         self.validation_fetcher = self._fetcher(self.data.validation)
         self.resident_bytes = 0
         if self.device.type == "cuda":
@@ -461,6 +471,8 @@ class TrainingRun:
             train_loss = float(loss_sum) / loss_steps
             facts |= clock.facts()
             facts |= self.units_facts(seen, elapsed_s)
+            if self.live is not None:
+                facts |= self.live.checked_facts(self.ranks)
             self.noise.read(self.ranks.mean)
             scores = self.evaluate()
             if names := ", ".join(undefined(scores)):
@@ -552,6 +564,7 @@ class TrainingRun:
                 "noise": self.noise.state(),
                 "clock": clock.state(),
                 "rng_state": rng_states,
+                "stream": None if self.live is None else self.live.state(seen),
             }
         )
 
@@ -571,6 +584,8 @@ class TrainingRun:
         self.scaler.load_state_dict(state["scaler"])
         self.noise.set_state(state["noise"])
         clock.set_state(state["clock"])
+        if self.live is not None:
+            self.live.set_state(state["stream"])
         states = state["rng_state"]
         if len(states) == self.ranks.count:  # with other ranks, each keeps a beginning of its own
             set_random_state(states[self.ranks.rank], self.device)
@@ -591,13 +606,15 @@ class TrainingRun:
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
         """This device's micro-batches for steps with these plans, from a position in the sample stream."""
         workers = 0 if self.resident_bytes else self.setup.training.workers
+        if self.live is not None:
+            return self.live.loader(plans, position, workers, self._pins, self.ranks)
         return batches(self.train_fetcher, self._micro_batch_keys(plans, position), workers, self._pins)
 
     @property
     def fetched_ahead(self) -> int:
         """Micro-batches that loader processes, or the thread that pins batches, fetch beforehand."""
         if self.setup.training.workers and not self.resident_bytes:
-            return 2 * self.setup.training.workers
+            return 2 * (self.setup.training.workers if self.live is None else 1)
         return AHEAD + 1 if self._pins and self.train_fetcher.indexed else 0
 
     @property

@@ -199,7 +199,8 @@ class DrivenLoop:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
             raise TaskError(
                 f"{self.where}: expected training data with a length, in a torch DataLoader (map-style, for access by "
-                f"index), got {type(self.loader if dataset is None else dataset).__name__}"
+                f"index), got {type(self.loader if dataset is None else dataset).__name__}. For a stream, "
+                "use a Task with Data(train, validation, samples=...)."
             )
         self.weights()  # refuses what a trial cannot draw
         size, expected = len(dataset), self.setup.training.samples

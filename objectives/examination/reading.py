@@ -17,6 +17,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from ...spaces.laws.examination import Finding
 from ..batches import Fetcher, SampleKeys, leaves, with_tensors
+from ..stream import FirstSamples
 from .fixed_noise import seed_draws
 from .step import Indices
 
@@ -102,13 +103,19 @@ def reading_findings(train: Fetcher, keys: SampleKeys, validation: Fetcher, wher
         where: names the data of a split.
     """
     keys = replace(keys, index=keys.index[:_REREAD], epoch=keys.epoch[:_REREAD])
-    if not train.indexed and differ(train.fetch(keys), train.fetch(keys)):
+    reread = train
+    if isinstance(train.dataset, FirstSamples):
+        reread = copy.copy(train)
+        reread.dataset = train.dataset.read_again()
+    if not train.indexed and differ(train.fetch(keys), reread.fetch(keys)):
+        what = "position in the stream" if reread is not train else "index"
+        seeded = "each pass" if reread is not train else "each sample"
         yield Finding(
             "generator",
             where("training data"),
-            "expected the same sample for the same seed, epoch and index, got another on the second read: the data have their "
-            "own random generator, so results would depend on loader workers and on resuming. Draw from torch, np.random or "
-            "Python's random, which are seeded for each sample.",
+            f"expected the same sample for the same seed, epoch and {what}, got another on the second read: the data have "
+            "their own random generator, so results would depend on loader workers and on resuming. Draw from torch, np.random "
+            f"or Python's random, which are seeded for {seeded}.",
         )
     if _draws_while_collating(train, keys):
         text = "collating draws random numbers anew for each micro-batch; the comparison of the step holds them fixed"

@@ -79,7 +79,7 @@ def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
     first_error: Exception | None = None
     for samples in (1, 2):
         run = TrainingRun(task, setup)
-        if samples > len(run.data.train):  # type: ignore[arg-type]
+        if samples > run.data.training_set:
             break
         run.modes.train(run.model)
         try:

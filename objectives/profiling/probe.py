@@ -312,7 +312,7 @@ def _unknown_memory(error: Exception) -> str:
 def _with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DeviceProfile:
     return replace(
         profile,
-        training_set=len(run.data.train),
+        training_set=run.data.training_set,
         smallest_micro_batch=smallest,
         unit="" if run.data.lengths is None else run.data.unit,
         units_per_sample=None if run.data.lengths is None else sum(run.data.lengths) / len(run.data.lengths),

@@ -6,6 +6,7 @@ restored; with `constant` it leaves at its end. The longer training continues as
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -87,12 +88,13 @@ def trained(run: TrainingRun, branch: TrialSetup, steps: int, clock: StepClock) 
 def _trained_as(run: TrainingRun, branch: TrialSetup) -> Iterator[None]:
     """Meanwhile steps are those of a branch; afterwards the training's setup and state are as they were."""
     setup, run.setup = run.setup, branch
+    live, run.live = run.live, copy.copy(run.live)  # which notes what the branch reads
     state = _in_host_memory(run.state()), _in_host_memory(run.scaler.state_dict()), random_state(run.device)
     run.noise.active = False
     try:
         yield
     finally:
-        run.setup = setup
+        run.setup, run.live = setup, live
         run.optimizer.state.clear()  # or a GPU would hold two states at once
         run.load_state(state[0])
         run.scaler.load_state_dict(state[1])

@@ -15,7 +15,7 @@ from bsearch import Data, Task, TaskError, balanced
 from bsearch.objectives import training as training_module
 from bsearch.objectives.batches import _DRAW, Fetcher, SampleKeys, SampleStream, _drawn, mixed
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.profiling.memory import _batch_factory
+from bsearch.objectives.profiling.memory import batch_factory
 from bsearch.objectives.sample_weights import checked_weights
 from bsearch.objectives.task import checked_data
 from bsearch.objectives.training import TrainingRun
@@ -296,6 +296,6 @@ def test_tokens_are_counted_as_they_were_drawn(at_a_time: int, monkeypatch: pyte
 
 def test_memory_is_traced_with_the_longest_that_are_ever_drawn() -> None:
     run = TrainingRun(DrawnSentences(), setup(4))
-    tokens, _ = _batch_factory(run, "train")(5, lambda tensor: tensor)
+    tokens, _ = batch_factory(run, "train")(5, lambda tensor: tensor)
     assert tokens.shape == (5, 8)
     assert np.asarray(run.data.lengths)[run.longest(200).index].max() == 8

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bsearch.objectives.profiling.memory import _batch_factory
+from bsearch.objectives.profiling.memory import batch_factory
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.spaces.errors import TaskError
@@ -74,7 +74,7 @@ def test_tokens_are_counted_as_they_were_trained_on() -> None:
 
 def test_memory_is_traced_with_the_longest() -> None:
     run = TrainingRun(Sentences(), setup(4))
-    tokens, following = _batch_factory(run, "train")(5, lambda tensor: tensor)
+    tokens, following = batch_factory(run, "train")(5, lambda tensor: tensor)
     assert tokens.shape == following.shape == (5, max(run.data.lengths))  # type: ignore[arg-type]
     lengths = np.asarray(run.data.lengths)
     assert lengths[run.longest(3).index].tolist() == sorted(lengths.tolist())[::-1][:3]

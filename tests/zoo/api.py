@@ -21,6 +21,8 @@ def has(feature: str) -> bool:
             return WholeSet is not None
         case "train_collate":
             return "train_collate" in {field.name for field in fields(task.Data)}
+        case "samples":
+            return "samples" in {field.name for field in fields(task.Data)}
         case "couples_samples":
             return hasattr(task.Task, "couples_samples")
         case "accept_inexact":
@@ -34,6 +36,11 @@ def has(feature: str) -> bool:
 
             return {"denominator", "couples_samples"} <= set(inspect.signature(train_with).parameters)
     raise ValueError(f"expected a feature of bsearch, got {feature!r}")
+
+
+def stated(samples: int) -> dict[str, Any]:
+    """`Data(..., samples=samples)` where that exists; entries that use it need it."""
+    return {"samples": samples} if has("samples") else {}
 
 
 def collated_in_training(collate: Any) -> dict[str, Any]:

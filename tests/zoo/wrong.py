@@ -17,7 +17,7 @@ from sklearn.metrics import f1_score
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchmetrics.functional.classification import binary_auroc
-from zoo.api import collated_in_training
+from zoo.api import collated_in_training, stated
 from zoo.plain import digits
 from zoo.structured import Regression, Screening
 from zoo.text import IGNORED, WORDS, Tagger, padded
@@ -221,11 +221,18 @@ class Lines(IterableDataset[Any]):
         return iter(zip(*digits(), strict=True))
 
 
-class Stream(Digits):
+class Unmeasured(Digits):
     """A data set without length or places, as those that are read from a tar file over the network."""
 
     def data(self, setup: TrialSetup) -> Data:
         return Data(Lines(), super().data(setup).validation)
+
+
+class Stream(Digits):
+    """The same, with its number of samples."""
+
+    def data(self, setup: TrialSetup) -> Data:
+        return Data(Lines(), super().data(setup).validation, **stated(len(digits()[0])))
 
 
 # What is updated
