@@ -33,6 +33,7 @@ from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limi
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.modes import TrainingModes
+from .model.weight_average import WeightAverage
 from .noise_scale import NoiseScale
 from .parallel.data_parallel import Ranks
 from .parallel.fsdp2 import (
@@ -165,6 +166,12 @@ class TrainingRun:
             raise TaskError(f"{name_of(self.task)}.model: expected trainable parameters, got none")
         self.optimizer = checked_optimizer(self.task, model, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.average = WeightAverage(self.parameters)
+
+    @property
+    def averages(self) -> Sequence[Tensor]:
+        """The average of the weights, if there is one."""
+        return self.average.values
 
     def _loss_module(self) -> nn.Module:
         kind = _LossOf if self.cache is None else EmbeddingsOf
@@ -245,6 +252,8 @@ class TrainingRun:
             self._broadcast_buffers()
         for parameter in self.parameters:
             parameter.grad = None
+        if self.setup.training.ema is not None:
+            self.average.update(self.setup.ema_decay(size))
         return loss
 
     def accumulate(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> tuple[Tensor, tuple[float, Tensor | float]]:
@@ -381,7 +390,7 @@ class TrainingRun:
         keys = keys or in_order(count, size, self.setup.seed)
         evaluation = Evaluation(self.task)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self.average.in_place():
                 own = keys[self.ranks.rank :: self.ranks.count]
                 # Where ranks gather parameters for each other, all of them evaluate as many batches.
                 spare = -(-len(keys) // self.ranks.count) - len(own) if self.fully_sharded else 0
@@ -488,7 +497,8 @@ class TrainingRun:
             if self.fully_sharded:
                 model = self.task.model(self.setup)
                 model.load_state_dict(state["model"])
-            self.task.save(model, Path(folder), self.setup)
+            with self.average.in_place():
+                self.task.save(model, Path(folder), self.setup)
             save_state(Path(folder) / "optimizer.pt", state["optimizer"])
         if self.data.test is None:
             return {}
@@ -498,7 +508,8 @@ class TrainingRun:
         """The whole model's and optimizer's state, whatever ranks share out; complete on rank 0. All ranks must call it."""
         if self.fully_sharded:
             return {"model": model_state(self.model), "optimizer": optimizer_state(self.optimizer)}
-        return {"model": self.model.state_dict(), "optimizer": (self.sharded or self.optimizer).state_dict()}
+        optimizer = (self.sharded or self.optimizer).state_dict()
+        return {"model": self.model.state_dict(), "optimizer": optimizer, "average": [*self.averages]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned on rank 0, with whatever number of ranks."""
@@ -508,6 +519,8 @@ class TrainingRun:
         else:
             self.model.load_state_dict(state["model"])
             (self.sharded or self.optimizer).load_state_dict(state["optimizer"])
+            if state.get("average"):
+                self.average.load(state["average"])
 
     def _wanted(self, checkpoint: Checkpoint, number: int) -> float:
         """Whether to write a checkpoint after step `number`, before the next evaluation, and whether to leave then; 0 for
@@ -648,6 +661,8 @@ class TrainingRun:
             "optimizer": type(self.optimizer).__name__,
             "model_parameters": sum(parameter.numel() for parameter in self.parameters),
         }
+        if self.setup.training.ema is not None:
+            facts["ema_decay"] = self.setup.ema_decay(plan.effective_batch)
         group = self.optimizer.param_groups[0]
         if "momentum" in group:
             facts |= {"momentum": float(group["momentum"]), "nesterov": bool(group.get("nesterov", False))}

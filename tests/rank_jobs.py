@@ -208,6 +208,13 @@ def profiled(name: str) -> int:
     return int(made.step_times[0].devices)
 
 
+def averaged(reference: str, setup: dict[str, Any]) -> Iterator[list[Any]]:
+    """The validation loss at every evaluation, and every rank's average of the weights at the end."""
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    losses = [one.scores["val_loss"] for one in run.measurements()]
+    yield [losses, *run.ranks.all_gathered({"values": [[one.clone() for one in run.averages]]})["values"]]
+
+
 def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
     """So many measurements of a training that is left then, and the weights it stood at."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]

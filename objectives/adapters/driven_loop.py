@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Container, Generator, Iterable, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any
@@ -68,6 +68,7 @@ class DrivenLoop:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     clock: StepClock
+    averages: Sequence[Tensor] = ()
 
     def __init__(self, setup: TrialSetup, where: str, couples_samples: bool = False) -> None:
         self.setup, self.where, self.couples_samples = setup, where, couples_samples
@@ -112,6 +113,11 @@ class DrivenLoop:
         if training.batch_schedule != "constant":
             got = training.batch_schedule
             raise TaskError(f"training.batch_schedule: expected constant, because {self.where} supports no other; got {got}")
+        if training.ema is not None:
+            raise TaskError(
+                f"training.ema: expected null, because {self.where} evaluates and saves its own model; got {training.ema:g}. "
+                "Remove it, or train a Task."
+            )
         for key in ("channels_last", "sync_batch_norm"):
             if getattr(training, key):
                 raise TaskError(f"training.{key}: expected false, because {self.where} does not support it; got true")

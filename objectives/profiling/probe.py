@@ -126,6 +126,12 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
             "it, or shard in the loop."
         )
         raise StudyFileError(Fault("devices.sharding", message))
+    if request.setup.training.ema is not None:
+        message = (
+            "expected null, since the task's training loop evaluates and saves its own model; got "
+            f"{request.setup.training.ema:g}. Remove it, or average weights in the loop."
+        )
+        raise StudyFileError(Fault("training.ema", message))
     if "none" not in request.memory.activation_checkpointing:
         message = (
             "expected a list that includes none, since the task's training loop decides itself which activations it keeps; got "

@@ -13,7 +13,18 @@ from ..schedule import DECAY, SCHEDULES
 BETAS = ("beta1", "beta2")
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Beta2Scaling = Literal["constant", "half_life"]
-RECIPE = ("schedule", "batch_schedule", "warmup", "clip_norm", "precision", "beta2_scaling", *BETAS)
+EmaScaling = Literal["half_life", "constant"]
+RECIPE = (
+    "schedule",
+    "batch_schedule",
+    "warmup",
+    "clip_norm",
+    "precision",
+    "beta2_scaling",
+    "ema",
+    "ema_scaling",
+    *BETAS,
+)
 
 
 def _schedule(value: Any) -> Any:
@@ -84,6 +95,18 @@ class Training(Section):
     )
     eps: Number = Field(
         1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch."
+    )
+    ema: Number | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Decay per step, at the reference batch, of an exponential moving average of the trainable weights, such "
+        "as 0.999: it is evaluated and saved in their place; null: no average.",
+    )
+    ema_scaling: EmaScaling = Field(
+        "half_life",
+        description="half_life: the decay is scaled so that the average's horizon in samples is the same at every batch; "
+        "constant: the decay per step is.",
     )
     accept_inexact: StrictBool = Field(
         False,

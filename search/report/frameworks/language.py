@@ -16,6 +16,7 @@ from .texts import (
     BITSANDBYTES,
     TRAINERS_SCHEDULES,
     Exported,
+    average_notes,
     commented,
     huggingface_arguments,
     optimizer_notes,
@@ -70,6 +71,7 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     notes = [
         *chosen.even_notes,
         *optimizer_notes(chosen, known=_OPTIMIZERS),
+        *average_notes(chosen),
         *_row_notes(chosen, options, "Axolotl"),
         *_text_notes(options),
     ]

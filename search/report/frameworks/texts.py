@@ -264,6 +264,8 @@ def settings_yaml(chosen: ChosenSettings) -> Exported:
         "batch_schedule": training.batch_schedule,
         "warmup": training.warmup,
         "clip_norm": training.clip_norm,
+        "ema": training.ema,
+        "ema_scaling": training.ema_scaling,
         "precision": training.precision,
         "compile": training.compile,
         "seed": training.seed,
@@ -347,6 +349,7 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
             f"was corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
         )
     yield from _growth_notes(chosen)
+    yield from average_notes(chosen)
     if _is_sharded(chosen):
         shared = {"zero1": "the optimizer state", "fsdp2": "parameters, gradients and the optimizer state"}
         sharding = chosen.setup.sharding
@@ -382,6 +385,16 @@ def _growth_notes(chosen: ChosenSettings) -> Iterator[str]:
         yield (
             f"the trial's batch grew to {growth} times the first as the rate fell (seesaw); here it "
             "stays constant, which takes more steps for about the same result"
+        )
+
+
+def average_notes(chosen: ChosenSettings) -> Iterator[str]:
+    """What becomes of the trial's average of weights, where the text does not make it."""
+    if chosen.setup.training.ema is not None:
+        yield (
+            "the trial's result is that of an exponential moving average of its weights, which is not made here: update "
+            "torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn"
+            f"({chosen.setup.ema_decay(chosen.even.effective_batch):.9g})) after each step, and evaluate it"
         )
 
 

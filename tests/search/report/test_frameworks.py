@@ -319,6 +319,21 @@ def test_the_script_trains_to_the_parameters_that_bsearch_trained_to(
         torch.testing.assert_close(theirs, ours, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("scaling", ["half_life", "constant"])
+def test_an_average_of_weights_is_in_the_script_and_in_a_note_of_every_other_text(scaling: str) -> None:
+    settings = chosen(BatchPlan(33, 2), budget=250, epochs=2.5, ema=0.9, ema_scaling=scaling)
+    settings = replace(settings, setup=replace(settings.setup, reference_batch=20))
+    run = TrainingRun(Net(), settings.setup)
+    list(run.measurements())
+    trained = script_of(settings, Net())["train"]()
+    for ours, theirs in zip(run.averages, trained.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-11, atol=1e-12)
+    for framework in set(GENERAL) - {"pytorch", "yaml"}:
+        notes = " ".join(FRAMEWORKS[framework](settings).notes)
+        assert f"get_ema_multi_avg_fn({settings.setup.ema_decay(settings.even.effective_batch):.9g})" in notes
+    assert "ema: 0.9\n" in FRAMEWORKS["yaml"](settings).text
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_the_script_trains_alike_in_low_precision(precision: str) -> None:
     settings = chosen(BatchPlan(33, 2), budget=250, epochs=2.5, precision=precision, clip_norm=0.5, channels_last=True)
