@@ -52,7 +52,7 @@ from .state.branches import forks, trained
 from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving, asked_to_leave
 from .step_clock import COUNTED_STEPS, StepClock
-from .task import Task, check_loss, checked_data, checked_optimizer, embeds, name_of
+from .task import Task, acts_after_steps, check_loss, checked_data, checked_optimizer, embeds, name_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -80,6 +80,11 @@ class TrainingRun:
 
     def __init__(self, task: Task, setup: TrialSetup) -> None:
         self.task, self.setup = task, setup
+        if setup.sharding == "fsdp2" and acts_after_steps(task):
+            raise TaskError(
+                f"{name_of(task)}.after_step: expected ddp or zero1 with it, since with fsdp2 each device holds a share of each "
+                "parameter; got devices.sharding: fsdp2. Write zero1."
+            )
         self.ranks = Ranks.of(setup.plan.devices)
         # A rank's own is its process's current device.
         self.device = torch.device("cuda", torch.cuda.current_device()) if setup.device == "gpu" else torch.device("cpu")
@@ -252,6 +257,8 @@ class TrainingRun:
             self._broadcast_buffers()
         for parameter in self.parameters:
             parameter.grad = None
+        with torch.no_grad():
+            self.task.after_step(self.model, self.setup)
         if self.setup.training.ema is not None:
             self.average.update(self.setup.ema_decay(size))
         return loss
