@@ -265,7 +265,8 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise TaskError(
             f"{where}: expected an optimizer without a scheduler, because bsearch steps none: training.schedule and "
-            "training.warmup set the learning rate. Remove the scheduler."
+            "training.warmup set the learning rate. Remove the scheduler; for a schedule of your own write training.schedule: "
+            "module:function."
         )
     if needs_closure(optimizer):
         raise TaskError(

@@ -29,6 +29,7 @@ from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .evaluation import Evaluation, undefined
 from .gradient_cache import EmbeddingsOf, GradientCache
+from .loading import schedule_of
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
@@ -88,6 +89,7 @@ class TrainingRun:
         self.ranks = Ranks.of(setup.plan.devices)
         # A rank's own is its process's current device.
         self.device = torch.device("cuda", torch.cuda.current_device()) if setup.device == "gpu" else torch.device("cpu")
+        self.schedule = schedule_of(setup)
         configure_torch(setup)
         limit_memory(setup.memory_limit_bytes, self.device)
         seed_everything(setup.seed)
@@ -359,7 +361,7 @@ class TrainingRun:
     def set_rate(self, fraction: float, growth: int = 1) -> None:
         """Set every group's learning rate to the schedule's, at a fraction of the budget, for a batch that has grown so far."""
         training = self.setup.training
-        factor = rate_factor(training.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
+        factor = rate_factor(self.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..domain import Range, values_of
 from ..learning_rate import GROWTH_RULES
-from ..schedule import BRANCHING
+from ..schedule import BRANCHING, is_own
 from .training import BETAS, RECIPE
 
 if TYPE_CHECKING:
@@ -178,6 +178,13 @@ def _growth(study: StudySpec) -> Iterator[Disagreement]:
         yield (
             key,
             "expected constant with schedule: constant, whose rate never falls; got seesaw. Write schedule: cosine.",
+        )
+    own = [schedule for schedule in study.recipe_values("schedule") if is_own(schedule)]
+    if own:
+        yield (
+            key,
+            f"expected constant with a schedule of your own, whose shape is known on workers only; got seesaw with {own[0]}. "
+            "Remove it, or write schedule: cosine.",
         )
     unknown = [rule for rule in values_of(study.space.rule) if rule not in GROWTH_RULES]
     if unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
@@ -28,6 +29,8 @@ RECIPE = (
 
 
 def _schedule(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"[^:]+:[A-Za-z_]\w*", value):
+        return value  # a function of one's own
     return one_of(value, list(SCHEDULES))
 
 
@@ -42,7 +45,9 @@ class Training(Section):
     schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
         "cosine",
         description=f"Learning-rate schedule after warm-up: {', '.join(SCHEDULES)}. wsd (warm-up, stable, decay) stays at the "
-        f"peak until the last {DECAY:.0%}, over which it falls linearly to 0.",
+        f"peak until the last {DECAY:.0%}, over which it falls linearly to 0. Or a function of your own, `path/file.py:function` "
+        "relative to the study file, or `module:function`: of the fraction of the budget, from 0 to 1, it returns the share of "
+        "the peak rate; warm-up is multiplied with it.",
     )
     batch_schedule: Literal["constant", "seesaw"] = Field(
         "constant",

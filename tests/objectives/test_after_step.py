@@ -1,4 +1,4 @@
-"""Laws of `Task.after_step`: once per step whatever the accumulation, before weights are averaged, in the step that is traced."""
+"""Laws of `Task.after_step`: once per step for any accumulation, before weights are averaged, in the step that is traced."""
 
 from __future__ import annotations
 
