@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..search.report.completion import study_files
 from ..spaces.errors import StudyFileError, cut
-from ..spaces.learning_rate import RATE_RULES, rule_fact
+from ..spaces.learning_rate import RATE_RULES, SCALINGS, rule_fact
 from ..spaces.readable import from_here
 from ..spaces.storage import masked
 from ..spaces.study.goals import Objectives, Speed
@@ -159,7 +159,7 @@ def rules(study: str | None, batches: tuple[int, ...], name: str | None, storage
         raise click.UsageError(f"--{'batch' if batches else 'name'} needs a STUDY")
     rows = [
         {"rule": name, **{fact.lower(): rule_fact(name, fact) for fact in ("Summary", "Formula", "Source")}}
-        for name in RATE_RULES
+        for name in (*RATE_RULES, *SCALINGS)
     ]
     if as_json:
         click.echo(json.dumps(rows, indent=2))

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 from bsearch.cli import main
-from bsearch.spaces.learning_rate import RATE_RULES, rule_fact
+from bsearch.spaces.learning_rate import RATE_RULES, SCALINGS, rule_fact
 from bsearch.spaces.study.spec import StudySpec
 
 ROOT = Path(__file__).parent.parent
@@ -98,7 +98,7 @@ def _anchor(name: str) -> str:
 
 def rules() -> Iterator[str]:
     """Each rule with its formula and its source."""
-    for name in RATE_RULES:
+    for name in (*RATE_RULES, *SCALINGS):
         yield f"## `{name}`\n\n{rule_fact(name, 'Summary')}\n"
         yield f"```text\n{rule_fact(name, 'Formula')}\n```\n"
         source = re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", rule_fact(name, "Source"))

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import traceback
 from importlib.machinery import SourceFileLoader
@@ -14,8 +15,10 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ..spaces.errors import TaskError, near_miss
+from ..spaces.schedule import Schedule, is_own
+from ..spaces.trial import TrialSetup
 from .task import Task, TrainFunction
-from .task_code import check_task_file
+from .task_code import check_task_file, schedule_reference
 
 
 def load_task(reference: str) -> Task | TrainFunction:
@@ -25,11 +28,7 @@ def load_task(reference: str) -> Task | TrainFunction:
         TaskError: no such file, module or name; the import failed; or neither a task nor a generator.
     """
     place, _, name = reference.rpartition(":")
-    module = _module(place, reference)
-    if not hasattr(module, name):
-        known = [key for key in vars(module) if not key.startswith("_")]
-        raise TaskError(f"task {reference}: expected {place} to define {name!r}, but it does not.{near_miss(name, known)}")
-    found: Any = getattr(module, name)
+    found = _defined(f"task {reference}", place, name)
     if isinstance(found, type) and issubclass(found, Task):
         missing = sorted(getattr(found, "__abstractmethods__", ()))
         if missing:
@@ -48,7 +47,49 @@ def load_task(reference: str) -> Task | TrainFunction:
     )
 
 
-def _module(place: str, reference: str) -> ModuleType:
+# Fractions of the budget, in equal steps, at which a schedule of one's own is looked at before it is used.
+_LOOKS = 100
+
+
+def schedule_of(setup: TrialSetup) -> Schedule:
+    """The name of the study's schedule, or the function of one's own that it names.
+
+    Raises:
+        TaskError: no such file, module or function; the import failed; it raises, or does not return finite numbers >= 0.
+    """
+    reference = setup.training.schedule
+    if not is_own(reference):
+        return reference
+    where = f"training.schedule: {reference}"
+    place, _, name = schedule_reference(reference, setup.folder).rpartition(":")
+    try:
+        found = _defined(where, place, name)
+    except TaskError as error:
+        raise TaskError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
+    if not callable(found):
+        raise TaskError(f"{where}: expected a function of the fraction of the budget, got {type(found).__name__}")
+    for fraction in (look / _LOOKS for look in range(_LOOKS + 1)):
+        try:
+            share = float(found(fraction))
+        except Exception as error:
+            raise TaskError(f"{where}: it failed at {fraction:g} of the budget: {type(error).__name__}: {error}") from error
+        if not 0 <= share < math.inf:
+            raise TaskError(
+                f"{where}: expected a finite share of the peak rate >= 0 at {fraction:g} of the budget, got {share:g}"
+            )
+    return found  # type: ignore[no-any-return]
+
+
+def _defined(where: str, place: str, name: str) -> Any:
+    """What a file or a module defines by a name."""
+    module = _module(place, where)
+    if not hasattr(module, name):
+        known = [key for key in vars(module) if not key.startswith("_")]
+        raise TaskError(f"{where}: expected {place} to define {name!r}, but it does not.{near_miss(name, known)}")
+    return getattr(module, name)
+
+
+def _module(place: str, where: str) -> ModuleType:
     try:
         if place.endswith(".py"):
             return _module_of_file(Path(place))
@@ -56,17 +97,17 @@ def _module(place: str, reference: str) -> ModuleType:
     except TaskError:
         raise
     except SyntaxError as error:
-        where = f"{error.filename}:{error.lineno}" if error.filename else place
-        raise TaskError(f"task {reference}: {where}: syntax error: {error.msg}") from error
+        line = f"{error.filename}:{error.lineno}" if error.filename else place
+        raise TaskError(f"{where}: {line}: syntax error: {error.msg}") from error
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
             hint = " Refer to a file as path/file.py:name." if not place.endswith(".py") else ""
-            raise TaskError(f"task {reference}: no module named {error.name!r}.{hint}") from error
-        raise TaskError(f"task {reference}: it imports {error.name!r}, which is not installed") from error
+            raise TaskError(f"{where}: no module named {error.name!r}.{hint}") from error
+        raise TaskError(f"{where}: it imports {error.name!r}, which is not installed") from error
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise TaskError(
-            f"task {reference}: importing it failed at {frame.filename}:{frame.lineno}: {type(error).__name__}: {error}"
+            f"{where}: importing it failed at {frame.filename}:{frame.lineno}: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -33,6 +33,7 @@ from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .batches import Fetcher, SampleKeys, SampleStream, batches, mixed, to_device
+from .loading import schedule_of
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.modes import TrainingModes
 from .parallel.data_parallel import Ranks
@@ -167,6 +168,7 @@ class Loop:
         configure_torch(setup)
         self.model: nn.Module = nn.ModuleDict(self.models).to(self.device)
         self._check_optimizers()
+        self._schedule = schedule_of(setup)
         collate = data.train_collate or data.collate
         self.train_fetcher = Fetcher(data.train) if collate is None else Fetcher(data.train, collate)
         self.stream = SampleStream(len(data.train), setup.seed, self.data.weights)  # type: ignore[arg-type]
@@ -201,6 +203,8 @@ class Loop:
         training = self.setup.training
         if training.precision == "fp16":
             raise TaskError("training.precision: expected fp32, tf32 or bf16 with a Loop, which scales no gradients; got fp16")
+        if training.ema is not None:
+            raise TaskError("training.ema: expected null with a Loop: average weights in your code, and pass them as state")
         for key in ("compile", "channels_last", "sync_batch_norm"):
             if getattr(training, key):
                 raise TaskError(f"training.{key}: expected false with a Loop: do it in your code; got true")
@@ -336,7 +340,7 @@ class Loop:
     def set_rates(self, fraction: float, growth: int = 1) -> None:
         """Set every rate to the schedule's at a fraction of the budget."""
         training = self.setup.training
-        factor = rate_factor(training.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
+        factor = rate_factor(self._schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
         for name, optimizer in self.optimizers.items():
             for group, rate in zip(optimizer.param_groups, self._peak_rates[name], strict=True):
                 group["lr"] = rate * factor
@@ -466,6 +470,7 @@ class _Whole:
 
     def __init__(self, loop: Loop) -> None:
         self.setup, self.device, self.model, self.optimizer = loop.setup, loop.device, loop.model, loop.optimizer
+        self.averages: Sequence[Tensor] = ()
 
 
 class Session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -28,6 +28,9 @@ class Timed(Protocol):
     device: torch.device
     model: nn.Module
     optimizer: torch.optim.Optimizer
+
+    @property
+    def averages(self) -> Sequence[torch.Tensor]: ...
 
 
 def trains_alone(setup: TrialSetup) -> bool:
@@ -75,7 +78,7 @@ class StepClock:
         self._accumulate()
         started = time.perf_counter()
         if counts:
-            with LiveBytes(self._limit_bytes).counting(self.run.model, self.run.optimizer) as counter:
+            with LiveBytes(self._limit_bytes).counting(self.run.model, self.run.optimizer, self.run.averages) as counter:
                 yield
             self.peak_bytes = max(self.peak_bytes, counter.peak_bytes)
         else:

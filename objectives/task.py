@@ -173,6 +173,14 @@ class Task(ABC):
             fused=fuses_sgd(setup),
         )
 
+    def after_step(self, model: nn.Module, setup: TrialSetup) -> None:  # noqa: B027  # there need be nothing to do
+        """Called once after each optimizer step, under `torch.no_grad()`, before weights are averaged; default: does nothing.
+
+        For example to clip weights, or to move a teacher that is a part of the model. It is a part of the step's time and
+        memory. On several devices it runs on each, all of which hold the same weights: it must do the same on all. What it
+        keeps must be in the model, as parameters or buffers: checkpoints do not hold attributes of the task.
+        """
+
     def save(self, model: nn.Module, folder: Path, setup: TrialSetup) -> None:
         """Write the trained model of `bsearch train` into the folder; default: its weights as model.pt.
 
@@ -207,6 +215,11 @@ def _logits(task: Task, method: str, model: nn.Module, inputs: Any) -> Tensor:
 
 def name_of(task: Task) -> str:
     return type(task).__name__
+
+
+def acts_after_steps(task: Task) -> bool:
+    """Whether a task has an `after_step` of its own."""
+    return type(task).after_step is not Task.after_step
 
 
 def embeds(task: Task) -> bool:
@@ -301,7 +314,8 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise TaskError(
             f"{where}: expected an optimizer without a scheduler, because bsearch steps none: training.schedule and "
-            "training.warmup set the learning rate. Remove the scheduler."
+            "training.warmup set the learning rate. Remove the scheduler; for a schedule of your own write training.schedule: "
+            "module:function."
         )
     if needs_closure(optimizer):
         raise TaskError(

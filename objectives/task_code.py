@@ -82,6 +82,24 @@ def task_code_hash(reference: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def schedule_reference(schedule: str, folder: str | Path) -> str:
+    """A schedule of one's own with its file's path made absolute, relative to the study file's folder."""
+    place, _, name = schedule.rpartition(":")
+    return f"{(Path(folder) / Path(place).expanduser()).resolve()}:{name}" if place.endswith(".py") else schedule
+
+
+def schedule_code_hash(schedule: str, folder: str | Path) -> str:
+    """The identity of a schedule of one's own, as a task's.
+
+    Raises:
+        TaskError: the file cannot be found.
+    """
+    try:
+        return task_code_hash(schedule_reference(schedule, folder))
+    except TaskError as error:
+        raise TaskError(f"training.schedule: {schedule}: {str(error).removeprefix('task ')}") from None
+
+
 def _code(source: bytes) -> bytes:
     """The syntax tree without docstrings as text; code that cannot be parsed as it stands.
 

@@ -29,10 +29,12 @@ from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
 from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
 from .evaluation import Evaluation, undefined
 from .gradient_cache import EmbeddingsOf, GradientCache
+from .loading import schedule_of
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.modes import TrainingModes
+from .model.weight_average import WeightAverage
 from .noise_scale import NoiseScale
 from .parallel.data_parallel import Ranks
 from .parallel.fsdp2 import (
@@ -52,7 +54,7 @@ from .state.checkpoint import Checkpoint, random_state, save_state, set_random_s
 from .state.leaving import Leaving, asked_to_leave
 from .step_clock import COUNTED_STEPS, StepClock
 from .stream import InOrder, TrainingStream, is_stream
-from .task import Task, check_loss, checked_data, checked_optimizer, embeds, name_of
+from .task import Task, acts_after_steps, check_loss, checked_data, checked_optimizer, embeds, name_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -83,9 +85,15 @@ class TrainingRun:
 
     def __init__(self, task: Task, setup: TrialSetup) -> None:
         self.task, self.setup = task, setup
+        if setup.sharding == "fsdp2" and acts_after_steps(task):
+            raise TaskError(
+                f"{name_of(task)}.after_step: expected ddp or zero1 with it, since with fsdp2 each device holds a share of "
+                "each parameter; got devices.sharding: fsdp2. Write zero1."
+            )
         self.ranks = Ranks.of(setup.plan.devices)
         # A rank's own is its process's current device.
         self.device = torch.device("cuda", torch.cuda.current_device()) if setup.device == "gpu" else torch.device("cpu")
+        self.schedule = schedule_of(setup)
         configure_torch(setup)
         limit_memory(setup.memory_limit_bytes, self.device)
         seed_everything(setup.seed)
@@ -187,6 +195,12 @@ class TrainingRun:
             raise TaskError(f"{name_of(self.task)}.model: expected trainable parameters, got none")
         self.optimizer = checked_optimizer(self.task, model, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.average = WeightAverage(self.parameters)
+
+    @property
+    def averages(self) -> Sequence[Tensor]:
+        """The average of the weights, if there is one."""
+        return self.average.values
 
     def _loss_module(self) -> nn.Module:
         kind = _LossOf if self.cache is None else EmbeddingsOf
@@ -267,6 +281,10 @@ class TrainingRun:
             self._broadcast_buffers()
         for parameter in self.parameters:
             parameter.grad = None
+        with torch.no_grad():
+            self.task.after_step(self.model, self.setup)
+        if self.setup.training.ema is not None:
+            self.average.update(self.setup.ema_decay(size))
         return loss
 
     def accumulate(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> tuple[Tensor, tuple[float, Tensor | float]]:
@@ -365,7 +383,7 @@ class TrainingRun:
     def set_rate(self, fraction: float, growth: int = 1) -> None:
         """Set every group's learning rate to the schedule's, at a fraction of the budget, for a batch that has grown so far."""
         training = self.setup.training
-        factor = rate_factor(training.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
+        factor = rate_factor(self.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
 
@@ -403,7 +421,7 @@ class TrainingRun:
         keys = keys or in_order(count, size, self.setup.seed)
         evaluation = Evaluation(self.task)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self.average.in_place():
                 own = keys[self.ranks.rank :: self.ranks.count]
                 # Where ranks gather parameters for each other, all of them evaluate as many batches.
                 spare = -(-len(keys) // self.ranks.count) - len(own) if self.fully_sharded else 0
@@ -512,7 +530,8 @@ class TrainingRun:
             if self.fully_sharded:
                 model = self.task.model(self.setup)
                 model.load_state_dict(state["model"])
-            self.task.save(model, Path(folder), self.setup)
+            with self.average.in_place():
+                self.task.save(model, Path(folder), self.setup)
             save_state(Path(folder) / "optimizer.pt", state["optimizer"])
         if self.data.test is None:
             return {}
@@ -522,7 +541,8 @@ class TrainingRun:
         """The whole model's and optimizer's state, whatever ranks share out; complete on rank 0. All ranks must call it."""
         if self.fully_sharded:
             return {"model": model_state(self.model), "optimizer": optimizer_state(self.optimizer)}
-        return {"model": self.model.state_dict(), "optimizer": (self.sharded or self.optimizer).state_dict()}
+        optimizer = (self.sharded or self.optimizer).state_dict()
+        return {"model": self.model.state_dict(), "optimizer": optimizer, "average": [*self.averages]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned on rank 0, with whatever number of ranks."""
@@ -532,6 +552,8 @@ class TrainingRun:
         else:
             self.model.load_state_dict(state["model"])
             (self.sharded or self.optimizer).load_state_dict(state["optimizer"])
+            if state.get("average"):
+                self.average.load(state["average"])
 
     def _wanted(self, checkpoint: Checkpoint, number: int) -> float:
         """Whether to write a checkpoint after step `number`, before the next evaluation, and whether to leave then; 0 for
@@ -677,6 +699,8 @@ class TrainingRun:
             "optimizer": type(self.optimizer).__name__,
             "model_parameters": sum(parameter.numel() for parameter in self.parameters),
         }
+        if self.setup.training.ema is not None:
+            facts["ema_decay"] = self.setup.ema_decay(plan.effective_batch)
         group = self.optimizer.param_groups[0]
         if "momentum" in group:
             facts |= {"momentum": float(group["momentum"]), "nesterov": bool(group.get("nesterov", False))}

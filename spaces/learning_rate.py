@@ -181,8 +181,9 @@ def adamw_tau(reference: OptimizerSettings, kappa: float, constants: RuleConstan
 
 
 def with_beta2_half_life(settings: OptimizerSettings, kappa: float) -> OptimizerSettings:
-    """Settings whose second beta keeps its half-life in samples: beta2**kappa, legal at any batch.
+    """Keep the half-life of Adam's second beta in samples, at any batch; beside any rule but adam_sde.
 
+    Formula: beta2 = (reference beta2)**kappa
     Source: Marek et al. 2025, arXiv 2507.07101
 
     >>> with_beta2_half_life(OptimizerSettings(1e-3, betas=(0.9, 0.99)), 2.0).betas
@@ -190,6 +191,21 @@ def with_beta2_half_life(settings: OptimizerSettings, kappa: float) -> Optimizer
     """
     beta1, beta2 = settings.betas
     return replace(settings, betas=(beta1, min(round(beta2**kappa, 12), 1 - 1e-12)))
+
+
+def average_decay(decay: float, kappa: float, scaling: str = "half_life") -> float:
+    """Keep the horizon of an average of weights in samples, at any batch; `constant` keeps it in steps.
+
+    The decay is what the average keeps of itself in one step. A step of fewer samples, such as a training's last, or of more,
+    where the batch grows, counts for as many as it has: kappa is that of the step itself.
+
+    Formula: decay = (reference decay)**kappa
+    Source: Busbridge et al. 2023, arXiv 2307.13813, "How to Scale Your EMA"
+
+    >>> average_decay(0.99, 2.0), average_decay(0.99, 2.0, "constant")
+    (0.9801, 0.99)
+    """
+    return float(decay**kappa) if scaling == "half_life" else decay
 
 
 def _noise(rule: str, constants: RuleConstants) -> float:
@@ -209,6 +225,12 @@ RATE_RULES: dict[str, Rule] = {
     "saturating": saturating,
     "surge": surge,
     "adamw_tau": adamw_tau,
+}
+
+# What is scaled beside the rate, by the key and value of `training` that say so.
+SCALINGS: dict[str, Callable[..., object]] = {
+    "beta2_scaling: half_life": with_beta2_half_life,
+    "ema_scaling: half_life": average_decay,
 }
 
 # Rules that scale betas; not applicable to optimizers without them (plain SGD).
@@ -241,12 +263,12 @@ def scaled_settings(
 
 
 def rule_fact(rule: str, fact: str) -> str:
-    """The line of a rule's docstring that starts with `fact`, or its first line for "Summary".
+    """The line of a rule's docstring, or of a scaling's, that starts with `fact`, or its first line for "Summary".
 
     >>> rule_fact("linear", "Formula")
     'rate = kappa * reference_rate'
     """
-    lines = [line.strip() for line in (RATE_RULES[rule].__doc__ or "").splitlines()]
+    lines = [line.strip() for line in (({**RATE_RULES, **SCALINGS}[rule]).__doc__ or "").splitlines()]
     if fact == "Summary":
         return lines[0]
     return next(line.removeprefix(f"{fact}: ") for line in lines if line.startswith(f"{fact}: "))

@@ -401,6 +401,7 @@ _NO_COST = {
     "branches",
     "batch_schedule",
     "beta2_scaling",
+    "ema_scaling",
     "evaluations",
     "seed",
     "betas",

@@ -27,18 +27,31 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def rate_factor(schedule: str, warmup: float, fraction: float) -> float:
+# A schedule by name, or a user's own function of the fraction of the budget, which the worker has loaded.
+Schedule = str | Callable[[float], float]
+
+
+def is_own(schedule: str) -> bool:
+    """Whether a schedule is a user's own function, named by `module:function` or `path/file.py:function`."""
+    return schedule not in SCHEDULES
+
+
+def rate_factor(schedule: Schedule, warmup: float, fraction: float) -> float:
     """Share of the peak learning rate at a fraction of the samples budget.
 
     The training loop evaluates it at the middle of each step. For piecewise linear schedules the sum of
     rate x samples is then the same for every batch, and the first step never trains at rate zero.
 
     Args:
+        schedule: of the name, a function of what follows warm-up; a function of one's own is of the whole budget.
         warmup: share of the budget during which the rate rises linearly from 0, in [0, 1).
 
     >>> [round(rate_factor("cosine", 0.1, fraction), 9) for fraction in (0.05, 0.1, 0.55, 1.0)]
     [0.5, 1.0, 0.5, 0.0]
     """
+    if callable(schedule):
+        share = float(schedule(fraction))
+        return share * (fraction / warmup) if fraction < warmup else share
     if fraction < warmup:
         return fraction / warmup
     return SCHEDULES[schedule]((fraction - warmup) / (1.0 - warmup))

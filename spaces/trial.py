@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from .errors import TaskError
-from .learning_rate import RULE_EXPONENTS, OptimizerSettings
+from .learning_rate import RULE_EXPONENTS, OptimizerSettings, average_decay
 from .plan import ActivationCheckpointing, BatchPlan, Sharding, Steps, step_plans
 from .readable import joules, number, seconds
 from .schedule import batch_stages
@@ -142,6 +142,11 @@ class TrialSetup:
         Where the schedule is at 1/2 and the batch doubles, `linear` returns the rate to its peak, `sqrt` to 1/sqrt(2) of it.
         """
         return float(growth ** RULE_EXPONENTS.get(self.rule, 0.0))
+
+    def ema_decay(self, samples: int) -> float:
+        """What the average of weights keeps of itself in a step of so many samples; `training.ema` is not None."""
+        assert self.training.ema is not None
+        return average_decay(self.training.ema, samples / self.reference_batch, self.training.ema_scaling)
 
     @property
     def learning_rate(self) -> float:

@@ -208,6 +208,27 @@ def profiled(name: str) -> int:
     return int(made.step_times[0].devices)
 
 
+def averaged(reference: str, setup: dict[str, Any]) -> Iterator[list[Any]]:
+    """The validation loss at every evaluation, and every rank's average of the weights at the end."""
+    run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]
+    losses = [one.scores["val_loss"] for one in run.measurements()]
+    yield [losses, *run.ranks.all_gathered({"values": [[one.clone() for one in run.averages]]})["values"]]
+
+
+class Clipped(Net):
+    """Clips its weights after each step, and counts the steps in a buffer."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        model = super().model(setup)
+        model.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        return model
+
+    def after_step(self, model: nn.Module, setup: TrialSetup) -> None:
+        model.steps += 1
+        for parameter in model.parameters():
+            parameter.clamp_(-0.3, 0.3)
+
+
 def cut_off(reference: str, setup: dict[str, Any], measurements: int) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
     """So many measurements of a training that is left then, and the weights it stood at."""
     run = TrainingRun(load_task(reference), TrialSetup.from_dict(setup))  # type: ignore[arg-type]

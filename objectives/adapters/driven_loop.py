@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Container, Generator, Iterable, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any
@@ -23,6 +23,7 @@ from ...spaces.plan import BatchPlan
 from ...spaces.schedule import evaluation_points, rate_factor
 from ...spaces.trial import Measurement, Parameter, TrialSetup
 from ..batches import Fetcher, SampleStream, batches
+from ..loading import schedule_of
 from ..model.batch_norm import batch_norms, correct_batch_norm
 from ..profiling.live_bytes import LiveBytes
 from ..sample_weights import checked_weights
@@ -70,10 +71,12 @@ class DrivenLoop:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     clock: StepClock
+    averages: Sequence[Tensor] = ()
 
     def __init__(self, setup: TrialSetup, where: str, couples_samples: bool = False) -> None:
         self.setup, self.where, self.couples_samples = setup, where, couples_samples
         self._check_supported()
+        self.schedule = schedule_of(setup)
         configure_torch(setup)
         self.plans = tuple(run.plan for run in setup.steps() for _ in range(run.count))
         self._check_whole_steps()
@@ -114,6 +117,11 @@ class DrivenLoop:
         if training.batch_schedule != "constant":
             got = training.batch_schedule
             raise TaskError(f"training.batch_schedule: expected constant, because {self.where} supports no other; got {got}")
+        if training.ema is not None:
+            raise TaskError(
+                f"training.ema: expected null, because {self.where} evaluates and saves its own model; got {training.ema:g}. "
+                "Remove it, or train a Task."
+            )
         for key in ("channels_last", "sync_batch_norm"):
             if getattr(training, key):
                 raise TaskError(f"training.{key}: expected false, because {self.where} does not support it; got true")
@@ -267,7 +275,7 @@ class DrivenLoop:
         if any("initial_lr" in group for group in optimizer.param_groups):
             raise TaskError(
                 f"{self.where}: the optimizer: expected no scheduler, because training.schedule sets the rate; got one with a "
-                "scheduler. Remove it."
+                "scheduler. Remove it; for a schedule of your own write training.schedule: module:function."
             )
 
     def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
@@ -313,7 +321,7 @@ class DrivenLoop:
     def before_step(self) -> None:
         """Set the learning rate to the schedule's at the middle of the step, and start timing."""
         setup, size = self.setup, self.plan.effective_batch
-        factor = rate_factor(setup.training.schedule, setup.training.warmup, (self.seen + size / 2) / setup.samples_budget)
+        factor = rate_factor(self.schedule, setup.training.warmup, (self.seen + size / 2) / setup.samples_budget)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
         self._step_context = self.clock.step(size)

@@ -308,7 +308,8 @@ class _DrivingCallback(Callback):
         if len(trainer.optimizers) != 1 or trainer.lr_scheduler_configs:
             raise TaskError(
                 f"{name}.configure_optimizers: expected one optimizer and no scheduler, since training.schedule sets the rate; "
-                f"got {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
+                f"got {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}. For a schedule of your own write "
+                "training.schedule: module:function."
             )
         trainer.fit_loop.max_epochs = self.driven.measurements_left  # Lightning has set it to `max_epochs` of the Trainer
         self.driven.check_no_scheduler(trainer.optimizers[0])

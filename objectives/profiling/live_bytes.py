@@ -127,11 +127,18 @@ class LiveBytes(TorchDispatchMode):
         return batch
 
     @contextmanager
-    def counting(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[LiveBytes]:
-        """Count inside the block, with parameters, gradients and optimizer state as parts of their own."""
+    def counting(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, averages: Sequence[torch.Tensor] = ()
+    ) -> Iterator[LiveBytes]:
+        """Count inside the block, with parameters, gradients and optimizer state as parts of their own.
+
+        Args:
+            averages: of the weights; a list may be filled meanwhile.
+        """
         self.register(model.parameters(), "parameters")
         self.register(model.buffers(), "parameters")
         self.register_states(optimizer)
+        self.register(averages, "weight average")
         hooks = [
             parameter.register_post_accumulate_grad_hook(lambda owner: self.register([owner.grad], "gradients"))
             for parameter in model.parameters()

@@ -228,19 +228,20 @@ class MemoryProbe:
     ) -> tuple[LiveBytes, int]:
         """Count the steps, or the evaluation; returns the counter, and how many events precede what is counted."""
         counter, before = LiveBytes(limit_bytes), 0
-        with counter.counting(run.model, run.optimizer):
+        with counter.counting(run.model, run.optimizer, run.averages):
             if kind == "evaluation":
                 _create_optimizer_state(run, batch)
                 before = len(counter.events)
                 counter.peak_bytes, counter.peak_parts = 0, type(counter.peak_parts)()
                 run.model.eval()
-                with torch.no_grad():
+                with torch.no_grad(), run.average.in_place():
                     run.scores(run.on_device(counter.fetched(lambda: batch("evaluation", size))))
             else:
                 run.modes.train(run.model)
                 for _ in range(_STEPS):
                     self._step(run, kind, size, lambda count: batch("train", count), counter)
                     counter.register_states(run.optimizer)
+                    counter.register(run.averages, "weight average")
         return counter, before
 
     def _peak_on_gpu(self, run: TrainingRun, kind: str, size: int) -> Peak:

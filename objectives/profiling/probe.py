@@ -31,7 +31,7 @@ from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_l
 from ..batches import in_order
 from ..examination.examine import examined
 from ..examination.scores import first_scores
-from ..loading import load_task
+from ..loading import load_task, schedule_of
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..model.batch_norm import batch_norms
 from ..optimizers import decouples_decay, has_adams_betas, takes_shards
@@ -64,6 +64,7 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     """
     training = load_task(reference)
     setup, kind = request.setup, request.setup.device
+    schedule_of(setup)  # or raises
     device_bytes = _device_bytes(kind, request.share)
     if kind == "gpu":  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
         setup = replace(setup, memory_limit_bytes=request.memory.limit_bytes(device_bytes, kind))
@@ -128,6 +129,12 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
             "it, or shard in the loop."
         )
         raise StudyFileError(Fault("devices.sharding", message))
+    if request.setup.training.ema is not None:
+        message = (
+            "expected null, since the task's training loop evaluates and saves its own model; got "
+            f"{request.setup.training.ema:g}. Remove it, or average weights in the loop."
+        )
+        raise StudyFileError(Fault("training.ema", message))
     if "none" not in request.memory.activation_checkpointing:
         message = (
             "expected a list that includes none, since the task's training loop decides itself which activations it keeps; got "

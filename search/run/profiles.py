@@ -11,10 +11,12 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from ...objectives.task_code import schedule_code_hash
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, cost_keys, profile_request, sharing_request, training_cost
+from ...spaces.schedule import is_own
 from ...spaces.study.spec import StudySpec
 from ..store.records import Records
 from ..store.stored import StoredStudy, codes
@@ -141,6 +143,8 @@ def _about(spec: StudySpec, task_hash: str, request: ProfileRequest, key: CostKe
         "folder": setup.folder,
         "cpus": setup.cpus,
         "training": training_cost(spec),
+        # It costs nothing, but a profile vouches that it can be called.
+        **({"schedule": schedule_code_hash(setup.training.schedule, setup.folder)} if is_own(setup.training.schedule) else {}),
         **({} if setup.sharding == "ddp" else {"sharding": setup.sharding}),
     }
     return json.dumps(

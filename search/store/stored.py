@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...objectives.task_code import task_code_hash
+from ...objectives.task_code import schedule_code_hash, task_code_hash
 from ...spaces.errors import BsearchError, NoStudyError, StudyFileError, TaskError
+from ...spaces.schedule import is_own
 from ...spaces.storage import masked
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
@@ -23,7 +24,9 @@ from .trials import stored_trials
 
 def study_identity(spec: StudySpec, task_hash: str) -> dict[str, Any]:
     """What must stay the same for old and new trials to be one experiment."""
-    return {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
+    identity = {**spec.identity(), "task": {"name": spec.task.rpartition(":")[2], "code": task_hash}}
+    schedule = spec.training.schedule
+    return identity | ({"schedule": schedule_code_hash(schedule, spec.folder)} if is_own(schedule) else {})
 
 
 def codes(identity: Mapping[str, Any]) -> tuple[str, ...]:

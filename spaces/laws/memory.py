@@ -32,6 +32,7 @@ PARTS = (
     "parameters",
     "gradients",
     "optimizer state",
+    "weight average",
     "batch",
     "resident data",
     "activations",

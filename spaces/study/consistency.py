@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..domain import Range, values_of
 from ..learning_rate import GROWTH_RULES
-from ..schedule import BRANCHING
+from ..schedule import BRANCHING, is_own
 from .training import BETAS, RECIPE
 
 if TYPE_CHECKING:
@@ -158,6 +158,9 @@ def _recipe(study: StudySpec) -> Iterator[Disagreement]:
             study.place_of("beta2_scaling"),
             "expected constant with rule adam_sde, which scales betas itself; got half_life. Remove one.",
         )
+    scaled = study.space.ema_scaling is not None or study.training.ema_scaling != "half_life"
+    if scaled and not study.averages_weights:
+        yield study.place_of("ema_scaling"), "expected training.ema with it, whose decay it scales; got none. Write ema: 0.999."
 
 
 def _growth(study: StudySpec) -> Iterator[Disagreement]:
@@ -176,6 +179,13 @@ def _growth(study: StudySpec) -> Iterator[Disagreement]:
             key,
             "expected constant with schedule: constant, whose rate never falls; got seesaw. Write schedule: cosine.",
         )
+    own = [schedule for schedule in study.recipe_values("schedule") if is_own(schedule)]
+    if own:
+        yield (
+            key,
+            f"expected constant with a schedule of your own, whose shape is known on workers only; got seesaw with {own[0]}. "
+            "Remove it, or write schedule: cosine.",
+        )
     unknown = [rule for rule in values_of(study.space.rule) if rule not in GROWTH_RULES]
     if unknown:
         yield (
@@ -193,6 +203,12 @@ def _sharding(study: StudySpec) -> Iterator[Disagreement]:
                 "devices.per_trial",
                 f"expected one number with fsdp2, since its memory differs with each; got {', '.join(map(str, counts))}. Write "
                 "one of them.",
+            )
+        if study.averages_weights:
+            yield (
+                study.place_of("ema"),
+                "expected no average of weights with devices.sharding: fsdp2, whose devices hold a share of them each; got "
+                "one. Remove it, or write sharding: zero1.",
             )
         for name in ("compile", "channels_last"):
             if getattr(study.training, name):

@@ -32,11 +32,15 @@ from ..domain import (
 from ..errors import near_miss
 from ..learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
 from ..schedule import BATCH_SCHEDULES, SCHEDULES
-from .training import Beta2Scaling, Precision
+from .training import Beta2Scaling, EmaScaling, Precision
 
 
 def _below_one(domain: Domain) -> Domain:
     return real(every(domain, lambda value: is_number(value) and 0 <= value < 1, "a number >= 0 and < 1"))
+
+
+def _inside_one(domain: Domain) -> Domain:
+    return real(every(domain, lambda value: is_number(value) and 0 < value < 1, "a number > 0 and < 1"))
 
 
 def _each_of(known: Collection[str]) -> Callable[[Domain], Domain]:
@@ -161,6 +165,12 @@ class Space(Section):
     )
     beta2_scaling: Annotated[AnyDomain, AfterValidator(_each_of(get_args(Beta2Scaling)))] | None = Field(
         None, description="Searched instead of `training.beta2_scaling`."
+    )
+    ema: Annotated[AnyDomain, AfterValidator(_inside_one)] | None = Field(
+        None, description="Searched instead of `training.ema`."
+    )
+    ema_scaling: Annotated[AnyDomain, AfterValidator(_each_of(get_args(EmaScaling)))] | None = Field(
+        None, description="Searched instead of `training.ema_scaling`."
     )
     beta1: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
         None, description="Searched instead of the first of `training.betas`; the task's optimizer must use setup.betas."

@@ -194,6 +194,11 @@ class StudySpec(Section):
         return "half_life" in self.recipe_values("beta2_scaling")
 
     @property
+    def averages_weights(self) -> bool:
+        """Whether trials average their weights; all do, or none does."""
+        return self.space.ema is not None or self.training.ema is not None
+
+    @property
     def folder(self) -> Path:
         """The study file's folder; relative paths in the study and in its task are resolved against it."""
         return self._folder

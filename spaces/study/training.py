@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
@@ -13,10 +14,23 @@ from ..schedule import DECAY, SCHEDULES
 BETAS = ("beta1", "beta2")
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Beta2Scaling = Literal["constant", "half_life"]
-RECIPE = ("schedule", "batch_schedule", "warmup", "clip_norm", "precision", "beta2_scaling", *BETAS)
+EmaScaling = Literal["half_life", "constant"]
+RECIPE = (
+    "schedule",
+    "batch_schedule",
+    "warmup",
+    "clip_norm",
+    "precision",
+    "beta2_scaling",
+    "ema",
+    "ema_scaling",
+    *BETAS,
+)
 
 
 def _schedule(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"[^:]+:[A-Za-z_]\w*", value):
+        return value  # a function of one's own
     return one_of(value, list(SCHEDULES))
 
 
@@ -31,7 +45,9 @@ class Training(Section):
     schedule: Annotated[StrictStr, AfterValidator(_schedule)] = Field(
         "cosine",
         description=f"Learning-rate schedule after warm-up: {', '.join(SCHEDULES)}. wsd (warm-up, stable, decay) stays at the "
-        f"peak until the last {DECAY:.0%}, over which it falls linearly to 0.",
+        f"peak until the last {DECAY:.0%}, over which it falls linearly to 0. Or a function of your own, "
+        "`path/file.py:function` relative to the study file, or `module:function`: of the fraction of the budget, from 0 to 1, it returns the share of "
+        "the peak rate; warm-up is multiplied with it.",
     )
     batch_schedule: Literal["constant", "seesaw"] = Field(
         "constant",
@@ -84,6 +100,18 @@ class Training(Section):
     )
     eps: Number = Field(
         1e-8, gt=0, description="Adam's epsilon at the reference batch; the rule `adam_sde` scales it with the batch."
+    )
+    ema: Number | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Decay per step, at the reference batch, of an exponential moving average of the trainable weights, such "
+        "as 0.999: it is evaluated and saved in their place; null: no average.",
+    )
+    ema_scaling: EmaScaling = Field(
+        "half_life",
+        description="half_life: the decay is scaled so that the average's horizon in samples is the same at every batch; "
+        "constant: the decay per step is.",
     )
     accept_inexact: StrictBool = Field(
         False,

@@ -62,6 +62,11 @@ def test_a_trial_gets_its_own_recipe_and_the_rest_from_the_study() -> None:
         ({"precision": ["fp32", "fp8"]}, {}, "got 'fp8'"),
         ({"warmup": {"low": 0, "high": 1}}, {}, "expected a number >= 0 and < 1, got 1"),
         ({"clip_norm": 0}, {}, "expected a number above 0"),
+        ({"ema": {"low": 0.9, "high": 1}}, {}, "space.ema: expected a number > 0 and < 1, got 1"),
+        ({"ema": [0.9, 0.99]}, {"ema": 0.9}, "space.ema: expected it or training.ema, got both"),
+        ({}, {"ema": 1.0}, "training.ema: expected a number"),
+        ({}, {"ema_scaling": "constant"}, "training.ema_scaling: expected training.ema with it"),
+        ({"ema_scaling": ["constant", "half_life"]}, {}, "space.ema_scaling: expected training.ema with it"),
         ({"effective_batch": {"low": 16, "high": 64, "step": 0.5}}, {}, "expected a step of whole numbers, got 0.5"),
         (
             {"warmup": {"choices": [0.0, 0.1], "changes_cost": True}},
@@ -93,6 +98,29 @@ def test_a_half_life_of_beta2_reaches_the_trial_and_needs_an_optimizer_that_gets
     assert str(fault).startswith("space.beta2_scaling: expected a task whose AdamW gets betas=setup.betas")
     with pytest.raises(StudyFileError, match=r"training\.beta2_scaling: expected constant with rule adam_sde"):
         study({"rule": "adam_sde"}, training={"beta2_scaling": "half_life"})
+
+
+def test_an_average_of_weights_is_the_trials_own_and_a_part_of_the_cost() -> None:
+    spec = study({"ema": {"low": 0.9, "high": 0.99}, "ema_scaling": ["constant", "half_life"]})
+    profile = DeviceProfile("cpu", "here", 1000)
+    for kind, decay in (("constant", 0.95), ("half_life", 0.95**2)):
+        parameters = {**spec.fixed(), "effective_batch": 2 * spec.space.reference_batch, "reference_rate": 0.1}
+        parameters |= {"rule": "sqrt", "ema": 0.95, "ema_scaling": kind}
+        made = trial_setup(spec, "s", Suggestion(0, parameters), profile, "cpu")
+        assert made.ema_decay(made.effective_batch) == pytest.approx(decay)
+        assert not {"ema", "ema_scaling"} & made.parameters.keys()
+        assert type(made).from_dict(made.to_dict()) == made
+    assert training_cost(spec)["ema"] == 0.9 and "ema_scaling" not in training_cost(spec)
+    assert training_cost(study({}))["ema"] is None
+    assert study({}, training={"ema": 0.9}).identity() != study({}).identity()
+
+
+def test_an_average_of_weights_is_refused_with_fsdp2_by_name() -> None:
+    devices = {"per_trial": 2, "sharding": "fsdp2"}
+    for key, space, training in (("training", {}, {"ema": 0.9}), ("space", {"ema": [0.9, 0.99]}, {})):
+        with pytest.raises(StudyFileError, match=rf"{key}\.ema: expected no average of weights with devices\.sharding: fsdp2"):
+            study(space, training=training, devices=devices)
+    assert study({}, training={"ema": 0.9}, devices={**devices, "sharding": "zero1"}).averages_weights
 
 
 def test_betas_that_no_optimizer_gets_are_refused() -> None:

@@ -14,14 +14,16 @@ from ....spaces.learning_rate import LION_BETAS
 from .settings import ChosenSettings
 from .texts import (
     BITSANDBYTES,
-    TRAINERS_SCHEDULES,
     Exported,
+    average_notes,
     commented,
     huggingface_arguments,
     optimizer_notes,
+    own_schedule_notes,
     program,
     torch_optimizer,
     trainers_decay,
+    trainers_schedule,
 )
 
 _TASK = "bsearch.objectives.language:"
@@ -70,6 +72,8 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     notes = [
         *chosen.even_notes,
         *optimizer_notes(chosen, known=_OPTIMIZERS),
+        *average_notes(chosen),
+        *own_schedule_notes(chosen),
         *_row_notes(chosen, options, "Axolotl"),
         *_text_notes(options),
     ]
@@ -109,7 +113,7 @@ def axolotl(chosen: ChosenSettings) -> Exported:
         "gradient_accumulation_steps": chosen.even.accumulation,
         "max_steps": chosen.even_steps,
         "learning_rate": settings.learning_rate,
-        "lr_scheduler": TRAINERS_SCHEDULES.get(training.schedule, training.schedule),
+        "lr_scheduler": trainers_schedule(chosen),
         **trainers_decay(chosen),
         "warmup_steps": chosen.warmup_steps(chosen.even_steps),
         "weight_decay": settings.weight_decay,

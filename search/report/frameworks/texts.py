@@ -17,9 +17,10 @@ from typing import Any
 import jinja2
 import yaml
 
+from ....objectives.task_code import schedule_reference
 from ....spaces.errors import cut, plain
 from ....spaces.learning_rate import LION_BETAS, OptimizerSettings
-from ....spaces.schedule import DECAY
+from ....spaces.schedule import DECAY, is_own
 from ....spaces.trial import TrialSetup
 from .settings import ChosenSettings
 
@@ -73,7 +74,7 @@ def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple
         "gradient_accumulation_steps": chosen.even.accumulation,
         "max_steps": chosen.even_steps,
         "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": TRAINERS_SCHEDULES.get(training.schedule, training.schedule),
+        "lr_scheduler_type": trainers_schedule(chosen),
         **trainers_decay(chosen),
         # In steps, which all versions from 4.46 support; the argument for a share was renamed.
         "warmup_steps": chosen.warmup_steps(chosen.even_steps),
@@ -102,7 +103,7 @@ def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple
         *_seed_notes(chosen),
         *_checkpointing_notes(chosen, enabled=checkpoints),
     ]
-    notes += _device_notes(chosen, "use_cpu=True")
+    notes += [*_device_notes(chosen, "use_cpu=True"), *own_schedule_notes(chosen)]
     if training.schedule != "constant" or training.warmup:
         notes.append(
             "Trainer's schedule lags the trial's by half a step, and its warm-up starts with a step at learning rate 0"
@@ -164,7 +165,7 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
     warmup = {"warmup_num_steps": max(warmup_steps, 1), "warmup_type": "linear"}
     rates = {"warmup_min_lr": 0.0, "warmup_max_lr": settings.learning_rate}
     total = {"total_num_steps": steps}
-    match training.schedule:
+    match "constant" if is_own(training.schedule) else training.schedule:
         case "cosine":
             ratios = {"warmup_min_ratio": 0.0, "cos_min_ratio": 0.0}
             scheduler = {"type": "WarmupCosineLR", "params": total | warmup | ratios}
@@ -190,6 +191,7 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
         *_even_notes(chosen, flushes=False),
         *optimizer_notes(chosen),
         *_mean_notes(chosen, "DeepSpeed"),
+        *own_schedule_notes(chosen),
         *_checkpointing_notes(chosen, enabled=False),
     ]
     if scheduler:
@@ -264,6 +266,8 @@ def settings_yaml(chosen: ChosenSettings) -> Exported:
         "batch_schedule": training.batch_schedule,
         "warmup": training.warmup,
         "clip_norm": training.clip_norm,
+        "ema": training.ema,
+        "ema_scaling": training.ema_scaling,
         "precision": training.precision,
         "compile": training.compile,
         "seed": training.seed,
@@ -277,6 +281,19 @@ def settings_yaml(chosen: ChosenSettings) -> Exported:
         "parameters": dict(chosen.parameters),
     }
     return Exported(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), ())
+
+
+def trainers_schedule(chosen: ChosenSettings) -> str:
+    """Trainer's name of the schedule; a function of one's own has none, which a note says."""
+    schedule = chosen.setup.training.schedule
+    return TRAINERS_SCHEDULES.get("constant" if is_own(schedule) else schedule, schedule)
+
+
+def own_schedule_notes(chosen: ChosenSettings) -> Iterator[str]:
+    """What becomes of a schedule of one's own where the text cannot call it."""
+    schedule = chosen.setup.training.schedule
+    if is_own(schedule):
+        yield f"the trial's schedule is {schedule}, which is not called here: the rate stays at its peak after warm-up"
 
 
 def trainers_decay(chosen: ChosenSettings) -> dict[str, Any]:
@@ -347,6 +364,7 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
             f"was corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
         )
     yield from _growth_notes(chosen)
+    yield from average_notes(chosen)
     if _is_sharded(chosen):
         shared = {"zero1": "the optimizer state", "fsdp2": "parameters, gradients and the optimizer state"}
         sharding = chosen.setup.sharding
@@ -382,6 +400,16 @@ def _growth_notes(chosen: ChosenSettings) -> Iterator[str]:
         yield (
             f"the trial's batch grew to {growth} times the first as the rate fell (seesaw); here it "
             "stays constant, which takes more steps for about the same result"
+        )
+
+
+def average_notes(chosen: ChosenSettings) -> Iterator[str]:
+    """What becomes of the trial's average of weights, where the text does not make it."""
+    if chosen.setup.training.ema is not None:
+        yield (
+            "the trial's result is that of an exponential moving average of its weights, which is not made here: update "
+            "torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn"
+            f"({chosen.setup.ema_decay(chosen.even.effective_batch):.9g})) after each step, and evaluate it"
         )
 
 
@@ -421,6 +449,10 @@ def _seed_notes(chosen: ChosenSettings) -> Iterator[str]:
 
 def program(template: str, chosen: ChosenSettings, notes: list[str], *, even: bool = True, **values: Any) -> Exported:
     setup = chosen.setup
+    place, _, name = schedule_reference(setup.training.schedule, setup.folder).rpartition(":")
+    file = Path(place)
+    own = {"folder": str(file.parent), "module": file.stem} if place.endswith(".py") else {"folder": "", "module": place}
+    values["own_schedule"] = {**own, "name": name} if is_own(setup.training.schedule) else None
     known = {"chosen": chosen, "setup": setup, "training": setup.training, "decay": DECAY, "notes": notes, "is_even": even}
     return Exported(_templates().get_template(f"{template}.py.jinja").render(**known, **values), tuple(notes))
 

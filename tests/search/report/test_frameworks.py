@@ -319,6 +319,44 @@ def test_the_script_trains_to_the_parameters_that_bsearch_trained_to(
         torch.testing.assert_close(theirs, ours, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("warmup", [0.0, 0.25])
+def test_a_schedule_of_ones_own_is_called_by_the_scripts_and_named_in_a_note_of_every_other_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmup: float
+) -> None:
+    name = f"own_schedule_{int(100 * warmup)}"
+    (tmp_path / f"{name}.py").write_text("def mine(fraction):\n    return 1.0 - fraction * fraction\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    settings = chosen(BatchPlan(33, 2), budget=250, epochs=2.5, schedule=f"{name}.py:mine", warmup=warmup)
+    settings = replace(settings, setup=replace(settings.setup, folder=str(tmp_path)))
+    run = TrainingRun(Net(), settings.setup)
+    list(run.measurements())
+    trained = script_of(settings, Net())["train"]()
+    for ours, theirs in zip(run.model.parameters(), trained.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-11, atol=1e-12)
+    for framework in GENERAL:
+        made = FRAMEWORKS[framework](settings)
+        called = framework in ("pytorch", "lightning", "accelerate")
+        assert ("SCHEDULE = import_module(" in made.text) == called
+        assert (f"the trial's schedule is {name}.py:mine" in " ".join(made.notes)) == (not called and framework != "yaml")
+        assert framework not in PROGRAMS or ast.parse(made.text)
+    assert "constant_with_warmup" in FRAMEWORKS["hf"](settings).text
+
+
+@pytest.mark.parametrize("scaling", ["half_life", "constant"])
+def test_an_average_of_weights_is_in_the_script_and_in_a_note_of_every_other_text(scaling: str) -> None:
+    settings = chosen(BatchPlan(33, 2), budget=250, epochs=2.5, ema=0.9, ema_scaling=scaling)
+    settings = replace(settings, setup=replace(settings.setup, reference_batch=20))
+    run = TrainingRun(Net(), settings.setup)
+    list(run.measurements())
+    trained = script_of(settings, Net())["train"]()
+    for ours, theirs in zip(run.averages, trained.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-11, atol=1e-12)
+    for framework in set(GENERAL) - {"pytorch", "yaml"}:
+        notes = " ".join(FRAMEWORKS[framework](settings).notes)
+        assert f"get_ema_multi_avg_fn({settings.setup.ema_decay(settings.even.effective_batch):.9g})" in notes
+    assert "ema: 0.9\n" in FRAMEWORKS["yaml"](settings).text
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_the_script_trains_alike_in_low_precision(precision: str) -> None:
     settings = chosen(BatchPlan(33, 2), budget=250, epochs=2.5, precision=precision, clip_norm=0.5, channels_last=True)
