@@ -154,6 +154,10 @@ def relative(gradient: torch.Tensor, expected: torch.Tensor) -> float:
     return float((gradient - expected).norm() / expected.norm())
 
 
+# Of each of the points, the weight by which it is drawn.
+DRAWN_BY = torch.linspace(0.1, 2, SAMPLES, dtype=torch.float64)
+
+
 class OwnBatches(BatchSampler):
     """A user's own."""
 
@@ -165,7 +169,7 @@ class OwnWeights(WeightedRandomSampler):
 def sampled(points: Points, sampling: str) -> DataLoader[Any]:
     """A loader of the points that draws them in some way."""
     count = len(points)
-    weights = torch.linspace(0.1, 2, count).tolist()
+    weights = DRAWN_BY.tolist()
     weighted = WeightedRandomSampler(weights, count)
     options: dict[str, dict[str, Any]] = {
         "weighted": {"sampler": weighted, "batch_size": 32},
@@ -419,8 +423,8 @@ class TrainerContract:
     @pytest.mark.parametrize("sampling", ["weighted", "weighted_batches", "replacement"])
     def test_a_loader_that_draws_by_weights_trains_on_the_draws_of_our_stream(self, sampling: str) -> None:
         made = setup(50, 4, budget=620, parameters={"sampling": sampling})
-        weights = np.ones(SAMPLES) if sampling == "replacement" else np.linspace(0.1, 2, SAMPLES, dtype=np.float32)
-        expected = SampleStream(SAMPLES, made.seed, weights.astype(np.float64)).take(0, 620).index.tolist()
+        weights = np.ones(SAMPLES) if sampling == "replacement" else DRAWN_BY.numpy()
+        expected = SampleStream(SAMPLES, made.seed, weights).take(0, 620).index.tolist()
         for task in self.sampling_tasks:
             self.trained(task, made)
             assert [index for step in LOG.steps for one in step for index in one] == expected, task
