@@ -36,7 +36,7 @@ _RECOGNISED = 256
 _DIGESTED_BYTES = 4096
 # A stream's own state is taken after so many samples, unless that took more than this share of the time.
 _STATE_EVERY, _STATE_SHARE = 64, 0.05
-# And only used where so many samples after it are known, by which it is verified.
+# And only used where so many samples after it are recognised, by which it is verified.
 _VERIFIED = 8
 
 _CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ class Read:
     def before(self, position: int) -> Read:
         """What of it precedes a position."""
         digests = {number: digest for number, digest in self.digests.items() if number < position}
-        states = [(number, state) for number, state in self.states if number <= position - _VERIFIED]
+        states = [one for one in self.states if sum(number >= one[0] for number in digests) >= _VERIFIED]
         return Read(digests, states, self.more)
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,6 +170,7 @@ class StreamReader:
             self._number = number
             self._skip_to_start()
         except Exception:  # skipping samples brings them back, or tells what is wrong
+            self._read = Read()
             return False
         return True
 
