@@ -36,7 +36,7 @@ _RECOGNISED = 256
 _DIGESTED_BYTES = 4096
 # A stream's own state is taken after so many samples, unless that took more than this share of the time.
 _STATE_EVERY, _STATE_SHARE = 64, 0.05
-# And only used where so many samples after it are known, by which it is verified.
+# And only used where so many samples after it are recognised, by which it is verified.
 _VERIFIED = 8
 
 _CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ class Read:
     def before(self, position: int) -> Read:
         """What of it precedes a position."""
         digests = {number: digest for number, digest in self.digests.items() if number < position}
-        states = [(number, state) for number, state in self.states if number <= position - _VERIFIED]
+        states = [one for one in self.states if sum(number >= one[0] for number in digests) >= _VERIFIED]
         return Read(digests, states, self.more)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,8 +126,11 @@ class StreamReader:
         self._number = start - start % samples
         self._read = Read()
 
-    def read(self, numbers: Sequence[int]) -> list[Any]:
-        """The samples at ascending positions; those in between are read over.
+    def read(self, numbers: Sequence[int], collated: Callable[[list[Any]], Any] = list) -> Any:
+        """The samples at ascending positions, collated; those in between are read over.
+
+        Args:
+            collated: may seed the process's generators, which are restored after it.
 
         Raises:
             TaskError: the stream ended early, or a sample is another than it was before.
@@ -144,7 +147,7 @@ class StreamReader:
                     self._next()
                 samples.append(self._next())
             self._random = RandomState.now()
-            return samples
+            return collated(samples)
         finally:
             process.restore()
 
@@ -170,6 +173,7 @@ class StreamReader:
             self._number = number
             self._skip_to_start()
         except Exception:  # skipping samples brings them back, or tells what is wrong
+            self._read = Read()
             return False
         return True
 
@@ -244,17 +248,16 @@ class StreamFetcher(Fetcher):
         self._reader, self._samples = reader, samples
 
     def fetch(self, keys: SampleKeys) -> tuple[Any, Read, str]:
-        try:
-            samples = self._reader.read((keys.epoch * self._samples + keys.index).tolist())
-        except TaskError as error:
-            return None, Read(), str(error)  # raised where a loader process would wrap it
-        process = RandomState.now()
-        try:
+        def collated(samples: list[Any]) -> Any:
             # As for map-style data, whose collating follows the seeding of the last sample.
             seed_generators(int(mixed(keys.seed, keys.epoch[-1], keys.index[-1])))
-            return self._collated(samples), self._reader.taken(), ""
-        finally:
-            process.restore()
+            return self._collated(samples)
+
+        try:
+            batch = self._reader.read((keys.epoch * self._samples + keys.index).tolist(), collated)
+        except TaskError as error:
+            return None, Read(), str(error)  # raised where no loader process wraps it
+        return batch, self._reader.taken(), ""
 
 
 class FirstSamples(Dataset[Any]):
@@ -372,25 +375,27 @@ def digest_of(sample: Any) -> int:
     """
     digest = hashlib.blake2b(digest_size=8)
     for leaf in leaves(sample):
+        kind: Any = type(leaf).__qualname__  # of other objects that alone: their repr may be an address
+        content: Any = b""
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_nested:
-            digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
-            leaf = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            kind = leaf.dtype, *leaf.shape
+            content = leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         elif isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufcSUmM":
-            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
-            leaf = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+            kind = leaf.dtype, *leaf.shape
+            content = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
         elif isinstance(leaf, str):
-            leaf = np.frombuffer(leaf.encode(errors="surrogatepass"), np.uint8)
+            content = leaf.encode(errors="surrogatepass")
         elif isinstance(leaf, bytes | bytearray):
-            leaf = np.frombuffer(leaf, np.uint8)
+            content = leaf
+        elif isinstance(leaf, bool | int | float | complex):
+            kind = leaf
         elif hasattr(leaf, "tobytes") and hasattr(leaf, "size"):  # an image of Pillow
-            digest.update(repr(leaf.size).encode())
-            leaf = np.frombuffer(leaf.tobytes(), np.uint8)
-        else:
-            # Of other objects the kind alone: their repr may be an address.
-            text = repr(leaf) if isinstance(leaf, bool | int | float | complex | None) else type(leaf).__qualname__
-            leaf = np.frombuffer(text.encode(), np.uint8)
-        digest.update(np.ascontiguousarray(leaf[:: max(1, len(leaf) // _DIGESTED_BYTES)]).tobytes())
-        digest.update(len(leaf).to_bytes(8))
+            kind, content = leaf.size, leaf.tobytes()
+        size = len(content)
+        digest.update(f"{kind!r} {size} ".encode())
+        if size > 2 * _DIGESTED_BYTES:
+            content = bytes(content[:: size // _DIGESTED_BYTES])
+        digest.update(content)
     return int.from_bytes(digest.digest())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from bsearch.spaces.trial import Measurement, TrialSetup
 from helpers import setup
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_jobs import cut_off, trained
+from rank_jobs import cut_off, cut_off_in_step, trained
 from stream_tasks import SAMPLES, Drawing, Jittered, Rows, Streamed, run_of
 from torch.utils.data import DataLoader
 
@@ -342,10 +343,13 @@ def test_resuming_with_another_number_of_ranks(ranks: RankProcesses, tmp_path: P
     """Two ranks resume what one process began."""
     made = resumable(tmp_path, "Stateful", parameters={"dropout": 0.0})
     whole, _ = ended(Streamed(), replace(made, checkpoint=None))
-    cut(Streamed(), made, 10)
-    ((measured, _),) = ranks.run(cut_off, TASK, replace(made, plan=BatchPlan(60, 1, 2), attempt=1).to_dict(), 9)
-    assert measured[-1].facts["resumed_at"] == 600
-    assert measured[-1].scores == pytest.approx(whole[-1][1], rel=1e-9)
+    cut(Streamed(), made, 4)
+    shutil.copy(tmp_path / "trial.pt", tmp_path / "copy.pt")
+    again = replace(made, plan=BatchPlan(60, 1, 2), attempt=1)
+    ((measured, _),) = ranks.run(cut_off, TASK, again.to_dict(), 9)
+    assert [one[2] for one in measured] == pytest.approx([one[2] for one in whole], rel=1e-9)
+    (steps,) = ranks.run(cut_off_in_step, TASK, replace(again, checkpoint=str(tmp_path / "copy.pt")).to_dict(), 99)
+    assert steps == 22 - 4
 
 
 @pytest.mark.slow
