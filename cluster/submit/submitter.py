@@ -89,9 +89,18 @@ class Submission:
         return [Fault("storage", f"expected a database that outlives the job and that it can reach, got {got}. {hint}")]
 
     def travel_faults(self) -> list[Fault]:
-        """A fault if the task's file is not inside the study's folder, which is all that is sent."""
+        """A fault if the file of the task, or of its schedule, is not inside the study's folder, which is all that is sent."""
+        faults, schedule = [], self.spec.training.schedule
+        place = Path(schedule.rpartition(":")[0]).expanduser()
+        if ".py:" in schedule and not (self.spec.folder / place).resolve().is_relative_to(self.spec.folder):
+            faults.append(
+                Fault(
+                    "training.schedule",
+                    f"expected a path inside the study's folder, because only that folder is sent; got {schedule!r}",
+                )
+            )
         if ".py:" not in self.spec.task:
-            return []
+            return faults
         path, written = Path(self.spec.task.rpartition(":")[0]), parse_study(self.file.read_text(encoding="utf-8")).task
         if Path(written).expanduser().is_absolute() or not path.is_relative_to(self.spec.folder):
             return [
@@ -99,9 +108,10 @@ class Submission:
                     "task",
                     f"expected a path inside the study's folder, because only that folder is sent; got {written!r}. "
                     "Write tasks.py:Name, with tasks.py next to the study file",
-                )
+                ),
+                *faults,
             ]
-        return []
+        return faults
 
     def checkpoint_notes(self, shared: str | None = None) -> tuple[str, ...]:
         """A note if the checkpoints are on a single machine.
