@@ -30,6 +30,11 @@ POOL, _READING_S = 512, 0.5
 def varied(fetcher: Fetcher, keys: SampleKeys, count: int) -> SampleKeys:
     """Some of the samples, of as many kinds as there are: of labels, lengths and numbers of ignored places; else the first."""
     kinds: dict[Any, list[int]] = {}
+    # Drawn by weights, a sample may come several times: the others tell more.
+    _, first = np.unique(keys.index, return_index=True)
+    if len(first) >= count:
+        first.sort()
+        keys = replace(keys, index=keys.index[first], epoch=keys.epoch[first])
     if fetcher.indexed and not isinstance(fetcher.dataset, TensorDataset | Subset):
         kinds[None] = list(range(len(keys)))
     else:

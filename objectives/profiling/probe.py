@@ -14,6 +14,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -322,7 +323,7 @@ def _with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DevicePro
         training_set=run.data.training_set,
         smallest_micro_batch=smallest,
         unit="" if run.data.lengths is None else run.data.unit,
-        units_per_sample=None if run.data.lengths is None else sum(run.data.lengths) / len(run.data.lengths),
+        units_per_sample=None if run.data.lengths is None else float(np.average(run.data.lengths, weights=run.data.weights)),
         optimizer=type(run.optimizer).__name__,
         adaptive=has_adams_betas(run.optimizer),
         decoupled_decay=decouples_decay(run.optimizer),
