@@ -83,8 +83,8 @@ class TrainingRun:
         self.task, self.setup = task, setup
         if setup.sharding == "fsdp2" and acts_after_steps(task):
             raise TaskError(
-                f"{name_of(task)}.after_step: expected ddp or zero1 with it, since with fsdp2 each device holds a share of each "
-                "parameter; got devices.sharding: fsdp2. Write zero1."
+                f"{name_of(task)}.after_step: expected ddp or zero1 with it, since with fsdp2 each device holds a share of "
+                "each parameter; got devices.sharding: fsdp2. Write zero1."
             )
         self.ranks = Ranks.of(setup.plan.devices)
         # A rank's own is its process's current device.

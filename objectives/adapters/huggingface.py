@@ -126,8 +126,8 @@ def _faults(trainer: type[Trainer], given: Mapping[str, Any], parts: Mapping[str
         faults.append("train_with: expected TrainingArguments as a dict, arguments={...}; got args=")
     if (parts.get("optimizers") or (None, None))[1] is not None:
         faults.append(
-            "train_with: optimizers: expected (optimizer, None), since training.schedule sets the rate; got a scheduler. For one of "
-            "your own write training.schedule: module:function"
+            "train_with: optimizers: expected (optimizer, None), since training.schedule sets the rate; got a scheduler. For "
+            "one of your own write training.schedule: module:function"
         )
     for callback in parts.get("callbacks") or ():
         if issubclass(callback if isinstance(callback, type) else type(callback), EarlyStoppingCallback):

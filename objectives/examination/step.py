@@ -289,8 +289,8 @@ def state_message(name: str) -> str:
     """The message on what a loss changes that it should not."""
     return (
         f"expected a loss without side effects, got one that changes {name}: it runs once per micro-batch, so the number of "
-        "updates depends on the split. To average weights, write training: {ema: 0.999}; what else happens once per step belongs "
-        "in after_step(self, model, setup)."
+        "updates depends on the split. To average weights, write training: {ema: 0.999}; what else happens once per step "
+        "belongs in after_step(self, model, setup)."
     )
 
 
