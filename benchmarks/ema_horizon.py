@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/ema_horizon.py [--seeds 3]
 
 Digits, a small network, 40 epochs at a constant rate (rule sqrt from 0.02 at batch 128). The decay is 0.97 per step at batch
-128: an average over about three epochs. Each line is one batch and one `training.ema_scaling`: the decay per step; the
+128: an average over three and a half epochs. Each line is one batch and one `training.ema_scaling`: the decay per step; the
 horizon in samples, the steps until a weight's share is 1/e times the batch; and the mean and standard deviation over seeds of
 the accuracy of the averaged and of the raw weights at the end.
 """
