@@ -46,8 +46,9 @@ class Training(Section):
         "cosine",
         description=f"Learning-rate schedule after warm-up: {', '.join(SCHEDULES)}. wsd (warm-up, stable, decay) stays at the "
         f"peak until the last {DECAY:.0%}, over which it falls linearly to 0. Or a function of your own, "
-        "`path/file.py:function` relative to the study file, or `module:function`: of the fraction of the budget, from 0 to 1, "
-        "it returns the share of the peak rate; warm-up is multiplied with it.",
+        "`path/file.py:function` relative to the study file, or "
+        "`module:function`: of the fraction of the budget, from 0 to 1, it returns the share of "
+        "the peak rate; warm-up is multiplied with it.",
     )
     batch_schedule: Literal["constant", "seesaw"] = Field(
         "constant",

@@ -124,5 +124,6 @@ def test_a_module_may_have_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert callable(found) and [found(each / 4) for each in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
-def test_built_ins_are_not_looked_for() -> None:
-    assert [schedule_of(setup(training={"schedule": name})) for name in SCHEDULES] == list(SCHEDULES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_built_ins_are_not_looked_for(name: str) -> None:
+    assert schedule_of(setup(training={"schedule": name})) == name
