@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import operator
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -366,6 +367,8 @@ def batches(fetcher: Fetcher, micro_batches: Iterable[SampleKeys], workers: int,
         pin_memory=pin_memory,
         # The default would draw from the global generator and affect the model's dropout.
         generator=torch.Generator(),
+        # A rank's default would import the dataset's class anew, which a task's file does not allow.
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
     yield from loader
 
