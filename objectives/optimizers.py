@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import logging
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -157,10 +159,46 @@ def takes_shards(optimizer: Optimizer) -> bool:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `step` requires a closure that re-evaluates the loss: LBFGS, or a signature without a default for it."""
-    step = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters
-    closure = step.get("closure")
-    return isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty)
+    """Whether `step` requires a closure that re-evaluates the loss: one without a default, or asserted not to be None."""
+    step = inspect.unwrap(type(optimizer).step)
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and (closure.default is inspect.Parameter.empty or _asserts_closure(step))
+
+
+def _asserts_closure(step: Callable[..., Any]) -> bool:
+    """Whether it says `assert closure is not None`, as the best-known implementation of sharpness-aware minimisation does."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(step)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return any(isinstance(node, ast.Assert) and ast.unparse(node.test) == "closure is not None" for node in ast.walk(tree))
+
+
+def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """The optimizers that an optimizer keeps as attributes, such as the base of sharpness-aware minimisation, by name."""
+    return {name: value for name, value in vars(optimizer).items() if isinstance(value, Optimizer)}
+
+
+def whole_state(optimizer: Optimizer) -> dict[str, Any]:
+    """An optimizer's state with that of optimizers inside it, which `state_dict` leaves out."""
+    inside = {name: inner.state_dict() for name, inner in inner_optimizers(optimizer).items()}
+    return {**optimizer.state_dict(), **({"inside": inside} if inside else {})}
+
+
+def load_whole_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load what `whole_state` returned; optimizers inside it share its groups, and its state, as before."""
+    places = {id(group): place for place, group in enumerate(optimizer.param_groups)}
+    shared = {
+        name: ([places[id(group)] for group in inner.param_groups], inner.state is optimizer.state)
+        for name, inner in inner_optimizers(optimizer).items()
+    }
+    optimizer.load_state_dict({name: value for name, value in state.items() if name != "inside"})
+    for name, inner in inner_optimizers(optimizer).items():
+        groups, state_too = shared[name]
+        inner.load_state_dict(state["inside"][name])
+        inner.param_groups = [optimizer.param_groups[place] for place in groups]
+        if state_too:
+            inner.state = optimizer.state
 
 
 def _kind(optimizer: Optimizer) -> str:
@@ -207,7 +245,10 @@ __all__ = [
     "fuses_sgd",
     "has_adams_betas",
     "hidden_matrices",
+    "inner_optimizers",
+    "load_whole_state",
     "named_optimizer",
     "needs_closure",
     "takes_shards",
+    "whole_state",
 ]

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from ..spaces.errors import TaskError
+from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.trial import Measurement, TrialSetup
 from .model.activation_checkpointing import transformer_layers
-from .optimizers import fuses_sgd, needs_closure
+from .optimizers import fuses_sgd, inner_optimizers, needs_closure
 from .sample_weights import checked_weights
 from .state.checkpoint import save_state
 from .stream import is_stream
@@ -318,13 +318,37 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
             "module:function."
         )
     if needs_closure(optimizer):
-        raise TaskError(
-            f"{where}: expected an optimizer that needs gradients only, got {type(optimizer).__name__}, whose step needs a "
-            "closure that re-evaluates the loss. Use another optimizer, or write your own training loop."
-        )
+        _check_two_passes(where, optimizer, setup)
+    groups = {id(group) for group in optimizer.param_groups}
+    for name, inner in inner_optimizers(optimizer).items():
+        if not groups.issuperset(map(id, inner.param_groups)):
+            raise TaskError(
+                f"{where}: expected an optimizer whose parts share its param_groups, in which the schedule sets the rate; got "
+                f"{type(optimizer).__name__}, whose {name} has its own. Write self.param_groups = self.{name}.param_groups."
+            )
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
     return optimizer
+
+
+def _check_two_passes(where: str, optimizer: torch.optim.Optimizer, setup: TrialSetup) -> None:
+    """Check that an optimizer which computes a step's gradient again can do so.
+
+    Raises:
+        TaskError, StudyFileError: it cannot.
+    """
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TaskError(
+            f"{where}: expected an optimizer that evaluates its closure equally often in every step, since a step's time must "
+            f"be known; got {name}. Use another optimizer, or write your own training loop."
+        )
+    if setup.training.precision == "fp16":
+        message = f"expected another precision with {name}, whose closure torch's loss scaler does not support; got fp16. "
+        raise StudyFileError(Fault("training.precision", message + "Write bf16."))
+    if setup.sharding != "ddp":
+        message = f"expected ddp with {name}, which may need whole gradients; got {setup.sharding}. Write ddp."
+        raise StudyFileError(Fault("devices.sharding", message))
 
 
 def check_loss(task: Task, loss: Any, samples: int) -> None:

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.modes import TrainingModes
 from .model.weight_average import WeightAverage
 from .noise_scale import NoiseScale
+from .optimizers import load_whole_state, needs_closure, whole_state
 from .parallel.data_parallel import Ranks
 from .parallel.fsdp2 import (
     device_mesh,
@@ -55,6 +57,7 @@ from .state.leaving import Leaving, asked_to_leave
 from .step_clock import COUNTED_STEPS, StepClock
 from .stream import InOrder, TrainingStream, is_stream
 from .task import Task, acts_after_steps, check_loss, checked_data, checked_optimizer, embeds, name_of
+from .two_passes import HeldStep
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -195,6 +198,7 @@ class TrainingRun:
             raise TaskError(f"{name_of(self.task)}.model: expected trainable parameters, got none")
         self.optimizer = checked_optimizer(self.task, model, self.setup)
         self._peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._two_passes = needs_closure(self.optimizer)
         self.average = WeightAverage(self.parameters)
 
     @property
@@ -262,15 +266,11 @@ class TrainingRun:
         Returns:
             The step's mean loss, a detached scalar on the device, the same on all devices.
         """
-        measures_noise = self.noise.active
-        loss, small_batch = self.accumulate(micro_batches, size)
-        if self.setup.training.clip_norm is not None:
-            norms = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
-        elif measures_noise:
-            norms = list(torch._foreach_norm(self._gradients()))
-        if measures_noise:
-            self.noise.add_step(*small_batch, size, norms)
-        if self.scaler.is_enabled():
+        held = HeldStep(self.model, self.device, micro_batches) if self._two_passes else None
+        loss = self._clipped_gradient(micro_batches if held is None else held.micro_batches(), size)
+        if held is not None:
+            self.optimizer.step(partial(self._gradient_again, held, size))
+        elif self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
@@ -286,6 +286,27 @@ class TrainingRun:
         if self.setup.training.ema is not None:
             self.average.update(self.setup.ema_decay(size))
         return loss
+
+    def _clipped_gradient(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
+        """The gradient of a step, clipped, in the parameters' `grad`; returns the step's mean loss."""
+        measures_noise = self.noise.active
+        loss, small_batch = self.accumulate(micro_batches, size)
+        if self.setup.training.clip_norm is not None:
+            norms = [nn.utils.clip_grad_norm_(self.parameters, self.setup.training.clip_norm)]
+        elif measures_noise:
+            norms = list(torch._foreach_norm(self._gradients()))
+        if measures_noise:
+            self.noise.add_step(*small_batch, size, norms)
+        return loss
+
+    @torch.enable_grad()
+    def _gradient_again(self, held: HeldStep, size: int) -> Tensor:
+        """The closure of an optimizer: the step's gradient and loss at the weights as they are now."""
+        self.noise.active = False
+        for parameter in self.parameters:
+            parameter.grad = None
+        with held.again():
+            return self._clipped_gradient(held.micro_batches(), size)
 
     def accumulate(self, micro_batches: Sequence[tuple[int, Any]], size: int) -> tuple[Tensor, tuple[float, Tensor | float]]:
         """The gradient of a step's mean loss over `size` samples, before clipping, in the parameters' `grad`.
@@ -541,7 +562,7 @@ class TrainingRun:
         """The whole model's and optimizer's state, whatever ranks share out; complete on rank 0. All ranks must call it."""
         if self.fully_sharded:
             return {"model": model_state(self.model), "optimizer": optimizer_state(self.optimizer)}
-        optimizer = (self.sharded or self.optimizer).state_dict()
+        optimizer = whole_state(self.optimizer) if self.sharded is None else self.sharded.state_dict()
         return {"model": self.model.state_dict(), "optimizer": optimizer, "average": [*self.averages]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -551,7 +572,10 @@ class TrainingRun:
             load_optimizer_state(self.optimizer, state["optimizer"])
         else:
             self.model.load_state_dict(state["model"])
-            (self.sharded or self.optimizer).load_state_dict(state["optimizer"])
+            if self.sharded is None:
+                load_whole_state(self.optimizer, state["optimizer"])
+            else:
+                self.sharded.load_state_dict(state["optimizer"])
             if state.get("average"):
                 self.average.load(state["average"])
 

@@ -310,3 +310,32 @@ def buffers_of(reference: str, setup: dict[str, Any]) -> Iterator[tuple[list[flo
     dist.broadcast(first, 0)
     apart = run.ranks.all_gathered({"all": [float((codebook - first).abs().max())]})["all"]
     yield run.ranks.all_gathered({"all": [float(codebook.sum())]})["all"], apart
+
+
+class SAM(torch.optim.Optimizer):
+    """Sharpness-aware minimisation: the gradient is there before `step`; the closure gives it at the worst weights nearby."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, options)
+        self.base = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        kept = [weight.clone() for weight in weights]
+        scale = 0.1 / (torch.stack([weight.grad.norm() for weight in weights]).norm() + 1e-12)
+        for weight in weights:
+            weight.add_(weight.grad * scale)
+        closure()
+        for weight, value in zip(weights, kept, strict=True):
+            weight.copy_(value)
+        self.base.step()
+
+
+class Sharp(Net):
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return SAM(model.parameters(), lr=setup.learning_rate, momentum=0.9)
+
+
+SHARP = "rank_jobs:Sharp"

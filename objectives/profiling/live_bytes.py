@@ -110,10 +110,13 @@ class LiveBytes(TorchDispatchMode):
         self.live_parts[part] -= size
 
     @classmethod
-    def fetched(cls, fetch: Callable[[], Any]) -> Any:
+    def fetched(cls, fetch: Callable[[], Any], *, counts: bool = True) -> Any:
         """A batch; where bytes are counted, its own and not those of the dataset behind it, whose samples may be views.
 
         The counter is found by itself: what fetches batches does not know whether bytes are counted.
+
+        Args:
+            counts: false for a batch that waits in host memory.
         """
         counter = cls._active
         if counter is None:
@@ -123,7 +126,8 @@ class LiveBytes(TorchDispatchMode):
             batch = fetch()
         finally:
             counter._fetching = False
-        counter.register(tree_iter(batch), "batch", views=True)
+        if counts:
+            counter.register(tree_iter(batch), "batch", views=True)
         return batch
 
     @contextmanager
