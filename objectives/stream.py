@@ -167,7 +167,8 @@ class StreamReader:
 
     def _resumed_from(self, number: int, content: bytes) -> bool:
         try:
-            state = torch.load(io.BytesIO(content), weights_only=True)
+            saved = io.BytesIO(content)
+            state = torch.load(saved, weights_only=True)
             self._begin_pass(number // self._samples, state["stream"])
             set_random_state(state["random"], _CPU)
             self._number = number

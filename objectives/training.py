@@ -269,7 +269,7 @@ class TrainingRun:
         held = HeldStep(self.model, self.device, micro_batches) if self._two_passes else None
         loss = self._clipped_gradient(micro_batches if held is None else held.micro_batches(), size)
         if held is not None:
-            self.optimizer.step(partial(self._gradient_again, held, size))
+            self.optimizer.step(partial(self._gradient_again, held, size))  # type: ignore[arg-type]  # torch's stub
         elif self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
