@@ -123,7 +123,11 @@ def resumable(folder: Path, stream: str = "Rows", workers: int = 0, **changes: A
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("stream", "skips"),
-    [("Rows", True), ("Stateful", False), ("Forgetful", True), ("Drawing", True), ("DrawingStateful", False)],
+    [
+        ("Drawing", True),
+        ("DrawingStateful", False),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("Rows", True), ("Stateful", False), ("Forgetful", True))),
+    ],
 )
 def test_resumed_is_uninterrupted(tmp_path: Path, stream: str, skips: bool, workers: int) -> None:
     """In a pass and at its beginning; by the stream's state where that brings back the samples."""
@@ -177,7 +181,7 @@ def test_an_unseeded_order_is_refused_after_a_resume_and_by_the_examination(tmp_
         profile_task(TASK, ProfileRequest(setup(parameters={"stream": "Unseeded"}), Memory(), highest=50))
 
 
-@pytest.mark.parametrize("batch", [33, 64])
+@pytest.mark.parametrize("batch", [33])
 def test_branches_of_a_stream_are_those_of_its_list(batch: int) -> None:
     """And the training they leave does not notice."""
 
@@ -214,6 +218,7 @@ def stacked(rows: list[dict[str, Any]]) -> list[torch.Tensor]:
     return [torch.tensor([row["inputs"] for row in rows]).double(), torch.tensor([row["labels"] for row in rows])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_stream_of_datasets_resumes_by_its_state_or_by_skipping(tmp_path: Path, shuffled: bool) -> None:
     """Its state leaves out what a shuffling buffer held."""

@@ -54,7 +54,7 @@ def plain_loop(task: Net, made: TrialSetup) -> nn.Module:
     return model
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(
     batch=st.integers(1, 150),
     budget=st.integers(150, 500),
