@@ -73,6 +73,7 @@ def test_no_module_of_ours_is_shadowed_by_a_public_name() -> None:
     assert callable(bsearch.run)
 
 
+@pytest.mark.slow
 def test_a_task_may_be_given_as_the_class_itself(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("class Cifar: ...\ndef local():\n    class Inner: ...\n    return Inner\n")
     code = (

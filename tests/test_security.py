@@ -193,6 +193,7 @@ def test_strings_of_a_database_are_shown_and_not_obeyed(study_file: Callable[...
     assert row["note6"] == "'+1"
 
 
+@pytest.mark.slow
 def test_a_table_shows_brackets_of_a_message(study_file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text("""def Mine(setup):
     if setup.samples_budget > 2 * setup.effective_batch:  # in trials, and not where it is tried beforehand

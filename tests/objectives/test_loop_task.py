@@ -164,6 +164,7 @@ def test_copies_have_optimizers_of_their_own_with_the_same_groups() -> None:
     assert STEPS == ["prepared"]  # once for the same parameters
 
 
+@pytest.mark.slow
 def test_other_parameters_are_another_training() -> None:
     task = LoopTask(driven)
     made = replace(setup(1, budget=1, rate=0.01), plan=BatchPlan(1), smallest_micro_batch=1)

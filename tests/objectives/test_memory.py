@@ -481,6 +481,7 @@ def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
     assert 0.9 * right.largest_micro_batch <= caps[-1] <= 1.1 * right.largest_micro_batch
 
 
+@pytest.mark.slow
 def test_a_second_study_pays_nothing_for_the_profile(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     run(limited_study(study_file, 1))
 
@@ -530,6 +531,7 @@ def test_profile_tells_the_curve_and_what_follows(study_file: Callable[..., Path
         assert "too-small.yaml:20: memory.limit: expected room for a micro-batch of 1 sample, which peaks at" in refused.output
 
 
+@pytest.mark.slow
 def test_memory_is_predicted_for_a_card_that_is_not_here(study_file: Callable[..., Path]) -> None:
     path = study_file(task="bsearch.objectives.digits:Digits", memory={"limit": "10MiB"}, training={"precision": "tf32"})
     shown = CliRunner().invoke(main, ["profile", str(path), "--device-like", "a100-40gb", "--json"])

@@ -75,6 +75,7 @@ def test_a_loss_is_better_when_lower() -> None:
     st.floats(0.01, 0.5),
     st.booleans(),
 )
+@pytest.mark.slow
 def test_probabilities_equal_monte_carlo(points: list[tuple[int, int, float]], error: float, two: bool) -> None:
     taken = np.array([one[: 1 + two] for one in points], float)
     accuracy = np.array([one for *_, one in points])

@@ -115,6 +115,7 @@ def test_a_table_is_refused_with_all_its_faults(tmp_path: Path, text: str, told:
     assert all(part in done.stderr for part in told), done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_it_found(tmp_path: Path) -> None:
     points, truth = simulated(np.random.default_rng(3), spread=0.02)
     table = tmp_path / "runs.csv"

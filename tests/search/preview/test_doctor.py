@@ -91,6 +91,7 @@ def test_a_database_is_looked_at_and_never_changed(tmp_path: Path) -> None:
     assert the(storage_findings(url), "storage").state == "problem"
 
 
+@pytest.mark.slow
 def test_a_database_that_another_writes_is_no_puzzle(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     Records(url).close()

@@ -487,6 +487,7 @@ def test_a_script_for_two_devices_says_how_it_is_started(tmp_path: Path) -> None
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_trials_settings_and_says_which(study_file: Callable[..., Path], tmp_path: Path) -> None:
     study = study_file()
     assert bsearch("run", study, "--serial").exit_code == 0

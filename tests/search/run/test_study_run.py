@@ -46,6 +46,7 @@ class TestStudyRun(Studies):
         go("Points", budget={"trials": 2})
         assert [name.partition("_")[0] for name in threads] == ["bsearch-ask"]
 
+    @pytest.mark.slow
     def test_it_ends_once_more_trials_are_not_worth_it(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 30, "high": 90}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
         budget = {"trials": 60, "until_worth": "99%"}

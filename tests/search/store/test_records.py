@@ -245,6 +245,7 @@ def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) ->
     assert optuna.get_all_study_names(open_storage(url)) == []
 
 
+@pytest.mark.slow
 def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bsearch.search.store.database.BUSY_S", 0.05)
     messages: list[str] = []

@@ -99,6 +99,7 @@ def test_trials_of_one_size_leave_what_is_published() -> None:
     assert found.batch.low < low < high < found.batch.high
 
 
+@pytest.mark.slow
 def test_where_data_are_repeated_nothing_is_published() -> None:
     once = scale_up("once", trials((0.3, 0, 0.1, -0.2), [SMALL, LONG], 60), 10)
     again = scale_up("again", trials((0.3, 0, 0.1, -0.2), [SMALL, LONG], 60, training_set=1e5), 10)
@@ -123,6 +124,7 @@ def test_at_the_same_size_it_is_the_best_of_the_trials() -> None:
     assert abs(math.log(found.best.learning_rate.value) - RATE) < 0.7
 
 
+@pytest.mark.slow
 def test_a_loss_is_an_accuracy_upside_down() -> None:
     made = trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 40)
     losses = [replace(one, accuracy=-(one.accuracy or 0.0)) for one in made]
@@ -138,6 +140,7 @@ def test_larger_batches_get_larger_rates_and_give_something_up() -> None:
     assert by_multiple[4].learning_rate.value > 1.3 * by_multiple[1].learning_rate.value
 
 
+@pytest.mark.slow
 def test_weight_decay_keeps_its_timescale_or_shortens_it() -> None:
     """batch / (rate · decay · samples), a share of the training, between the same and a power of samples per parameter."""
     found = scale_up("decay", trials((0.5, 0, 0.25, -0.5), [SMALL, LONG], 60), 10)
@@ -237,6 +240,7 @@ def test_a_metric_at_its_cap_leaves_nothing_to_give_up() -> None:
         assert setting.given_up.low > -0.05
 
 
+@pytest.mark.slow
 def test_sharp_ladders_keep_enough_draws() -> None:
     """Sizes a hundred times apart determine the exponents better than the prior was drawn."""
     exponents = (0.6, 0.1, 0.35, -0.3)
