@@ -21,6 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from ..spaces.errors import TaskError
 from ..spaces.trial import TrialSetup
 from .batches import RandomState
+from .model.batch_norm import once_per_step
 from .model.buffers import KeptBuffers
 from .profiling.live_bytes import LiveBytes
 from .task import Task, name_of
@@ -123,7 +124,7 @@ class GradientCache:
         module = _unwrapped(run.loss)
         assert module.structure is not None
         state = None if self.checked else RandomState.now(run.device)
-        with run.autocast():
+        with run.autocast(), once_per_step(run.model):
             loss = run.task.batch_loss(run.model, tree_unflatten(whole, module.structure), run.setup)
         check_batch_loss(run.task, loss, drew=state is not None and not state.unchanged())
         self.checked = True

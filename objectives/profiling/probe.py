@@ -483,7 +483,7 @@ def _with_each_kind(
             if not found:
                 raise
             # The study runs without: this kind does not suit the model.
-            law, reason = found[0].memory, f"{kind.recomputed} recomputation failed: {type(error).__name__}: {error}"
+            law, reason = found[0].memory, f"{kind.recomputed} activation checkpointing failed: {type(error).__name__}: {error}"
             if law is not None:
                 found[0] = replace(found[0], memory=replace(law, note=law.note or reason.splitlines()[0][:300]))
             continue

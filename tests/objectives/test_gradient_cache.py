@@ -57,10 +57,10 @@ def started(task: Task, **changes: Any) -> TrainingRun:
     return run
 
 
-def assert_equal(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
+def assert_equal(found: list[Tensor | None], expected: list[Tensor | None], tolerance: float = 1e-12) -> None:
     assert [one is None for one in found] == [other is None for other in expected]
     one, other = (torch.cat([value.flatten() for value in values if value is not None]) for values in (found, expected))
-    assert float((one - other).norm()) <= 1e-12 * float(other.norm())
+    assert float((one - other).norm()) <= tolerance * float(other.norm())
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -128,7 +128,8 @@ def test_two_ranks_equal_one_process(ranks: RankProcesses, name: str, batch: int
     reference = f"{FILE}:{name}"
     (alone,) = gradient(reference, setup(batch).to_dict(), 4)
     (shared,) = ranks.run(gradient, reference, setup(batch, plan=BatchPlan(batch, accumulation, 2)).to_dict(), 4)
-    assert_equal([value.double() for value in shared], [value.double() for value in alone])
+    # After four steps: of two samples, Barlow Twins' standardised ones are ill-conditioned.
+    assert_equal([value.double() for value in shared], [value.double() for value in alone], 1e-11)
 
 
 def test_it_resumes_to_the_same_bits(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
