@@ -28,6 +28,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from ..spaces.errors import TaskError
+from ..spaces.plan import BatchPlan
 
 # Micro-batches are indexed together up to this many bytes, half of a small cache: of steps of 1.3 ms, indexing each
 # by itself took 4 % (docs/log.md).
@@ -139,6 +140,16 @@ class SampleStream:
             # A step can span several blocks; older ones are not needed again.
             self._blocks = {old: one for old, one in self._blocks.items() if old >= block - 1} | {block: known}
         return known
+
+    def micro_batches(self, plans: Iterable[BatchPlan], position: int, rank: int) -> Iterator[SampleKeys]:
+        """The samples of each of a rank's micro-batches in steps with these plans, which begin at a position."""
+        for plan in plans:
+            start = position + sum(plan.shares[:rank])
+            for samples in plan.micro_batches(rank):
+                if samples:
+                    yield self.take(start, samples)
+                    start += samples
+            position += plan.effective_batch
 
     def take(self, start: int, size: int) -> SampleKeys:
         """The samples at stream positions start ... start + size - 1."""

@@ -315,13 +315,8 @@ class Loop:
             )
 
     def keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
-        for plan in plans:
-            start = position + sum(plan.shares[: self.ranks.rank])
-            for samples in plan.micro_batches(self.ranks.rank):
-                if samples:
-                    yield self.stream.take(start, samples)
-                    start += samples
-            position += plan.effective_batch
+        """The samples of each of this device's micro-batches, from a position in the stream."""
+        return self.stream.micro_batches(plans, position, self.ranks.rank)
 
     @property
     def _pins(self) -> bool:

@@ -654,7 +654,8 @@ class TrainingRun:
         workers = 0 if self.resident_bytes else self.setup.training.workers
         if self.live is not None:
             return self.live.loader(plans, position, workers, self._pins, self.ranks)
-        return batches(self.train_fetcher, self._micro_batch_keys(plans, position), workers, self._pins)
+        keys = self.stream.micro_batches(plans, position, self.ranks.rank)
+        return batches(self.train_fetcher, keys, workers, self._pins)
 
     @property
     def fetched_ahead(self) -> int:
@@ -672,15 +673,6 @@ class TrainingRun:
         """Batches for evaluation; processes that load them cost a moment to start, so only several batches are worth them."""
         workers = min(self.setup.training.workers, len(keys) - 1) if not self.resident_bytes else 0
         return batches(fetcher, keys, max(workers, 0), self._pins)
-
-    def _micro_batch_keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
-        for plan in plans:
-            start = position + sum(plan.shares[: self.ranks.rank])
-            for samples in plan.micro_batches(self.ranks.rank):
-                if samples:
-                    yield self.stream.take(start, samples)
-                    start += samples
-            position += plan.effective_batch
 
     def micro_batches(self, plan: BatchPlan, loader: Iterator[Any]) -> list[tuple[int, Any]]:
         """A step's micro-batches on this device: samples, and a function that takes the batch from the loader.

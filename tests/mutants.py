@@ -65,7 +65,7 @@ MODULES = {
 FUNCTIONS = {
     "objectives/training.py": {
         *("step", "accumulate", "_weight", "rescale_gradients", "evaluate", "measurements"),
-        *("micro_batches", "_micro_batch_keys"),
+        "micro_batches",
     },
 }
 # An operator is replaced by its nearest neighbour alone: that `+` is not `<<` is no law.

@@ -126,7 +126,7 @@ def test_the_budget_is_exact_and_what_a_step_sees_does_not_depend_on_its_split(b
     made = setup(batch, min(parts, batch), budget=budget)
     run = TrainingRun(Drawn(), made)
     plans = [steps.plan for steps in made.steps() for _ in range(steps.count)]
-    keys = list(run._micro_batch_keys(plans, 0))
+    keys = list(run.stream.micro_batches(plans, 0, 0))
     index = np.concatenate([part.index for part in keys])
     assert np.array_equal(index, SampleStream(600, made.seed, np.arange(600.0) % 5).take(0, budget).index)
     assert (index % 5 != 0).all()
