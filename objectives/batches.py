@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
@@ -191,7 +192,8 @@ class RandomState:
     @classmethod
     def now(cls, device: Any = None) -> Self:
         """The state of the CPU's generators, and of a GPU's where the torch device `device` is one."""
-        on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        # A step that is traced for a GPU has none, nor draws.
+        on_gpu = device is not None and device.type == "cuda" and detect_fake_mode() is None
         cuda = torch.cuda.get_rng_state(device) if on_gpu else None
         return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
 

@@ -25,6 +25,7 @@ from .model.batch_norm import once_per_step
 from .model.buffers import KeptBuffers
 from .profiling.live_bytes import LiveBytes
 from .task import Task, name_of
+from .two_passes import fresh, held
 
 if TYPE_CHECKING:
     from .training import TrainingRun
@@ -62,41 +63,43 @@ class GradientCache:
 
         A device with a single micro-batch keeps its graph and needs no second forward pass.
         """
-        held = [(samples, LiveBytes.fetched(batch) if callable(batch) else batch) for samples, batch in micro_batches]
-        if len(held) == 1:
-            samples, batch = held.pop()
+        if len(micro_batches) == 1:
+            ((samples, batch),) = micro_batches
+            batch = LiveBytes.fetched(batch) if callable(batch) else batch
             with run.autocast():
                 outputs = run.loss(run.on_device(batch), samples)
             del batch
             loss, own, of_loss = self._loss(run, [[output.detach() for output in outputs]], size)
-            _back_propagate(run.task, outputs, own[0])
+            _back_propagate(run, outputs, own[0])
         else:
-            states, parts = self._embedded(run, held)
+            resident = run.resident_bytes > 0
+            waiting = [(samples, held(batch, on_device=resident)) for samples, batch in micro_batches]
+            states, parts = self._embedded(run, waiting)
             loss, own, of_loss = self._loss(run, parts, size)
             del parts
-            while held:
-                samples, batch = held.pop(0)
+            while waiting:
+                samples, batch = waiting.pop(0)
                 states.pop(0).restore()
-                with run.ranks.sync_context(run.loss, not held):
+                with run.ranks.sync_context(run.loss, not waiting):
                     with run.autocast():
-                        outputs = run.loss(run.on_device(batch), samples)
+                        outputs = run.loss(run.on_device(fresh(batch, run.device)), samples)
                     del batch
-                    _back_propagate(run.task, outputs, own.pop(0))
+                    _back_propagate(run, outputs, own.pop(0))
         # Every device has the whole loss, so these gradients are the same on all, and are not summed over them.
         for parameter, gradient in zip(run.parameters, of_loss, strict=True):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return loss
 
-    def _embedded(self, run: TrainingRun, held: Sequence[tuple[int, Any]]) -> tuple[list[RandomState], list[list[Tensor]]]:
+    def _embedded(self, run: TrainingRun, waiting: Sequence[tuple[int, Any]]) -> tuple[list[RandomState], list[list[Tensor]]]:
         """Each micro-batch's embeddings without a graph, and the random state before it; buffers stay as they were."""
         module = _unwrapped(run.loss)
         buffers = KeptBuffers(run.model)
         states, parts = [], []
-        for samples, batch in held:
+        for samples, batch in waiting:
             states.append(RandomState.now(run.device))
             with torch.no_grad(), run.autocast():
-                parts.append(module(run.on_device(batch), samples))
+                parts.append(module(run.on_device(fresh(batch, run.device)), samples))
         buffers.put_back()  # the second pass moves them as one pass would
         return states, parts
 
@@ -144,22 +147,27 @@ def _split(gradient: Tensor | None, own: slice, sizes: Sequence[int]) -> Sequenc
     return [None] * len(sizes) if gradient is None else torch.split(gradient[own], list(sizes))
 
 
-def _back_propagate(task: Task, outputs: Sequence[Tensor], gradients: Rows) -> None:
+def _back_propagate(run: TrainingRun, outputs: Sequence[Tensor], gradients: Rows) -> None:
     """Back-propagate the gradients of a micro-batch's embeddings.
 
     Raises:
-        TaskError: no embedding depends on the model's parameters.
+        TaskError: no embedding depends on the model's parameters, or on several devices one that the loss does not use.
     """
-    pairs = [
-        (output, rows) for output, rows in zip(outputs, gradients, strict=True) if output.requires_grad and rows is not None
-    ]
-    if not pairs:
+    pairs = [(output, rows) for output, rows in zip(outputs, gradients, strict=True) if output.requires_grad]
+    used = [(output * rows).sum() for output, rows in pairs if rows is not None]
+    where = f"{name_of(run.task)}.embed"
+    if not used:
         raise TaskError(
-            f"{name_of(task)}.embed: expected embeddings that depend on the model's parameters and that batch_loss uses, got "
-            "none with a graph"
+            f"{where}: expected embeddings that depend on the model's parameters and that batch_loss uses, got none with a "
+            "graph"
         )
-    with_graph, rows = zip(*pairs, strict=True)
-    torch.autograd.backward(with_graph, rows)
+    if run.ranks.count > 1 and len(used) < len(pairs):  # DistributedDataParallel would wait for their gradients
+        raise TaskError(
+            f"{where}: expected embeddings that batch_loss uses, on several devices; got {len(pairs) - len(used)} of "
+            f"{len(pairs)} tensors that it does not. Return them detached."
+        )
+    # Its gradient with respect to each embedding is that embedding's own.
+    torch.stack([one.float() for one in used]).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _concatenated(task: Task, tensors: Sequence[Tensor]) -> Tensor:

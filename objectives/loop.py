@@ -21,12 +21,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan
@@ -36,13 +36,14 @@ from .batches import Fetcher, SampleKeys, SampleStream, batches, mixed, to_devic
 from .loading import schedule_of
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.modes import TrainingModes
+from .optimizers import needs_closure
 from .parallel.data_parallel import Ranks
-from .profiling.live_bytes import LiveBytes
 from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .step_clock import COUNTED_STEPS, StepClock
 from .stream import is_stream
 from .task import Data, check_optimizer, checked_data
 from .training import TrainingRun, configure_torch
+from .two_passes import fresh, held
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,10 @@ class Step:
         self._check_open("takes parts")
         self._passes += 1
         for place, (samples, batch) in enumerate(self._micro_batches):
-            if callable(batch):
-                batch = LiveBytes.fetched(batch)
-                self._micro_batches[place] = samples, batch
+            batch = held(batch)
+            self._micro_batches[place] = samples, batch
             self._taken = max(self._taken, place + 1)
-            yield Part(self._loop.on_device(batch), samples, samples / self.samples)
+            yield Part(self._loop.on_device(fresh(batch, self._loop.device)), samples, samples / self.samples)
 
     @property
     def evaluates(self) -> bool:
@@ -94,6 +94,7 @@ class Step:
         if self._due and not self._over:
             self._over = True
             self._loop.pause()
+            self._loop.ranks.sync_batch_norm_statistics(batch_norms(self._loop.model))
         return self._due
 
     @property
@@ -224,6 +225,11 @@ class Loop:
                 raise faults[-1]
             if any("initial_lr" in group for group in optimizer.param_groups):
                 raise TaskError(f"{where}: {name}: expected no scheduler, because training.schedule sets the rate; got one")
+            if self.setup.plan.devices > 1 and needs_closure(optimizer):
+                raise TaskError(
+                    f"{where}: {name}: expected one without a closure on {self.setup.plan.devices} devices, since gradients "
+                    f"are summed before its step; got {type(optimizer).__name__}. Write devices: {{per_trial: 1}}."
+                )
             if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
                 raise TaskError(
                     f"{where}: {name}: expected parameters of {', '.join(self.models)}, got some that no model holds. Pass all "
@@ -350,9 +356,11 @@ class Loop:
         stack = ExitStack()
         names = {id(optimizer): name for name, optimizer in self.optimizers.items()}
 
+        inside: list[Optimizer] = []  # one that is stepping: those that it steps itself are its own affair
+
         def before(optimizer: Optimizer, *_: Any) -> None:
-            if _newest is not self:
-                return  # left over from a body that has failed
+            if _newest is not self or inside:  # or left over from a body that has failed
+                return
             name = names.get(id(optimizer))
             if name is None:
                 raise TaskError(
@@ -368,8 +376,14 @@ class Loop:
                 nn.utils.clip_grad_norm_(parameters, norm)
             for listener in self.listeners:
                 listener(name, parameters)
+            inside.append(optimizer)
+
+        def after(optimizer: Optimizer, *_: Any) -> None:
+            if inside and inside[0] is optimizer:
+                inside.clear()
 
         stack.callback(register_optimizer_step_pre_hook(before).remove)
+        stack.callback(register_optimizer_step_post_hook(after).remove)
         return stack
 
     # Called with an optimizer's name and parameters before each of its steps.
@@ -468,11 +482,11 @@ class _Whole:
         self.averages: Sequence[Tensor] = ()
 
 
-class Session:
-    """Takes the place of a trial where a loop is profiled: `serve` gives the body the steps that are asked for."""
+class Session(Protocol):
+    """Takes the place of a trial where a loop is profiled."""
 
     def serve(self, loop: Loop) -> Iterator[Step]:
-        raise NotImplementedError
+        """The steps that are asked for, instead of a trial's."""
 
 
 _session: ContextVar[Session | None] = ContextVar("session", default=None)

@@ -266,7 +266,9 @@ class TrainingRun:
         Returns:
             The step's mean loss, a detached scalar on the device, the same on all devices.
         """
-        held = HeldStep(self.model, self.device, micro_batches) if self._two_passes else None
+        held = None
+        if self._two_passes:
+            held = HeldStep(self.model, self.device, micro_batches, on_device=self.resident_bytes > 0)
         loss = self._clipped_gradient(micro_batches if held is None else held.micro_batches(), size)
         if held is not None:
             self.optimizer.step(partial(self._gradient_again, held, size))  # type: ignore[arg-type]  # torch's stub

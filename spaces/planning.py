@@ -474,7 +474,7 @@ def feasible_batches(spec: StudySpec, profiles: Iterable[DeviceProfile]) -> tupl
                 + (
                     "The loss compares samples, so a batch is never split, and has to fit memory as one micro-batch. Raise "
                     "memory.limit."
-                    if not any(one.splits for profile in profiles for one in profile.each)
+                    if any(profile.couples_samples for profile in profiles)
                     else "Check memory and space.accumulation."
                 ),
             )
@@ -614,6 +614,11 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
         faults += [Fault("", line) for line in profile.examination.refusal_lines]
     if not any(one.splits for one in profile.each):
         message = "expected 1, because the loss compares the samples of a batch, which is then never split; got {}."
+        if profile.embedding:
+            message = (
+                "expected 1, because whole batches fit in memory, and splitting them takes a second forward pass; got {}. To "
+                "split them, set memory.limit or memory.largest_micro_batch."
+            )
         if max(spec.devices.counts) > 1 and profile.couples_samples:
             faults.append(Fault("devices.per_trial", message.format(max(spec.devices.counts))))
         if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:

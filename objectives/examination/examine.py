@@ -125,13 +125,18 @@ class LoopParts(Protocol):
 
 
 def examined_loop(
-    where: str, parts: LoopParts, setup: TrialSetup, remedies: Remedies | Callable[[str], Cause] = LOOP_REMEDIES
+    where: str,
+    parts: LoopParts,
+    setup: TrialSetup,
+    remedies: Remedies | Callable[[str], Cause] = LOOP_REMEDIES,
+    *,
+    takes_steps: bool = False,
 ) -> Examination:
     """Examine the step of a running loop that is not ours; restores its model.
 
     Args:
         where: the loop, for messages.
-        remedies: as for `_compared_step`.
+        remedies, takes_steps: as for `_compared_step`.
     """
     if parts.couples_samples:
         return Examination(couples_samples=True)
@@ -165,7 +170,7 @@ def examined_loop(
             seed=setup.seed,
             where=where,
             remedies=remedies,
-            takes_steps=not isinstance(remedies, Remedies),
+            takes_steps=takes_steps,
         )
         examination = _examined_step(opened, compare, len(keys), smallest, setup.device)
         if not examination.note:

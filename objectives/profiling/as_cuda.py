@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -125,6 +125,9 @@ class _CudaFunctions(TorchFunctionMode):
         if func is Tensor.backward and args[0].is_cuda:
             hooks, self._hooks = self._hooks, {}
             return _tensor_backward(hooks, *args, **kwargs)
+        if func is torch.autograd.grad and args[0][0].is_cuda:
+            hooks, self._hooks = self._hooks, {}
+            return _gradients(hooks, *args, **kwargs)
         if func is Tensor.register_hook and args[0].grad_fn is not None:
             hook = args[1] if len(args) > 1 else kwargs["hook"]
             self._hooks.setdefault((args[0].grad_fn._sequence_nr(), args[0].output_nr), []).append(hook)
@@ -144,6 +147,21 @@ def _tensor_backward(
     if create_graph or inputs is not None:
         raise NotImplementedError("backward(create_graph=True) and backward(inputs=...) cannot be traced")
     backward(loss, torch.ones_like(loss) if gradient is None else gradient, retain_graph=bool(retain_graph), hooks=hooks)
+
+
+def _gradients(
+    hooks: _Hooks, losses: Sequence[Tensor], inputs: Sequence[Tensor], *_: Any, **__: Any
+) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad` of one scalar with respect to leaves, of which some may be unused."""
+    (loss,) = losses
+    before = [leaf.grad for leaf in inputs]
+    for leaf in inputs:
+        leaf.grad = None
+    backward(loss, torch.ones_like(loss), hooks=hooks)
+    found = tuple(leaf.grad for leaf in inputs)
+    for leaf, gradient in zip(inputs, before, strict=True):
+        leaf.grad = gradient
+    return found
 
 
 def _attention_of_device(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -28,11 +28,11 @@ from ..batches import Fetcher, batches
 from ..examination.causes import parts_cause
 from ..examination.copies import line_of
 from ..examination.examine import examined_loop
-from ..loop import Loop, Session, Step, serving
+from ..loop import Loop, Step, serving
 from ..machine.device_memory import release_memory
 from ..task import TrainFunction
 from .live_bytes import LiveBytes
-from .memory import Peak, batch_factory, sample_bytes
+from .memory import Peak, batch_factory
 from .step_time import Round, orders
 
 # Steps of two micro-batches: the second step has the optimizers' states, the second micro-batch the gradients of the first.
@@ -41,7 +41,7 @@ _STEPS, _MICRO_BATCHES = 2, 2
 _DROPPED, _TIMED = 1, 3
 
 
-class LoopSession(Session):
+class LoopSession:
     """One call of a training function, held before its first step; close it in the end.
 
     Raises:
@@ -159,11 +159,6 @@ class LoopMemory:
     @property
     def source(self) -> str:
         return "counted" if self.note else "traced"
-
-    @property
-    def held_bytes(self) -> float:
-        """What a step holds for each of its samples until its end, since a body may pass over its parts again."""
-        return sample_bytes(self._like) if self.setup.device == "cpu" else 0.0
 
     def train_peak(self, micro_batch: int) -> Peak:
         if micro_batch not in self._peaks:
@@ -320,9 +315,9 @@ def examined_session(function: TrainFunction, setup: TrialSetup) -> Examination:
     Raises:
         TaskError: the body leaves something out.
     """
-    parts = _Examined(function, setup)
+    parts, where = _Examined(function, setup), f"{line_of(function, setup.folder)}{function.__name__}"
     try:
-        return examined_loop(f"{line_of(function, setup.folder)}{function.__name__}", parts, setup, parts_cause)
+        return examined_loop(where, parts, setup, parts_cause, takes_steps=True)
     finally:
         parts.session.close()
 

@@ -118,7 +118,7 @@ class MemoryProbe:
 
     def held_bytes(self) -> float:
         """Bytes that a step with cached embeddings holds for each of its samples: the embeddings' gradients, and the batch
-        where it is fetched to the device's own memory.
+        where the data live on the device.
         """
         run, keys = self.run, self.run.longest(2)
         batch = to_device(run.train_fetcher.fetch(keys), next(run.model.parameters()).device)
@@ -126,14 +126,10 @@ class MemoryProbe:
             found = run.task.embed(run.model, batch, run.setup)
         rows = [one for one in tree_iter(found) if isinstance(one, Tensor) and one.is_floating_point()]
         held = sum(one.nbytes for one in rows) / len(keys)
-        if self._holds_batches:
-            held += sample_bytes(self._batch_like("train"))
+        if run.resident_bytes:
+            two, three = (self._batch_like("train")(count, torch.empty_like) for count in (2, 3))
+            held += sum(one.nbytes for one in tree_iter(three)) - sum(one.nbytes for one in tree_iter(two))
         return held
-
-    @property
-    def _holds_batches(self) -> bool:
-        """Whether batches that wait for their second pass take memory of the device, rather than of its host."""
-        return self.setup.device == "cpu" or self.run.resident_bytes > 0
 
     def evaluation_peak(self, batch: int) -> Peak:
         """Peak of evaluating a batch of this size, including the optimizer's state."""
@@ -270,7 +266,7 @@ class MemoryProbe:
         smallest = max(run.setup.smallest_micro_batch, 1)
         run.cache.absent = absent = max(size - 2 * smallest, 0)
         waiting = None
-        if absent and self._holds_batches:
+        if absent and run.resident_bytes:
             waiting = batch(absent) if counter is None else counter.fetched(lambda: batch(absent))
         run.step([(smallest, lambda: batch(smallest))] * 2, size)
         del waiting
@@ -381,14 +377,6 @@ def _real_batch(run: TrainingRun, count: int, kind: str) -> Any:
     if kind != "train":
         keys = SampleKeys(keys.index % len(run.data.validation), keys.epoch, keys.seed)  # type: ignore[arg-type]
     return to_device(fetcher.fetch(keys), run.device)
-
-
-def sample_bytes(like: Callable[[int, Callable[[Tensor], Tensor]], Any]) -> float:
-    """Bytes of a batch for each sample, given what makes batches of any size."""
-    two, three = (
-        sum(one.nbytes for one in tree_iter(like(count, torch.empty_like)) if isinstance(one, Tensor)) for count in (2, 3)
-    )
-    return float(three - two)
 
 
 def batch_factory(run: Any, kind: str) -> Callable[[int, Callable[[Tensor], Tensor]], Any]:

@@ -244,9 +244,7 @@ def _with_loop_memory(
             raise StudyFileError(Fault("memory.limit", does_not_fit(probe, peak, usable, smallest)))
         if limit is not None:
             law, largest = verified(law, probe, limit, usable, largest)
-        held = probe.held_bytes
-        points = tuple((size, max(round(peak - 2 * size * held), 0)) for size, peak in law.points)
-        law = replace(law, points=points, held_bytes=held, source=probe.source, note=law.note or probe.note)
+        law = replace(law, source=probe.source, note=law.note or probe.note)
         return replace(profile, memory=law, largest_micro_batch=largest)
     finally:
         probe.close()
@@ -445,10 +443,17 @@ def with_memory(task: Task, profile: DeviceProfile, request: ProfileRequest) -> 
     """
     limit = request.memory.limit_bytes(profile.device_bytes, profile.kind)
     if limit is None and not request.traces:
-        embedding = _embeddings(task)[0]
-        return replace(profile, activation_checkpointing=request.memory.activation_checkpointing[0], embedding=embedding)
+        profile = replace(profile, activation_checkpointing=request.memory.activation_checkpointing[0])
+        least, *more = (replace(profile, embedding=embedding) for embedding in _embeddings(task))
+        # Without a limit whole batches fit, unless the user says otherwise.
+        return replace(least, alternatives=tuple(more) if request.memory.largest_micro_batch is not None else ())
     profile = replace(profile, limit_bytes=limit)
     return _with_each_kind(task, profile, request, lambda *each: _with_memory_law(task, request, limit, *each))
+
+
+def _kind_of(profile: DeviceProfile) -> str:
+    """What a profile recomputes, as a noun."""
+    return profile.recomputed if profile.embedding else f"{profile.recomputed} activation checkpointing"
 
 
 def _embeddings(task: Task) -> tuple[Embedding, ...]:
@@ -483,7 +488,7 @@ def _with_each_kind(
             if not found:
                 raise
             # The study runs without: this kind does not suit the model.
-            law, reason = found[0].memory, f"{kind.recomputed} activation checkpointing failed: {type(error).__name__}: {error}"
+            law, reason = found[0].memory, f"{_kind_of(kind)} failed: {type(error).__name__}: {error}"
             if law is not None:
                 found[0] = replace(found[0], memory=replace(law, note=law.note or reason.splitlines()[0][:300]))
             continue

@@ -117,12 +117,14 @@ class DeviceProfile:
 
     @property
     def recomputed(self) -> str:
-        """The same in words.
+        """The same in words: the activation checkpointing, and how embeddings are computed where there are any.
 
         >>> DeviceProfile("cpu", "CPU", None, embedding="cached").recomputed
-        'none, embeddings cached'
+        'embeddings cached'
         """
-        return f"{self.activation_checkpointing}{', embeddings cached' * (self.embedding == 'cached')}"
+        how = {"": "", "whole": "unsplit", "cached": "embeddings cached"}[self.embedding]
+        mode = "" if how and self.activation_checkpointing == "none" else self.activation_checkpointing
+        return ", ".join(filter(None, (how, mode)))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -10,6 +10,7 @@ import torch
 from bsearch.objectives.examination.examine import examined
 from bsearch.objectives.examination.step import uneven_parts
 from bsearch.objectives.parallel.rank_processes import RankProcesses
+from bsearch.objectives.profiling.memory import MemoryProbe, cached_law, memory_law
 from bsearch.objectives.task import Task
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
@@ -229,3 +230,23 @@ def test_the_examination_finds_an_embedding_that_depends_on_its_micro_batch() ->
     (finding, *_) = examined(started(task), 1).refusals
     assert "expected an embedding of each sample alone" in str(finding)
     assert "Wrong.embed" in str(finding)
+
+
+@pytest.mark.parametrize("like_gpu", [False, True])
+@pytest.mark.parametrize("name", ["SimCLR", "CLIPWithDropout", "Queue"])
+def test_its_memory_is_traced(name: str, like_gpu: bool) -> None:
+    """A large batch holds no more than its embeddings' gradients beside a micro-batch, and the loss over it."""
+    probe = MemoryProbe(TASKS[name](), setup(1, smallest_micro_batch=1), like_gpu=like_gpu, embedding="cached")
+    peaks = [probe.train_peak(size).total for size in (1, 32, 64)]
+    assert not probe.note
+    assert peaks == sorted(peaks)
+    # Of two views, eight numbers each, in double precision; and the batch, where the data live on the GPU.
+    assert probe.held_bytes() == 2 * 8 * 8 + like_gpu * (2 * 6 * 8 + 8)
+    assert probe.batch_peak(512).total > probe.batch_peak(64).total
+    if not like_gpu:
+        law, largest = cached_law(probe, memory_law(probe, 1 << 20, 1, 64), 1 << 20, 2, 512)  # type: ignore[arg-type]
+        assert 2 < largest <= 512
+        counted = probe.counted("batch", largest).total
+        assert counted == pytest.approx(probe.batch_peak(largest).total, rel=0.02)
+        assert counted <= 1 << 20
+        assert law.held_bytes == 128

@@ -446,7 +446,8 @@ class StudyFigures:
             more = tuple(float(size) for size, _ in other.memory.points)
             held = 2 * other.memory.held_bytes  # of a step of two such micro-batches
             bytes_there = tuple((other.memory.peak_bytes(size) + held * size) / mebi for size, _ in other.memory.points)
-            layers.append(Layer(f"activation checkpointing {other.recomputed}", "line", "front", more, bytes_there))
+            label = other.recomputed if other.embedding else f"{other.recomputed} activation checkpointing"
+            layers.append(Layer(label, "line", "front", more, bytes_there))
         caption = (
             "Peak memory of a training step. "
             + ("Traced with fake tensors" if law.source == "traced" else "Measured with real tensors")

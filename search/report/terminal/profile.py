@@ -198,7 +198,10 @@ def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[Memo
         ],
         "largest_effective_batch": None
         if profile.limit_bytes is None or largest is None
-        else {str(micro_batches): micro_batches * largest * max(spec.devices.counts) for micro_batches in (1, 2, 4, 8, 16, 32)},
+        else {
+            str(micro_batches): micro_batches * largest * max(spec.devices.counts)
+            for micro_batches in ((1, 2, 4, 8, 16, 32) if profile.splits else (1,))
+        },
     }
 
 
@@ -208,8 +211,9 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
     yield f"Memory{' reserved by the GPU allocator' * (document['bytes'] == 'reserved')}, {how}"
     table = Table(box=None, header_style="bold", pad_edge=False)
     modes = document["largest_micro_batches"]
-    checkpoints = set(modes) != {"none"}
-    for name in ("micro_batch", *["activation\ncheckpointing"] * checkpoints, "predicted", "measured", "difference"):
+    checkpoints, embeds = set(modes) != {"none"}, any("unsplit" in mode or "cached" in mode for mode in modes)
+    recomputed = "recomputed" if embeds else "activation\ncheckpointing"
+    for name in ("micro_batch", *[recomputed] * checkpoints, "predicted", "measured", "difference"):
         column(table, name, "right")
     for row in document["curve"]:
         measured, difference = row["measured_bytes"], row["difference"]
@@ -230,8 +234,8 @@ def memory_tables(document: Mapping[str, Any]) -> Iterator[Table | str]:
         yield "memory.limit is not set: nothing limits the micro-batch here. Write limit: 10GiB, 90% or device."
         return
     each = ", ".join(f"{size} with {mode}" for mode, size in modes.items())
-    if any("cached" in mode for mode in modes):
-        each = ", ".join(f"{size} with activation checkpointing {mode}" for mode, size in modes.items())
+    if embeds:
+        each = ", ".join(f"{size} ({mode})" for mode, size in modes.items())
     else:
         each = f"{each} activation checkpointing" if checkpoints else f"{largest}"
     yield (
