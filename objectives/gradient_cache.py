@@ -38,11 +38,13 @@ class EmbeddingsOf(nn.Module):
         super().__init__()
         self.task, self.model, self.setup = task, model, setup
         self.structure: TreeSpec | None = None  # of what `embed` returns; its tensors are passed around as a list
+        # On several devices, places of tensors that the loss does not use: DistributedDataParallel would wait for gradients.
+        self.unused: set[int] | None = None
 
     def forward(self, batch: Any, samples: int) -> list[Tensor]:
         found, self.structure = tree_flatten(self.task.embed(self.model, batch, self.setup))
         check_embeddings(self.task, found, samples)
-        return found
+        return [tensor.detach() if place in (self.unused or ()) else tensor for place, tensor in enumerate(found)]
 
 
 @dataclass
@@ -63,14 +65,21 @@ class GradientCache:
 
         A device with a single micro-batch keeps its graph and needs no second forward pass.
         """
-        if len(micro_batches) == 1:
+        module = _unwrapped(run.loss)
+        if len(micro_batches) == 1 and (run.ranks.count == 1 or module.unused is not None):
             ((samples, batch),) = micro_batches
             batch = LiveBytes.fetched(batch) if callable(batch) else batch
             with run.autocast():
                 outputs = run.loss(run.on_device(batch), samples)
             del batch
+            expected = module.unused
             loss, own, of_loss = self._loss(run, [[output.detach() for output in outputs]], size)
-            _back_propagate(run, outputs, own[0])
+            if module.unused != expected:
+                raise TaskError(
+                    f"{name_of(run.task)}.batch_loss: expected a loss that uses the same embeddings in every step, on several "
+                    "devices; got one that uses others now"
+                )
+            _back_propagate(run.task, outputs, own[0])
         else:
             resident = run.resident_bytes > 0
             waiting = [(samples, held(batch, on_device=resident)) for samples, batch in micro_batches]
@@ -84,7 +93,7 @@ class GradientCache:
                     with run.autocast():
                         outputs = run.loss(run.on_device(fresh(batch, run.device)), samples)
                     del batch
-                    _back_propagate(run, outputs, own.pop(0))
+                    _back_propagate(run.task, outputs, own.pop(0))
         # Every device has the whole loss, so these gradients are the same on all, and are not summed over them.
         for parameter, gradient in zip(run.parameters, of_loss, strict=True):
             if gradient is not None:
@@ -135,6 +144,9 @@ class GradientCache:
         found = torch.autograd.grad(run.scaler.scale(loss), [*wanted, *run.parameters], allow_unused=True)
         gradients = iter(found[: len(wanted)])
         own = slice(start, start + sum(sizes))
+        if run.ranks.count > 1:
+            used = iter(found[: len(wanted)])
+            module.unused = {place for place, tensor in enumerate(whole) if not tensor.requires_grad or next(used) is None}
         by_tensor = [_split(next(gradients) if tensor.requires_grad else None, own, sizes) for tensor in whole]
         return loss.detach(), [list(rows) for rows in zip(*by_tensor, strict=True)], found[len(wanted) :]
 
@@ -147,24 +159,18 @@ def _split(gradient: Tensor | None, own: slice, sizes: Sequence[int]) -> Sequenc
     return [None] * len(sizes) if gradient is None else torch.split(gradient[own], list(sizes))
 
 
-def _back_propagate(run: TrainingRun, outputs: Sequence[Tensor], gradients: Rows) -> None:
+def _back_propagate(task: Task, outputs: Sequence[Tensor], gradients: Rows) -> None:
     """Back-propagate the gradients of a micro-batch's embeddings.
 
     Raises:
-        TaskError: no embedding depends on the model's parameters, or on several devices one that the loss does not use.
+        TaskError: no embedding depends on the model's parameters.
     """
-    pairs = [(output, rows) for output, rows in zip(outputs, gradients, strict=True) if output.requires_grad]
-    used = [(output * rows).sum() for output, rows in pairs if rows is not None]
-    where = f"{name_of(run.task)}.embed"
+    pairs = zip(outputs, gradients, strict=True)
+    used = [(output * rows).sum() for output, rows in pairs if output.requires_grad and rows is not None]
     if not used:
         raise TaskError(
-            f"{where}: expected embeddings that depend on the model's parameters and that batch_loss uses, got none with a "
-            "graph"
-        )
-    if run.ranks.count > 1 and len(used) < len(pairs):  # DistributedDataParallel would wait for their gradients
-        raise TaskError(
-            f"{where}: expected embeddings that batch_loss uses, on several devices; got {len(pairs) - len(used)} of "
-            f"{len(pairs)} tensors that it does not. Return them detached."
+            f"{name_of(task)}.embed: expected embeddings that depend on the model's parameters and that batch_loss uses, got "
+            "none with a graph"
         )
     # Its gradient with respect to each embedding is that embedding's own.
     torch.stack([one.float() for one in used]).sum().backward()  # type: ignore[no-untyped-call]

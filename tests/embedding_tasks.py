@@ -180,6 +180,19 @@ class Queue(SimCLR):
         return loss
 
 
+class Aside(SimCLR):
+    """Returns what its loss does not use, of parameters of its own."""
+
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return nn.ModuleDict({"tower": tower(), "aside": tower()})
+
+    def embed(self, model: Any, batch: Any, setup: TrialSetup) -> Any:
+        return model["tower"](batch[0]), model["tower"](batch[1]), model["aside"](batch[0])
+
+    def batch_loss(self, model: nn.Module, embeddings: Any, setup: TrialSetup) -> Tensor:
+        return nt_xent(*embeddings[:2])
+
+
 TASKS = {
     kind.__name__: kind for kind in (SimCLR, WithDropout, BarlowTwins, SupCon, Triplets, CLIP, CLIPWithDropout, Normed, Queue)
 }

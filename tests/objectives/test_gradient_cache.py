@@ -123,7 +123,7 @@ def test_fp16_scales_the_gradients_back() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SimCLR", "BarlowTwins", "SupCon", "CLIP", "Queue"])
+@pytest.mark.parametrize("name", ["SimCLR", "BarlowTwins", "SupCon", "CLIP", "Queue", "Aside"])
 @pytest.mark.parametrize(("batch", "accumulation"), [(257, 5), (257, 1), (7, 3), (3, 2), (2, 1)])
 def test_two_ranks_equal_one_process(ranks: RankProcesses, name: str, batch: int, accumulation: int) -> None:
     reference = f"{FILE}:{name}"
