@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cluster.study import Study, run
+    from .objectives.data.sample_weights import balanced
     from .objectives.loop import Loop
-    from .objectives.sample_weights import balanced
     from .objectives.state.checkpoint import Checkpoint
     from .objectives.task import Data, Loss, Score, Task, WholeSet
     from .search.suggest.ask_tell import Search
@@ -58,7 +58,7 @@ _MODULES = {
     "TaskError": "spaces.errors",
     "TrialSetup": "spaces.trial",
     "WholeSet": "objectives.task",
-    "balanced": "objectives.sample_weights",
+    "balanced": "objectives.data.sample_weights",
     "plan_batch": "spaces.plan",
     "run": "cluster.study",
 }

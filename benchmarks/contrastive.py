@@ -24,7 +24,7 @@ from bsearch import run as run_study
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.parallel.rank_processes import close_ranks, rank_processes
 from bsearch.objectives.profiling.probe import profile_task
-from bsearch.objectives.step_clock import StepClock
+from bsearch.objectives.steps.step_clock import StepClock
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings

@@ -25,7 +25,7 @@ SECTIONS = {
         "bsearch.objectives.task:Loss",
         "bsearch.objectives.task:Score",
         "bsearch.objectives.task:WholeSet",
-        "bsearch.objectives.sample_weights:balanced",
+        "bsearch.objectives.data.sample_weights:balanced",
     ),
     "Setup and measurements": (
         "bsearch.spaces.trial:TrialSetup",

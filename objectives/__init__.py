@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..spaces.trial import Measurement, TrialSetup
-    from .batches import SampleKeys
+    from .data.batches import SampleKeys
     from .state.checkpoint import Checkpoint
     from .task import Data, Loss, Score, Task, WholeSet
 

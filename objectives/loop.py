@@ -32,18 +32,18 @@ from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
-from .batches import Fetcher, SampleKeys, SampleStream, batches, mixed, to_device
+from .data.batches import Fetcher, SampleKeys, SampleStream, batches, mixed, to_device
+from .data.stream import is_stream
 from .loading import schedule_of
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.modes import TrainingModes
 from .optimizers import needs_closure
 from .parallel.data_parallel import Ranks
 from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
-from .step_clock import COUNTED_STEPS, StepClock
-from .stream import is_stream
+from .steps.step_clock import COUNTED_STEPS, StepClock
+from .steps.two_passes import fresh, held
 from .task import Data, check_optimizer, checked_data
 from .training import TrainingRun, configure_torch
-from .two_passes import fresh, held
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.trial import Measurement, TrialSetup
+from .data.sample_weights import checked_weights
+from .data.stream import is_stream
 from .model.activation_checkpointing import transformer_layers
 from .optimizers import fuses_sgd, inner_optimizers, needs_closure
-from .sample_weights import checked_weights
 from .state.checkpoint import save_state
-from .stream import is_stream
 
 # The alternative to a Task: a training loop of your own that yields measurements.
 TrainFunction = Callable[[TrialSetup], Iterator[Measurement]]

@@ -27,16 +27,15 @@ from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
-from .batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
+from .data.batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
+from .data.stream import InOrder, TrainingStream, is_stream
 from .evaluation import Evaluation, undefined
-from .gradient_cache import EmbeddingsOf, GradientCache
 from .loading import schedule_of
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.modes import TrainingModes
 from .model.weight_average import WeightAverage
-from .noise_scale import NoiseScale
 from .optimizers import load_whole_state, needs_closure, whole_state
 from .parallel.data_parallel import Ranks
 from .parallel.fsdp2 import (
@@ -54,10 +53,11 @@ from .profiling.live_bytes import LiveBytes
 from .state.branches import forks, trained
 from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving, asked_to_leave
-from .step_clock import COUNTED_STEPS, StepClock
-from .stream import InOrder, TrainingStream, is_stream
+from .steps.gradient_cache import EmbeddingsOf, GradientCache
+from .steps.noise_scale import NoiseScale
+from .steps.step_clock import COUNTED_STEPS, StepClock
+from .steps.two_passes import HeldStep
 from .task import Task, acts_after_steps, check_loss, checked_data, checked_optimizer, embeds, name_of
-from .two_passes import HeldStep
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -32,7 +32,7 @@ from torch.utils.data import Dataset
 
 from ..spaces.errors import TaskError, near_miss
 from ..spaces.trial import TrialSetup
-from .batches import SampleKeys, mixed
+from .data.batches import SampleKeys, mixed
 from .optimizers import named_optimizer
 from .task import Data, Loss, Score, Task, smoothed_cross_entropy
 

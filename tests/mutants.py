@@ -45,7 +45,7 @@ MODULES = {
     "spaces/domain.py": "tests/spaces/test_domain.py tests/spaces/test_study_file.py tests/spaces/test_recipe.py",
     "spaces/learning_rate.py": "tests/spaces/test_learning_rate.py",
     "spaces/storage.py": "tests/spaces/test_storage.py",
-    "objectives/batches.py": "tests/objectives/test_batches.py tests/objectives/test_sample_weights.py "
+    "objectives/data/batches.py": "tests/objectives/test_batches.py tests/objectives/test_sample_weights.py "
     "tests/objectives/test_modes.py",
     "objectives/training.py": "tests/objectives/test_training.py tests/objectives/test_units.py "
     "tests/objectives/test_noise_scale.py tests/objectives/test_checkpoint.py tests/objectives/test_branches.py "

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bsearch.objectives.batches import in_order
+from bsearch.objectives.data.batches import in_order
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.model.batch_norm import batch_norms
 from bsearch.objectives.parallel.fsdp2 import own_part, whole

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bsearch.objectives.stream import InOrder
+from bsearch.objectives.data.stream import InOrder
 from bsearch.objectives.task import Data
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.trial import TrialSetup

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 import torch
 from bsearch.objectives.adapters.loop_task import TrainingParts, _collector
-from bsearch.objectives.batches import SampleKeys, SampleStream
+from bsearch.objectives.data.batches import SampleKeys, SampleStream
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.laws.device import ProfileRequest

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from ..objectives.batches import SampleKeys
+from ..objectives.data.batches import SampleKeys
 from ..objectives.loading import load_task
 from ..objectives.task import Data, Loss, Score, Task
 from ..objectives.vision import small_cnn

@@ -22,13 +22,13 @@ from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
 from ...spaces.schedule import evaluation_points, rate_factor
 from ...spaces.trial import Measurement, Parameter, TrialSetup
-from ..batches import Fetcher, SampleStream, batches
+from ..data.batches import Fetcher, SampleStream, batches
+from ..data.sample_weights import checked_weights
 from ..loading import schedule_of
 from ..model.batch_norm import batch_norms, correct_batch_norm
 from ..profiling.live_bytes import LiveBytes
-from ..sample_weights import checked_weights
 from ..state.checkpoint import Checkpoint, random_state, set_random_state
-from ..step_clock import StepClock
+from ..steps.step_clock import StepClock
 from ..task import check_optimizer
 from ..training import configure_torch, seed_everything
 

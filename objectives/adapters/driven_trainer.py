@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
-from ..batches import leaves, to_device
+from ..data.batches import leaves, to_device
 from .driven_loop import DrivenLoop, zero_gradients
 
 

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from ...spaces.errors import TaskError
 from ...spaces.laws.examination import Examination
 from ...spaces.trial import Parameter, TrialSetup
-from ..batches import Fetcher, SampleKeys
+from ..data.batches import Fetcher, SampleKeys
 from ..examination.examine import examined_loop
 from ..loop import Loop
 from ..task import Data, Loss, Task, TrainFunction

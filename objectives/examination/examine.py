@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Examination, Finding
 from ...spaces.trial import TrialSetup
-from ..batches import Fetcher, SampleKeys, SampleStream, to_device
+from ..data.batches import Fetcher, SampleKeys, SampleStream, to_device
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..task import Task, embeds
 from ..training import TrainingRun

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from ...spaces.laws.examination import Finding
-from ..batches import Fetcher, SampleKeys, leaves, with_tensors
-from ..stream import FirstSamples
+from ..data.batches import Fetcher, SampleKeys, leaves, with_tensors
+from ..data.stream import FirstSamples
 from .fixed_noise import seed_draws
 from .step import Indices
 

@@ -13,7 +13,7 @@ import torch
 
 from ...spaces.errors import BsearchError
 from ...spaces.laws.examination import Finding
-from ..batches import SampleKeys
+from ..data.batches import SampleKeys
 from ..evaluation import Evaluation
 from ..machine.device_memory import is_out_of_memory
 from ..training import TrainingRun

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...spaces.laws.examination import Finding
-from ..batches import leaves, with_tensors
+from ..data.batches import leaves, with_tensors
 from ..model.batch_norm import batch_norms
 from ..model.buffers import KeptBuffers
 from .fixed_noise import NoisePattern, fixed_noise, seed_draws

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...spaces.errors import TaskError
 from ...spaces.plan import even_parts
-from ..noise_scale import NoiseScale
+from ..steps.noise_scale import NoiseScale
 
 _NO_CONTEXT = nullcontext()
 

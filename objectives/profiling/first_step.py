@@ -14,7 +14,7 @@ from ...spaces.errors import BsearchError, TaskError
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter, TrialSetup
 from ..loading import user_code_location
-from ..step_clock import StepClock
+from ..steps.step_clock import StepClock
 from ..task import Task
 from ..training import TrainingRun
 

@@ -24,7 +24,7 @@ from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..adapters.as_generator import Report, as_generator
 from ..adapters.loop_task import NoTrainingError
-from ..batches import Fetcher, batches
+from ..data.batches import Fetcher, batches
 from ..examination.causes import parts_cause
 from ..examination.copies import line_of
 from ..examination.examine import examined_loop

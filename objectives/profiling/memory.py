@@ -25,7 +25,7 @@ from ...spaces.laws.memory import PARTS, MemoryLaw, largest_fitting
 from ...spaces.plan import Embedding
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
-from ..batches import SampleKeys, in_order, to_device
+from ..data.batches import SampleKeys, in_order, to_device
 from ..machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
 from ..parallel.fsdp2 import imagined_ranks
 from ..task import Task

@@ -25,7 +25,7 @@ from ..loading import load_task
 from ..machine.energy import EnergyCounter
 from ..parallel.machines import RankDiedError
 from ..parallel.rank_processes import rank_processes, ranks_here
-from ..step_clock import StepClock
+from ..steps.step_clock import StepClock
 from ..task import Task
 from ..training import TrainingRun
 

@@ -29,7 +29,7 @@ from ...spaces.plan import BatchPlan, Embedding
 from ...spaces.study.devices import Memory
 from ...spaces.trial import EVALUATION_BATCH, Outcome, Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_loop
-from ..batches import in_order
+from ..data.batches import in_order
 from ..examination.examine import examined
 from ..examination.scores import first_scores
 from ..loading import load_task, schedule_of

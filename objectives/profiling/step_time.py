@@ -23,12 +23,12 @@ from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_pla
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..adapters.loop_task import uses_loop
-from ..batches import in_order
+from ..data.batches import in_order
 from ..loading import load_task
 from ..machine.processor import OtherPrograms, waited_s
 from ..parallel.machines import RankDiedError
 from ..parallel.rank_processes import rank_processes
-from ..step_clock import StepClock, trains_alone
+from ..steps.step_clock import StepClock, trains_alone
 from ..task import Task
 from ..training import TrainingRun
 from .fit import fit_step_time, leave_one_out, with_uncertainty

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from ...spaces.plan import BatchPlan
 from ...spaces.schedule import rate_factor
 from ...spaces.trial import Measurement, TrialSetup
-from ..step_clock import StepClock
+from ..steps.step_clock import StepClock
 from .checkpoint import random_state, set_random_state
 
 if TYPE_CHECKING:

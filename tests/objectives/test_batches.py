@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from bsearch.objectives.batches import (
+from bsearch.objectives.data.batches import (
     Fetcher,
     SampleKeys,
     SampleStream,

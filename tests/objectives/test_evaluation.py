@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.batches import in_order
+from bsearch.objectives.data.batches import in_order
 from bsearch.objectives.evaluation import Evaluation, undefined
 from bsearch.objectives.task import Data, Score, Task, WholeSet
 from bsearch.objectives.training import TrainingRun, train_task

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("transformers", reason="bsearch[huggingface] is not installed")
 
-from bsearch.objectives.batches import SampleStream
+from bsearch.objectives.data.batches import SampleStream
 from helpers import setup
 from torch import nn
 from trainer_contract import (

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
 
-from bsearch.objectives.batches import SampleStream
+from bsearch.objectives.data.batches import SampleStream
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.schedule import evaluation_points
 from helpers import setup

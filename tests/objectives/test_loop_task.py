@@ -19,7 +19,7 @@ from bsearch.objectives.adapters.loop_task import (
     report_parts_if_profiling,
     uses_adapter,
 )
-from bsearch.objectives.batches import Fetcher
+from bsearch.objectives.data.batches import Fetcher
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.spaces.errors import TaskError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.batches import leaves, to_device, with_tensors
+from bsearch.objectives.data.batches import leaves, to_device, with_tensors
 from bsearch.objectives.task import Data, Loss
 from bsearch.objectives.training import TrainingRun, rescale_gradients, train_task
 from bsearch.spaces.errors import TaskError

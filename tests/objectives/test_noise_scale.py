@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from bsearch.objectives.digits import Digits
-from bsearch.objectives.noise_scale import NoiseScale
 from bsearch.objectives.parallel.rank_processes import RankProcesses
+from bsearch.objectives.steps.noise_scale import NoiseScale
 from bsearch.objectives.task import Loss
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import TrainingRun, train_task

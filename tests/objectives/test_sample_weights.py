@@ -13,10 +13,10 @@ import pytest
 import torch
 from bsearch import Data, Task, TaskError, balanced
 from bsearch.objectives import training as training_module
-from bsearch.objectives.batches import _DRAW, Fetcher, SampleKeys, SampleStream, _drawn, mixed
+from bsearch.objectives.data.batches import _DRAW, Fetcher, SampleKeys, SampleStream, _drawn, mixed
+from bsearch.objectives.data.sample_weights import checked_weights
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.memory import batch_factory
-from bsearch.objectives.sample_weights import checked_weights
 from bsearch.objectives.task import checked_data
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.trial import TrialSetup
@@ -63,7 +63,7 @@ def test_draws_are_those_of_a_slow_twin(weights: np.ndarray, seed: int) -> None:
 def test_at_the_edges_too_a_weight_of_zero_is_never_drawn(
     weights: list[float], bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bsearch.objectives.batches.mixed", lambda *_: np.uint64(bits))
+    monkeypatch.setattr("bsearch.objectives.data.batches.mixed", lambda *_: np.uint64(bits))
     index = _drawn(np.cumsum(np.array(weights) / max(weights)), 0, np.zeros(1, dtype=np.int64))
     positive = np.flatnonzero(weights)
     assert index == positive[-1 if bits else 0]

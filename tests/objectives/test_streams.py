@@ -13,12 +13,12 @@ import pytest
 import stream_tasks
 import torch
 from bsearch.objectives import stream
-from bsearch.objectives.batches import RandomState
+from bsearch.objectives.data.batches import RandomState
+from bsearch.objectives.data.stream import FirstSamples, StreamReader, TrainingStream
 from bsearch.objectives.parallel.data_parallel import Ranks
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.state import checkpoint
-from bsearch.objectives.stream import FirstSamples, StreamReader, TrainingStream
 from bsearch.objectives.task import Data, checked_data
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError

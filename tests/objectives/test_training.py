@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.batches import Fetcher, in_order
+from bsearch.objectives.data.batches import Fetcher, in_order
 from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.live_bytes import LiveBytes
 from bsearch.objectives.profiling.probe import profile_task

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.batches import SampleStream
+from bsearch.objectives.data.batches import SampleStream
 from bsearch.objectives.optimizers import needs_closure
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.profiling.memory import MemoryProbe

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bsearch.objectives.batches import Fetcher, SampleStream
+from bsearch.objectives.data.batches import Fetcher, SampleStream
 from bsearch.objectives.training import TrainingRun, train_task
 from bsearch.objectives.vision import Vision, augmented
 from bsearch.spaces.errors import TaskError

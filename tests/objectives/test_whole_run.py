@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.batches import SampleStream
+from bsearch.objectives.data.batches import SampleStream
 from bsearch.objectives.parallel.rank_processes import close_ranks
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.trial import start_attempt

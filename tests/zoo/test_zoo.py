@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from bsearch.objectives.adapters.loop_task import LoopTask
-from bsearch.objectives.batches import SampleStream
+from bsearch.objectives.data.batches import SampleStream
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.task import Task
 from bsearch.objectives.training import TrainingRun, train_task

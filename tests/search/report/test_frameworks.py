@@ -21,7 +21,7 @@ import pytest
 import torch
 import yaml
 from bsearch.cli import main
-from bsearch.objectives.batches import epoch_order
+from bsearch.objectives.data.batches import epoch_order
 from bsearch.objectives.task import Data, Loss, Task
 from bsearch.objectives.task_code import task_kind
 from bsearch.objectives.training import TrainingRun

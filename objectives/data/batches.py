@@ -28,8 +28,8 @@ from torch._guards import detect_fake_mode
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from ..spaces.errors import TaskError
-from ..spaces.plan import BatchPlan
+from ...spaces.errors import TaskError
+from ...spaces.plan import BatchPlan
 
 # Micro-batches are indexed together up to this many bytes, half of a small cache: of steps of 1.3 ms, indexing each
 # by itself took 4 % (docs/log.md).

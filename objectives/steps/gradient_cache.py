@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..spaces.errors import TaskError
-from ..spaces.trial import TrialSetup
-from .batches import RandomState
-from .model.batch_norm import once_per_step
-from .model.buffers import KeptBuffers
-from .profiling.live_bytes import LiveBytes
-from .task import Task, name_of
+from ...spaces.errors import TaskError
+from ...spaces.trial import TrialSetup
+from ..data.batches import RandomState
+from ..model.batch_norm import once_per_step
+from ..model.buffers import KeptBuffers
+from ..profiling.live_bytes import LiveBytes
+from ..task import Task, name_of
 from .two_passes import fresh, held
 
 if TYPE_CHECKING:
-    from .training import TrainingRun
+    from ..training import TrainingRun
 
 
 class EmbeddingsOf(nn.Module):

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ..spaces.trial import Parameter, TrialSetup
-from .machine.energy import counter_of
-from .machine.processor import waited_s
-from .profiling.live_bytes import LiveBytes
+from ...spaces.trial import Parameter, TrialSetup
+from ..machine.energy import counter_of
+from ..machine.processor import waited_s
+from ..profiling.live_bytes import LiveBytes
 
 # Steps whose live tensors are counted on a CPU: the second includes the optimizer's states.
 COUNTED_STEPS = 2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..spaces.errors import TaskError
+from ...spaces.errors import TaskError
 
 
 def balanced(labels: Sequence[int] | Sequence[str] | np.ndarray | Tensor) -> np.ndarray:

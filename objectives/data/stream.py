@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from ..spaces.errors import TaskError
-from ..spaces.plan import BatchPlan
-from ..spaces.trial import Parameter
+from ...spaces.errors import TaskError
+from ...spaces.plan import BatchPlan
+from ...spaces.trial import Parameter
+from ..parallel.data_parallel import Ranks
+from ..state.checkpoint import random_state, set_random_state
 from .batches import Fetcher, RandomState, SampleKeys, SampleStream, batches, leaves, mixed, seed_generators
-from .parallel.data_parallel import Ranks
-from .state.checkpoint import random_state, set_random_state
 
 # Samples that are kept for tracing memory and for the examination.
 _FIRST = 512

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .batches import RandomState, with_tensors
-from .model.buffers import KeptBuffers
-from .profiling.live_bytes import LiveBytes
+from ..data.batches import RandomState, with_tensors
+from ..model.buffers import KeptBuffers
+from ..profiling.live_bytes import LiveBytes
 
 
 def held(batch: Any, *, on_device: bool = False) -> Any:
