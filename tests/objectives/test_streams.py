@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import stream_tasks
 import torch
-from bsearch.objectives import stream
+from bsearch.objectives.data import stream
 from bsearch.objectives.data.batches import RandomState
 from bsearch.objectives.data.stream import FirstSamples, StreamReader, TrainingStream
 from bsearch.objectives.parallel.data_parallel import Ranks
