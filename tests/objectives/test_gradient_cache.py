@@ -250,3 +250,37 @@ def test_its_memory_is_traced(name: str, like_gpu: bool) -> None:
         assert counted == pytest.approx(probe.batch_peak(largest).total, rel=0.02)
         assert counted <= 1 << 20
         assert law.held_bytes == 128
+
+
+class Blocks(SimCLR):
+    """With dropout in blocks that are computed again in the backward pass."""
+
+    def model(self, setup: Any) -> nn.Module:
+        blocks = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2)) for _ in range(3)]
+        return nn.Sequential(*blocks, nn.Linear(6, 8)).double()
+
+    def checkpoint_blocks(self, model: nn.Module) -> list[nn.Module]:
+        return list(model.children())[:3]
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_activation_checkpointing_changes_nothing(mode: Any) -> None:
+    found = []
+    for one in ("none", mode):
+        run = started(Blocks(), plan=BatchPlan(32, 3, activation_checkpointing=one))
+        torch.manual_seed(2)
+        found.append(ours(run, [11, 11, 10]))
+    assert_equal(found[1], found[0])
+
+
+class Adapted(SimCLR):
+    def model(self, setup: Any) -> nn.Module:
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(r=2, target_modules=["0", "3"], lora_dropout=0.0, init_lora_weights=False)
+        return peft.get_peft_model(super().model(setup), config).double()  # type: ignore[no-any-return]
+
+
+def test_adapters_are_trained_alone() -> None:
+    whole, split = (ours(started(Adapted()), sizes) for sizes in ([57], [23, 20, 14]))
+    assert {gradient is None for gradient in whole} == {True, False}  # the frozen weights, and the adapters'
+    assert_equal(split, whole)

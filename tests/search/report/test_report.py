@@ -139,6 +139,7 @@ def test_every_figure_says_the_same_on_the_page_in_its_picture_and_in_its_csv(st
         assert figure.caption
 
 
+@pytest.mark.slow
 def test_devices_are_compared_by_cost(study: StoredStudy, devices: dict[str, Retimed]) -> None:
     assert StudyFigures.of(study).devices_figure() is None
     figure = StudyFigures.of(study, devices).devices_figure()
