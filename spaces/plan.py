@@ -113,6 +113,7 @@ def plan_batch(
     smallest_micro_batch: int = 1,
     every_micro_batch: bool = False,
     activation_checkpointing: ActivationCheckpointing = "none",
+    accumulation_low: int = 1,
     accumulation_high: int | None = None,
 ) -> BatchPlan:
     """Plan one step under a cap: the lowest accumulation that fits, or the requested one if that is higher.
@@ -123,6 +124,7 @@ def plan_batch(
         smallest_micro_batch: the fewest samples that the model works with (2 with batch statistics).
         every_micro_batch: no device may skip a micro-batch, because devices synchronise in each (SyncBatchNorm).
         activation_checkpointing: what the cap holds for.
+        accumulation_low: the fewest micro-batches per step, if there are as many samples: what the cap holds for.
         accumulation_high: the most micro-batches per step that the study allows.
 
     Raises:
@@ -137,7 +139,8 @@ def plan_batch(
     largest_share = BatchPlan(effective_batch, devices=devices).shares[0]
     fewest = 1 if largest_micro_batch is None else -(-largest_share // largest_micro_batch)
     # With more micro-batches than samples in the largest share, some would be empty on every device.
-    plan = BatchPlan(effective_batch, max(fewest, min(accumulation or 1, largest_share)), devices, activation_checkpointing)
+    wanted = min(max(accumulation or 1, accumulation_low), largest_share)
+    plan = BatchPlan(effective_batch, max(fewest, wanted), devices, activation_checkpointing)
     if accumulation_high is not None and plan.accumulation > accumulation_high:
         raise InfeasiblePlanError(
             f"effective_batch {effective_batch}: expected at most {accumulation_high} micro-batches per step, "
@@ -160,6 +163,17 @@ def plan_batch(
     return plan
 
 
+def accumulation_limits(embedding: Embedding, *, couples_samples: bool) -> dict[str, int]:
+    """What a loss that compares the samples of a batch says of a step's micro-batches, as keyword arguments of `plan_batch`.
+
+    >>> accumulation_limits("cached", couples_samples=False), accumulation_limits("", couples_samples=True)
+    ({'accumulation_low': 2}, {'accumulation_high': 1})
+    """
+    if embedding == "cached":
+        return {"accumulation_low": 2}
+    return {"accumulation_high": 1} if couples_samples or embedding == "whole" else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Consecutive steps with the same plan, whose batch is `growth` times the training's first, a remainder aside."""
@@ -180,8 +194,8 @@ def step_plans(
         stages: where the batch grows, as from `batch_stages`: the first step that begins at such a fraction of the budget or
             later is the first with the larger batch, in at least as many micro-batches. Stages without room for a step are left
             out.
-        limits: `largest_micro_batch`, `smallest_micro_batch`, `every_micro_batch` and `activation_checkpointing` as for
-            `plan_batch`.
+        limits: `largest_micro_batch`, `smallest_micro_batch`, `every_micro_batch`, `activation_checkpointing` and the least
+            and most accumulation, as for `plan_batch`.
 
     Raises:
         InfeasiblePlanError: the remainder has no plan, neither on its own nor joined to the step before.

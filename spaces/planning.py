@@ -22,7 +22,7 @@ from .learning_rate import (
     scaled_settings,
     with_beta2_half_life,
 )
-from .plan import ActivationCheckpointing, BatchPlan, Embedding, Steps, plan_batch, step_plans
+from .plan import ActivationCheckpointing, BatchPlan, Embedding, Steps, accumulation_limits, plan_batch, step_plans
 from .readable import readable_bytes
 from .readable import seconds as readable_seconds
 from .schedule import batch_stages
@@ -80,7 +80,8 @@ def trial_setup(
         memory_limit_bytes=profile.limit_bytes,
         largest_micro_batch=limits["largest_micro_batch"],
         smallest_micro_batch=limits["smallest_micro_batch"],
-        couples_samples=not profile.under(plan).splits,
+        couples_samples=profile.couples_samples,
+        embedding=profile.under(plan).embedding,
         # One that repeats another's setting is for that setting alone.
         branches=() if "repeats" in suggestion.notes else _branches(spec, profile, epochs, effective_batch),
     )
@@ -219,7 +220,6 @@ def _planned(
     domain = spec.space.accumulation
     limits = plan_limits(spec, profile, devices, effective_batch)
     if profile.embedding == "cached":
-        accumulation = max(accumulation or 2, 2)
         most = largest_batch(spec, profile, devices)
         if most is not None and effective_batch > most:
             raise InfeasiblePlanError(
@@ -290,7 +290,7 @@ def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int, effective
         "smallest_micro_batch": profile.smallest_micro_batch,
         "every_micro_batch": spec.training.sync_batch_norm,
         "activation_checkpointing": profile.activation_checkpointing,
-        **({} if profile.splits else {"accumulation_high": 1}),
+        **accumulation_limits(profile.embedding, couples_samples=profile.couples_samples),
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from .errors import TaskError
 from .learning_rate import RULE_EXPONENTS, OptimizerSettings, average_decay
-from .plan import ActivationCheckpointing, BatchPlan, Sharding, Steps, step_plans
+from .plan import ActivationCheckpointing, BatchPlan, Embedding, Sharding, Steps, accumulation_limits, step_plans
 from .readable import joules, number, seconds
 from .schedule import batch_stages
 from .study.goals import Speed
@@ -57,7 +57,8 @@ class TrialSetup:
         samples_budget: samples to train on, epochs times the training set.
         training: the study's `training` section: schedule, warm-up, precision, seed, ...
         largest_micro_batch: the most samples per micro-batch on one device; None: no limit.
-        couples_samples: the loss compares the samples of a batch, so that no step of this plan is split.
+        couples_samples: the loss compares the samples of a batch, so that no step is split.
+        embedding: how a loss over the embeddings of a whole batch is computed, in every step alike.
         metric: name of the metric that trials are compared on.
         sharding: what its devices share out.
         folder: the study file's; relative paths in the task are resolved against it.
@@ -80,6 +81,7 @@ class TrialSetup:
     largest_micro_batch: int | None = None
     smallest_micro_batch: int = 1
     couples_samples: bool = False
+    embedding: Embedding = ""
     evaluation_batch: int | None = None  # samples per forward pass of evaluation; None: a constant
     memory_limit_bytes: int | None = None  # limit per device; using more counts as out of memory
     metric: str = "accuracy"
@@ -108,7 +110,7 @@ class TrialSetup:
             "smallest_micro_batch": self.smallest_micro_batch,
             "every_micro_batch": self.training.sync_batch_norm,
             "activation_checkpointing": self.plan.activation_checkpointing,
-            **({"accumulation_high": 1} if self.couples_samples else {}),
+            **accumulation_limits(self.embedding, couples_samples=self.couples_samples),
         }
 
     @property

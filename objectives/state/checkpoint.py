@@ -42,6 +42,7 @@ _ATTEMPT_FIELDS = {
     "number",
     "attempt",
     "plan",
+    "embedding",
     "largest_micro_batch",
     "evaluation_batch",
     "memory_limit_bytes",

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from ...spaces.errors import BsearchError, Fault, InfeasiblePlanError, StudyFileError, cut
 from ...spaces.files import text_of
 from ...spaces.laws.device import DeviceProfile
-from ...spaces.plan import BatchPlan, plan_batch
+from ...spaces.plan import BatchPlan, accumulation_limits, plan_batch
 from ...spaces.planning import (
     best_plan,
     known_train_s,
@@ -197,6 +197,7 @@ def retimed(
             there = replace(
                 setup,
                 plan=plan,
+                embedding=profile.under(plan).embedding,
                 largest_micro_batch=limits["largest_micro_batch"],
                 smallest_micro_batch=limits["smallest_micro_batch"],
             )
@@ -357,12 +358,11 @@ def planned_on(
             "largest_micro_batch": min((cap for cap in caps if cap is not None), default=None),
             "smallest_micro_batch": max(smallest_micro_batch, one.smallest_micro_batch),
             "activation_checkpointing": one.activation_checkpointing,
-            **({} if one.splits else {"accumulation_high": 1}),
+            **accumulation_limits(one.embedding, couples_samples=one.couples_samples),
         }
 
     def plan_of(one: DeviceProfile) -> BatchPlan:
-        requested = max(accumulation or 2, 2) if one.embedding == "cached" else accumulation
-        plan = plan_batch(effective_batch, devices=devices, accumulation=requested, **limits(one))
+        plan = plan_batch(effective_batch, devices=devices, accumulation=accumulation, **limits(one))
         if accumulation is not None or not one.splits:
             return plan
         return with_fastest_accumulation(plan, replace(one, smallest_micro_batch=limits(one)["smallest_micro_batch"]))

@@ -19,7 +19,7 @@ from ...objectives.profiling.first_step import user_code_errors
 from ...objectives.profiling.step_time import Round, timed_rounds
 from ...spaces.errors import InfeasiblePlanError, StudyFileError, cut
 from ...spaces.laws.device import DeviceProfile
-from ...spaces.plan import BatchPlan, plan_batch
+from ...spaces.plan import BatchPlan, accumulation_limits, plan_batch
 from ...spaces.planning import micro_batch_cap, profile_request
 from ...spaces.study.spec import StudySpec
 from ..run.serial import SerialRunner
@@ -57,7 +57,7 @@ def run_bench(spec: StudySpec, sizes: Sequence[int], repeats: int, notify: Calla
         "largest_micro_batch": micro_batch_cap(spec, profile, devices),
         "smallest_micro_batch": profile.smallest_micro_batch,
         "every_micro_batch": spec.training.sync_batch_norm,
-        **({} if profile.splits else {"accumulation_high": 1}),
+        **accumulation_limits(profile.embedding, couples_samples=profile.couples_samples),
     }
     plans: dict[int, BatchPlan] = {}
     left_out = []

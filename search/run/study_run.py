@@ -237,9 +237,8 @@ class StudyRun:
             return False
         used = profile.under(setup.plan)
         limits = plan_limits(self.spec, used, devices, setup.effective_batch)
-        fewest = 2 if used.embedding == "cached" else None
         try:
-            plan = plan_batch(setup.effective_batch, devices=devices, accumulation=fewest, **limits)
+            plan = plan_batch(setup.effective_batch, devices=devices, **limits)
         except InfeasiblePlanError:
             return False
         attempt.setup = replace(setup, plan=plan, largest_micro_batch=limits["largest_micro_batch"])
@@ -709,15 +708,13 @@ class StudyRun:
                 cap = min(failed - 1 if cap is None else cap, failed - 1)
             with contextlib.suppress(InfeasiblePlanError):
                 limits = {**plan_limits(self.spec, one, devices, setup.effective_batch), "largest_micro_batch": cap or 1}
-                plan = plan_batch(
-                    setup.effective_batch, devices=devices, accumulation=2 if one.embedding == "cached" else None, **limits
-                )
+                plan = plan_batch(setup.effective_batch, devices=devices, **limits)
                 retry = replace(
                     setup,
                     attempt=setup.attempt + 1,
                     plan=plan,
                     largest_micro_batch=limits["largest_micro_batch"],
-                    couples_samples=not one.splits,
+                    embedding=one.embedding,
                 )
                 retry.steps()
                 if attempt.kind == self.timed_on and devices == attempt.devices:

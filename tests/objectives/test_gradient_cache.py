@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import embedding_tasks
 import pytest
 import torch
+import yaml
 from bsearch.objectives.examination.examine import examined
 from bsearch.objectives.examination.step import uneven_parts
 from bsearch.objectives.parallel.rank_processes import RankProcesses
@@ -16,6 +18,7 @@ from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.plan import BatchPlan
 from embedding_tasks import CLIP, TASKS, Pairs, SimCLR, gradient
+from helpers import run as run_study_at
 from helpers import setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -284,3 +287,25 @@ def test_adapters_are_trained_alone() -> None:
     whole, split = (ours(started(Adapted()), sizes) for sizes in ([57], [23, 20, 14]))
     assert {gradient is None for gradient in whole} == {True, False}  # the frozen weights, and the adapters'
     assert_equal(split, whole)
+
+
+def test_a_whole_batch_that_runs_out_of_memory_is_tried_again_in_parts(tmp_path: Path) -> None:
+    """At the same batch: first in two, then in as many as it takes."""
+    values = {
+        "study": "small",
+        "task": f"{FILE}:SmallMemory",
+        "space": {"effective_batch": {"choices": [90, 157]}, "reference_rate": 0.1, "epochs": 1},
+        "memory": {"largest_micro_batch": 200},
+        "training": {"evaluations": 1},
+        "budget": {"trials": 2, "profile_s": 0},
+        "baseline": [{"effective_batch": batch, "reference_rate": 0.1, "epochs": 1} for batch in (90, 157)],
+    }
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(values))
+    result = run_study_at(path)
+    assert not result.failure
+    found = {trial.facts.effective_batch: trial for trial in result.study.records if trial.outcome == "complete"}
+    assert set(found) == {90, 157}
+    assert (found[90].facts.accumulation, found[90].facts.micro_batch) == (2, 45)
+    assert found[157].facts.micro_batch <= 50
+    assert found[157].facts.accumulation * found[157].facts.micro_batch >= 157

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from bsearch.spaces.errors import InfeasiblePlanError
-from bsearch.spaces.plan import BatchPlan, even_parts, plan_batch, step_plans, step_sizes
+from bsearch.spaces.plan import BatchPlan, accumulation_limits, even_parts, plan_batch, step_plans, step_sizes
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -151,3 +151,22 @@ def test_the_steps_of_a_training_are_its_step_sizes_each_planned(
     runs = step_plans(plan, budget, **limits)
     assert [run.plan for run in runs for _ in range(run.count)] == expected
     assert all(run.count > 0 for run in runs)
+
+
+@given(st.integers(1, 400), st.integers(1, 120), st.integers(1, 4), st.integers(1, 60))
+def test_cached_embeddings_are_of_several_micro_batches_to_the_last_step(
+    budget: int, batch: int, devices: int, cap: int
+) -> None:
+    """The cap holds for what runs twice: a remainder in one micro-batch would take more."""
+    limits = {"largest_micro_batch": cap, **accumulation_limits("cached", couples_samples=False)}
+    if batch < devices or budget < batch:
+        return
+    plan = plan_batch(batch, devices=devices, **limits)
+    try:
+        steps = step_plans(plan, budget, **limits)
+    except InfeasiblePlanError:
+        return
+    assert sum(run.count * run.plan.effective_batch for run in steps) == budget
+    for run in steps:
+        assert run.plan.accumulation >= min(2, run.plan.shares[0])
+        assert run.plan.largest_micro_batch <= cap
