@@ -154,9 +154,7 @@ def test_the_steps_of_a_training_are_its_step_sizes_each_planned(
 
 
 @given(st.integers(1, 400), st.integers(1, 120), st.integers(1, 4), st.integers(1, 60))
-def test_cached_embeddings_are_of_several_micro_batches_to_the_last_step(
-    budget: int, batch: int, devices: int, cap: int
-) -> None:
+def test_cached_embeddings_are_of_several_micro_batches_each_step(budget: int, batch: int, devices: int, cap: int) -> None:
     """The cap holds for what runs twice: a remainder in one micro-batch would take more."""
     limits = {"largest_micro_batch": cap, **accumulation_limits("cached", couples_samples=False)}
     if batch < devices or budget < batch:
