@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -171,7 +172,10 @@ def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
         if axes.get_legend_handles_labels()[1]:
             axes.legend(fontsize=8)
         buffer = io.BytesIO()
-        canvas.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        with warnings.catch_warnings():
+            # On a busy machine the search for the legend's best place takes a second, of which matplotlib warns.
+            warnings.filterwarnings("ignore", message="Creating legend with loc", category=UserWarning)
+            canvas.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 
 
