@@ -121,8 +121,8 @@ def parts_cause(layer: str) -> Cause:
         )
     return Cause(
         "mean",
-        "expected parts whose gradients add up to that of the whole step, got parts that do not. Weight the mean loss of each part by "
-        "part.weight, or divide its sum by step.samples; and call an optimizer after the last part, never between.",
+        "expected parts whose gradients add up to that of the whole step, got parts that do not. Weight the mean loss of each "
+        "part by part.weight, or divide its sum by step.samples; and call an optimizer after the last part, never between.",
     )
 
 
