@@ -222,6 +222,7 @@ def test_five_faults_are_five_messages_and_nothing_is_written(study_file: Callab
             {
                 "task": f"{TASKS}:NoDecay",
                 "space": {"effective_batch": 64, "reference_rate": 0.1, "weight_decay": {"low": 1e-3, "high": 0.1}},
+                "budget": BRIEFLY_TIMED,
             },
             "space.weight_decay: expected a task whose SGD applies it, got one that does not",
         ),

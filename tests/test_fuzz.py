@@ -368,6 +368,7 @@ def test_no_profile_ends_in_a_traceback(document: Any, batch: int) -> None:
 
 @fuzz(100)
 @given(wild_profiles().filter(lambda document: isinstance(document, dict)) | st.dictionaries(st.text(), _wild))
+@pytest.mark.slow
 def test_no_profile_from_a_dict_ends_in_a_traceback(document: dict[str, Any]) -> None:
     try:
         values = document["profiles"][0]["profile"]

@@ -236,7 +236,9 @@ def test_the_examination_finds_an_embedding_that_depends_on_its_micro_batch() ->
 
 
 @pytest.mark.parametrize("like_gpu", [False, True])
-@pytest.mark.parametrize("name", ["SimCLR", "CLIPWithDropout", "Queue"])
+@pytest.mark.parametrize(
+    "name", ["Queue", *(pytest.param(one, marks=pytest.mark.slow) for one in ("SimCLR", "CLIPWithDropout"))]
+)
 def test_its_memory_is_traced(name: str, like_gpu: bool) -> None:
     """A large batch holds no more than its embeddings' gradients beside a micro-batch, and the loss over it."""
     probe = MemoryProbe(TASKS[name](), setup(1, smallest_micro_batch=1), like_gpu=like_gpu, embedding="cached")

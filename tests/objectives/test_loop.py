@@ -84,7 +84,7 @@ def test_two_passes_over_a_step_see_the_same_parts_and_sum_to_the_unsplit_step(a
         assert torch.equal(torch.cat(one), torch.cat(other))
 
 
-@pytest.mark.parametrize("name", ["classifier", "adversarial"])
+@pytest.mark.parametrize("name", ["adversarial", pytest.param("classifier", marks=pytest.mark.slow)])
 def test_it_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"plan": BatchPlan(57, 3), "samples_budget": 900, "training": {"evaluations": 5}}
     expected = attempt(name, setup(rate=0.01, **changes))

@@ -142,6 +142,7 @@ def test_code_that_asks_for_more_does_not_make_it_train() -> None:
     assert "trained" not in STEPS
 
 
+@pytest.mark.slow
 def test_a_function_that_yields_before_it_trains_has_unknown_memory() -> None:
     request = ProfileRequest(setup(1, budget=1), Memory(limit="1MiB"), highest=64)
     assert "got a str first" in profile_task(f"{__name__}:says_something_first", request).note

@@ -135,6 +135,7 @@ def test_the_command_prints_what_it_found(tmp_path: Path) -> None:
     assert "70 runs at 7 batches" in text
 
 
+@pytest.mark.slow
 def test_it_predicts_mlperfs_batches_that_it_has_not_seen() -> None:
     path = Path(os.environ.get("BSEARCH_DATA", "")) / "mlperf" / "samples_to_target.csv"
     if not path.is_file():

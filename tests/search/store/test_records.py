@@ -391,6 +391,7 @@ def test_code_that_never_finished_a_trial_may_be_mended(study_file: Callable[...
         run(path)
 
 
+@pytest.mark.slow
 def test_a_comment_changes_no_experiment_and_a_change_of_code_may_be_declared_the_same(
     study_file: Callable[..., Path], tmp_path: Path
 ) -> None:

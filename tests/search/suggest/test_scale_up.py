@@ -179,6 +179,7 @@ def test_what_cannot_be_scaled_is_told(made: list[TrialRecord], words: str) -> N
         scale_up("few", made, 10)
 
 
+@pytest.mark.slow
 def test_the_next_study_is_small_and_around_what_is_expected(study_file: Callable[..., Path]) -> None:
     exponents = (0.5, 0.0, 0.25, -0.5)
     made = trials(exponents, [SMALL], 40)
