@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 from trainer_contract import (
     CLASS_WEIGHTS,
+    CONTRASTED,
     LOG,
     Net,
     Points,
@@ -128,6 +129,26 @@ def negative(setup: TrialSetup) -> Iterator[Measurement]:
 
 def coupled(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Plain(), couples_samples=True)
+
+
+def contrasted(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), **CONTRASTED)
+
+
+class OwnStep(Trainer):
+    """A user's own step, which a loss over embeddings would replace."""
+
+    def training_step(self, *args: Any, **more: Any) -> Any:
+        return super().training_step(*args, **more)
+
+
+def contrasted_wrong(setup: TrialSetup) -> Iterator[Measurement]:
+    wrong: dict[str, Any] = dict(CONTRASTED)
+    if setup.parameters["wrong"] == "alone":
+        del wrong["batch_loss"]
+    elif setup.parameters["wrong"] == "couples":
+        wrong["couples_samples"] = True
+    yield from trained(setup, Plain(), OwnStep, **wrong, denominator=len)
 
 
 class Encoded(UserDict[str, Any]):

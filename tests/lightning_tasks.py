@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from trainer_contract import (
     CLASS_WEIGHTS,
+    CONTRASTED,
     LOG,
     Net,
     Points,
@@ -201,6 +202,19 @@ def weighted(setup: TrialSetup) -> Iterator[Measurement]:
 
 def coupled(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Module(setup), couples_samples=True)
+
+
+def contrasted(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Module(setup), **CONTRASTED)
+
+
+def contrasted_wrong(setup: TrialSetup) -> Iterator[Measurement]:
+    wrong: dict[str, Any] = dict(CONTRASTED)
+    if setup.parameters["wrong"] == "alone":
+        del wrong["batch_loss"]
+    elif setup.parameters["wrong"] == "couples":
+        wrong["couples_samples"] = True
+    yield from trained(setup, Module(setup), **wrong)
 
 
 class Skipping(Module):

@@ -150,6 +150,25 @@ def one_large_batch(made: TrialSetup, points: Points, loss: Any) -> tuple[float,
     return float(value.detach()), torch.cat([one.flatten() for one in gradient])
 
 
+def embed(model: Any, batch: Any, setup: TrialSetup) -> Any:
+    if setup.parameters.get("rows"):
+        return getattr(model, "net", model).layers(batch["x"])[1:]
+    return getattr(model, "net", model).layers(batch["x"]), batch["labels"]
+
+
+def triplets(model: nn.Module, embeddings: Any, setup: TrialSetup) -> torch.Tensor:
+    """The farthest sample of each one's class against the nearest of another."""
+    vectors, labels = nn.functional.normalize(embeddings[0], dim=1), embeddings[1]
+    distances = (2 - 2 * vectors @ vectors.T).clamp(min=1e-9).sqrt()
+    same = labels[:, None] == labels
+    farthest, nearest = distances.masked_fill(~same, 0.0).amax(1), distances.masked_fill(same, 10.0).amin(1)
+    return nn.functional.relu(farthest - nearest + 0.5).mean()
+
+
+# A loss that compares the samples of a batch, for any of the adapters.
+CONTRASTED = {"embed": embed, "batch_loss": triplets}
+
+
 def relative(gradient: torch.Tensor, expected: torch.Tensor) -> float:
     return float((gradient - expected).norm() / expected.norm())
 
@@ -396,6 +415,51 @@ class TrainerContract:
             assert parts.couples_samples
 
         self.examined("coupled", whole, check)
+
+    @pytest.mark.parametrize("micro_batches", [1, 3, 7])
+    def test_a_loss_over_embeddings_is_split_exactly(self, micro_batches: int) -> None:
+        made = setup(257, micro_batches, budget=771, rate=0.3, training={"clip_norm": 0.5})
+        *_, last = self.trained("contrasted", made)
+        assert [len(one) for one in LOG.gradients] == 3 * [sum(one.numel() for one in Net().parameters())]
+        points, net = Points(), self.first_net(made)
+        index = torch.from_numpy(SampleStream(SAMPLES, made.seed).take(0, 257).index)
+        loss = triplets(net, (net.layers(points.x[index]), points.labels[index]), made)
+        gradient = torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(net.parameters()))])
+        assert relative(LOG.gradients[0], gradient * min(1.0, 0.5 / (gradient.norm() + 1e-6))) < 1e-12
+        assert math.isfinite(last.train_loss) and last.samples_seen == 771
+
+    def first_net(self, made: TrialSetup) -> Net:
+        torch.manual_seed(made.seed)
+        return Net()
+
+    def test_a_loss_over_embeddings_is_examined_and_its_memory_known(self) -> None:
+        limit = 160_000
+        request = ProfileRequest(setup(1, budget=1), Memory(limit=limit), highest=120)
+        profile = profile_task(f"{self.tasks}:contrasted", request)
+        assert profile.examination is not None and not profile.examination.refusals and profile.examination.difference < 1e-9
+        whole, cached = profile.each
+        assert (whole.embedding, cached.embedding) == ("whole", "cached")
+        # The loss compares every pair, so that its own memory limits the batch, split or not.
+        for one, batch, micro_batches in ((whole, whole.largest_micro_batch, 1), (cached, cached.largest_batch, 4)):
+            assert one.memory is not None and one.memory.source == "traced" and batch is not None and batch < 120
+            made = setup(batch, micro_batches, budget=2 * batch, memory_limit_bytes=limit, training={"evaluations": 1})
+            *_, last = self.trained("contrasted", made)
+            assert 0.85 * limit < last.facts["peak_bytes"] <= limit
+            larger = setup(2 * batch, 2 * micro_batches, budget=2 * batch, memory_limit_bytes=limit)
+            assert self.ending("contrasted", larger).kind == "out_of_memory"
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"wrong": "alone"}, "expected either neither or both of embed and batch_loss, got embed"),
+            ({"wrong": "couples"}, "expected no couples_samples beside embed and batch_loss"),
+        ],
+    )
+    def test_a_loss_over_embeddings_that_is_not_one_is_refused(self, wrong: dict[str, Any], message: str) -> None:
+        outcome = self.ending("contrasted_wrong", setup(50, 2, budget=100, parameters=wrong))
+        assert outcome.kind == "error" and message in outcome.message and not LOG.steps
+        outcome = self.ending("contrasted", setup(50, 2, budget=100, parameters={"rows": True}))
+        assert "train_with.embed: expected one row for each of 25 samples" in outcome.message
 
     @pytest.mark.parametrize(
         ("sampling", "got"),

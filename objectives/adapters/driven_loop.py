@@ -31,6 +31,7 @@ from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..steps.step_clock import StepClock
 from ..task import check_optimizer
 from ..training import configure_torch, seed_everything
+from .coupled_loss import CoupledLoss
 
 # The random sampler that accelerate puts in the place of torch's.
 _ACCELERATES_SAMPLER = "accelerate.data_loader.SeedableRandomSampler"
@@ -59,6 +60,7 @@ class DrivenLoop:
     Args:
         where: the adapter's name, for messages.
         couples_samples: whether the loss compares the samples of a batch, so that no step may be split.
+        coupled_loss: such a loss that is split exactly; None: the loss is the library's own.
 
     Raises:
         TaskError: the study uses an option that such a loop does not support.
@@ -73,8 +75,11 @@ class DrivenLoop:
     clock: StepClock
     averages: Sequence[Tensor] = ()
 
-    def __init__(self, setup: TrialSetup, where: str, couples_samples: bool = False) -> None:
+    def __init__(
+        self, setup: TrialSetup, where: str, couples_samples: bool = False, coupled_loss: CoupledLoss | None = None
+    ) -> None:
         self.setup, self.where, self.couples_samples = setup, where, couples_samples
+        self.coupled_loss = coupled_loss
         self._check_supported()
         self.schedule = schedule_of(setup)
         configure_torch(setup)
@@ -188,9 +193,10 @@ class DrivenLoop:
         while self._fetched < len(self.plans) and not self.diverged:
             plan = self.plans[self._fetched]
             self._fetched += 1
-            tokens = 0
-            for _ in plan.micro_batches():
-                batch = LiveBytes.fetched(lambda: next(stream))
+            tokens, sizes = 0, plan.micro_batches()
+            counts = self.coupled_loss is None or len(sizes) == 1  # otherwise they wait in host memory
+            for _ in sizes:
+                batch = LiveBytes.fetched(lambda: next(stream), counts=counts)
                 tokens += _tokens_of(batch)
                 self._fetched_tokens[self._fetched] = tokens
                 yield batch

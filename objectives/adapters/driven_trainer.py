@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
 from ..data.batches import leaves, to_device
+from .coupled_loss import CoupledSteps
 from .driven_loop import DrivenLoop, zero_gradients
 
 
@@ -102,6 +103,8 @@ class DrivenTrainer:
         Returns:
             The step's mean loss, detached.
         """
+        if self.driven.coupled_loss is not None:
+            return self._accumulate_coupled(model, micro_batches)
         counts = [float(self._batch_denominator(batch, samples)) for samples, batch in micro_batches]
         total = math.fsum(counts)
         loss = torch.zeros((), device=self.driven.device)
@@ -119,6 +122,25 @@ class DrivenTrainer:
         if not total:
             zero_gradients(model.parameters())
         return loss
+
+    def _accumulate_coupled(self, model: nn.Module, micro_batches: list[tuple[int, Any]]) -> Tensor:
+        """The same for a loss over the step's embeddings."""
+        model.train()
+        waiting = [*micro_batches]
+        micro_batches.clear()
+        return self._coupled_steps.accumulate(waiting)
+
+    @cached_property
+    def _coupled_steps(self) -> CoupledSteps:
+        trainer: Any = self
+        return CoupledSteps(
+            trainer.driven.coupled_loss,
+            trainer.model_wrapped,
+            trainer.driven.setup,
+            scaler=getattr(trainer.accelerator, "scaler", None),
+            autocast=trainer.compute_loss_context_manager,
+            on_device=trainer._prepare_inputs,
+        )
 
     def _batch_denominator(self, batch: Any, samples: int) -> Tensor | float:
         """What the mean loss of a batch divides by: the user's, its labels that count, or its samples if it has no labels."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +24,7 @@ from ..examination.copies import line_of
 from ..machine.device_memory import EvaluationMemoryError, is_out_of_memory
 from ..machine.environment import environment
 from .as_generator import Report, as_generator
+from .coupled_loss import BatchLoss, Embed, coupled_loss
 from .driven_loop import DrivenLoop, study_faults
 from .driven_trainer import DrivenTrainer
 from .loop_task import TrainingParts, report_parts_if_profiling
@@ -89,6 +91,8 @@ def train_with(
     arguments: Mapping[str, Any] | None = None,
     denominator: Callable[[Any], Tensor | float] | None = None,
     couples_samples: bool = False,
+    embed: Embed | None = None,
+    batch_loss: BatchLoss | None = None,
     **parts: Any,
 ) -> Iterator[Measurement]:
     """Train according to the trial's setup, and yield the metrics of `compute_metrics` at each evaluation.
@@ -100,16 +104,28 @@ def train_with(
             `lambda batch: weights[batch["labels"]].sum()` for class weights; default: its labels other than -100, or its
             samples if it has no labels.
         couples_samples: whether the loss compares the samples of a batch, as contrastive losses do: no step may be split.
+        embed, batch_loss: such a loss, split exactly, instead of the Trainer's: see `coupled_loss`. The Trainer's own loss is
+            then that of evaluation alone.
         parts: further arguments of the Trainer's class: model, train_dataset, eval_dataset, data_collator, compute_metrics,
             callbacks, ...
 
     Raises:
         TaskError: arguments that belong to the study, data without a length or in an order of their own, several devices.
     """
-    driven = DrivenLoop(setup, "transformers.Trainer", couples_samples)
+    loss = coupled_loss(embed, batch_loss, couples_samples=couples_samples)
+    driven = DrivenLoop(setup, "transformers.Trainer", couples_samples, loss)
     given = dict(arguments or {})
-    if faults := _faults(given, parts):
+    faults = _faults(given, parts)
+    if loss is not None and denominator is not None:
+        faults.append("train_with: denominator: expected None with batch_loss, which returns the mean over its samples")
+    if loss is not None and trainer.training_step is not Trainer.training_step:
+        faults.append(
+            f"{trainer.__name__}.training_step: expected the Trainer's with batch_loss, which replaces it; got an override"
+        )
+    if faults:
         raise TaskError("\n".join(faults))
+    if loss is not None:
+        given.setdefault("remove_unused_columns", False)  # what `embed` reads, the Trainer cannot know
     training_arguments = _arguments(setup, given, len(driven.plans) - driven.number)
     divides_by = None if denominator is None else staticmethod(denominator)
     driven_class = type(trainer.__name__, (DrivenTrainer, trainer), {"driven": driven, "user_denominator": divides_by})
@@ -211,6 +227,7 @@ class _MeasuringCallback(TrainerCallback):
             self._accumulate,
             self.driven.couples_samples,
             weights=self.driven.weights(),
+            coupled_loss=None if self.driven.coupled_loss is None else self.driven.coupled_loss.given(context=self._context),
         )
 
     def _accumulate(self, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
@@ -223,13 +240,20 @@ class _MeasuringCallback(TrainerCallback):
         """The loss of a batch, as the Trainer computes it."""
         device = next(model.parameters()).device
         items = torch.ones((), dtype=torch.int64, device=device) if self.trainer.counts_items else None
-        # Only the model's own forward pass is under autocast, which Accelerate has wrapped around it.
-        with torch.autocast(self.driven.device.type, enabled=False), self.trainer.compute_loss_context_manager():
+        with self._context():
             loss: Tensor = self.trainer.compute_loss(model, batch, num_items_in_batch=items)
         return loss
 
+    @contextmanager
+    def _context(self) -> Iterator[None]:
+        """Context of the loss: only the model's own forward pass is under autocast, which Accelerate has wrapped around it."""
+        with torch.autocast(self.driven.device.type, enabled=False), self.trainer.compute_loss_context_manager():
+            yield
+
     def _loss_location(self) -> str:
         """Where the loss is computed, for messages: in the user's Trainer, or in the model."""
+        if self.driven.coupled_loss is not None:
+            return self.driven.coupled_loss.where(self.driven.setup)
         kinds: Any = type(self.trainer).__mro__[1:]
         own = next(kind for kind in kinds if "compute_loss" in vars(kind) and kind is not DrivenTrainer)
         if own is Trainer:

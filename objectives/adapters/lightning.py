@@ -26,10 +26,12 @@ from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
 from ...spaces.trial import Measurement, TrialSetup
+from ..data.batches import to_device
 from ..examination.copies import line_of
 from ..machine.device_memory import is_out_of_memory
 from ..training import rescale_gradients
 from .as_generator import Report, as_generator
+from .coupled_loss import BatchLoss, CoupledSteps, Embed, coupled_loss
 from .driven_loop import DrivenLoop, study_faults, zero_gradients
 from .loop_task import TrainingParts, report_parts_if_profiling
 
@@ -83,6 +85,8 @@ def train_with(
     data: LightningDataModule | tuple[Any, Any] | None = None,
     *,
     couples_samples: bool = False,
+    embed: Embed | None = None,
+    batch_loss: BatchLoss | None = None,
     **arguments: Any,
 ) -> Iterator[Measurement]:
     """Train according to the trial's setup, and yield the metrics that `validation_step` logs at each evaluation.
@@ -94,12 +98,15 @@ def train_with(
             `collate_fn` and workers of the training loader are used, and the weights of a `WeightedRandomSampler`: the trial
             sets batches and order.
         couples_samples: whether the loss compares the samples of a batch, as contrastive losses do: no step may be split.
+        embed, batch_loss: such a loss, split exactly, instead of `training_step`: see `coupled_loss`. The model that they get
+            is the module.
         arguments: of `lightning.Trainer`, except those that the study sets, such as max_epochs.
 
     Raises:
         TaskError: arguments that belong to the study, data without a length or in an order of their own, several devices.
     """
-    driven = DrivenLoop(setup, "lightning.Trainer", couples_samples)
+    loss = coupled_loss(embed, batch_loss, couples_samples=couples_samples)
+    driven = DrivenLoop(setup, "lightning.Trainer", couples_samples, loss)
     faults = study_faults("train_with", arguments, _STUDY_KEYS)
     if setup.training.compile:
         faults.append(
@@ -211,15 +218,20 @@ class _MicroBatches:
 
 
 class _Accumulation:
-    """The gradient and the mean loss of a step over `size` samples, added up micro-batch by micro-batch."""
+    """The gradient and the mean loss of a step over `size` samples, added up micro-batch by micro-batch.
 
-    def __init__(self, module: LightningModule, size: int) -> None:
-        self.module, self.size = module, size
+    Args:
+        outputs: of a batch and its index, what `training_step` returns.
+    """
+
+    def __init__(self, module: LightningModule, size: int, outputs: Callable[[Any, int], Any]) -> None:
+        self.module, self.size, self._outputs = module, size, outputs
         self._total = torch.zeros((), dtype=torch.float64, device=module.device)  # the summed loss
         self._denominator = 0.0  # that of its mean
 
-    def add(self, output: Any, samples: int) -> Any:
-        """Back-propagate what `training_step` returned for a micro-batch; returns it without its graph."""
+    def add(self, batch: Any, index: int, samples: int) -> Any:
+        """Back-propagate what `training_step` returns for a micro-batch; returns it without its graph."""
+        output = self._outputs(batch, index)
         loss = _mean_loss(self.module, output)
         reported = output.get("denominator") if isinstance(output, Mapping) else None
         denominator = float(samples if reported is None else reported)  # of a tensor on a GPU, this synchronises
@@ -247,6 +259,19 @@ class _Accumulation:
         return self._total / self._denominator
 
 
+class _CoupledAccumulation:
+    """The same for a loss over the embeddings of the whole step: its micro-batches wait in host memory for its end."""
+
+    def __init__(self, steps: CoupledSteps) -> None:
+        self._steps, self._waiting = steps, list[tuple[int, Any]]()
+
+    def add(self, batch: Any, index: int, samples: int) -> None:
+        self._waiting.append((samples, to_device(batch, torch.device("cpu"))))
+
+    def end(self) -> Tensor:
+        return self._steps.accumulate(self._waiting)
+
+
 class _DrivingCallback(Callback):
     """Runs the module's training step per micro-batch, and the optimizer step after a planned step's last micro-batch."""
 
@@ -255,7 +280,8 @@ class _DrivingCallback(Callback):
         self._training_step = module.training_step
         self._takes_index = len(inspect.signature(self._training_step).parameters) > 1
         self._next = 0  # index of the next micro-batch in its step
-        self._step: _Accumulation  # the current one
+        self._step: _Accumulation | _CoupledAccumulation  # the current one
+        self._coupled_steps: CoupledSteps | None = None
         self._loss: Tensor  # the last step's mean
         self._measured = False  # at the end of the loop's epoch
 
@@ -276,7 +302,7 @@ class _DrivingCallback(Callback):
 
     def _train_micro_batch(self, module: LightningModule, batch: Any, index: int) -> Any:
         sizes = self.driven.plan.micro_batches()
-        output = self._step.add(self._output(batch, index), sizes[self._next])
+        output = self._step.add(batch, index, sizes[self._next])
         self._next += 1
         if self._next == len(sizes):
             self._loss = self._step.end()
@@ -290,14 +316,24 @@ class _DrivingCallback(Callback):
 
     def _accumulate(self, trainer: Trainer, module: LightningModule, micro_batches: Sequence[tuple[int, Any]]) -> Tensor:
         """A step's gradient without a step: neither callbacks nor logs see it."""
-        step = _Accumulation(module, sum(samples for samples, _ in micro_batches))
+        step = self._begun(trainer, module, sum(samples for samples, _ in micro_batches))
         with patch.object(trainer, "callbacks", []), patch.multiple(module, log=_log_nothing, log_dict=_log_nothing):
             for index, (samples, batch) in enumerate(micro_batches):
                 batch = trainer.precision_plugin.convert_input(batch)
                 batch = trainer.strategy.batch_to_device(module._on_before_batch_transfer(batch))
                 with trainer.precision_plugin.train_step_context():
-                    step.add(self._output(batch, index), samples)
-        return step.end()
+                    step.add(batch, index, samples)
+            with trainer.precision_plugin.train_step_context():
+                return step.end()
+
+    def _begun(self, trainer: Trainer, module: LightningModule, size: int) -> _Accumulation | _CoupledAccumulation:
+        """A new step of `size` samples."""
+        if self.driven.coupled_loss is None:
+            return _Accumulation(module, size, self._output)
+        if self._coupled_steps is None:
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            self._coupled_steps = CoupledSteps(self.driven.coupled_loss, module, self.driven.setup, scaler=scaler)
+        return _CoupledAccumulation(self._coupled_steps)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if faults := _callback_faults(f"{type(pl_module).__name__}.configure_callbacks", trainer.callbacks):
@@ -323,15 +359,23 @@ class _DrivingCallback(Callback):
             return self._accumulate(trainer, module, micro_batches)
 
         driven = self.driven
-        data, weights = driven.fetcher(), driven.weights()
-        return TrainingParts(module, driven.optimizer, data, loss, accumulate, driven.couples_samples, weights=weights)
+        coupled, data, weights = driven.coupled_loss, driven.fetcher(), driven.weights()
+        if coupled is not None:
+            coupled = coupled.given(lambda copied, batch: self._transferred(trainer, copied, batch))
+        return TrainingParts(
+            module, driven.optimizer, data, loss, accumulate, driven.couples_samples, weights=weights, coupled_loss=coupled
+        )
 
-    def _loss_of(self, trainer: Trainer, module: Any, batch: Any) -> Tensor:
-        """The mean loss of a batch for a copy of the module, whose log goes nowhere."""
+    def _transferred(self, trainer: Trainer, module: Any, batch: Any) -> Any:
+        """A batch after the hooks of its transfer, for a copy of the module, whose log goes nowhere."""
         trainer.training = True  # the end of the profiled training has reset it
         module.trainer = trainer  # copies of a module have none
         module.log = module.log_dict = _log_nothing
-        batch = module.on_after_batch_transfer(module.on_before_batch_transfer(batch, 0), 0)
+        return module.on_after_batch_transfer(module.on_before_batch_transfer(batch, 0), 0)
+
+    def _loss_of(self, trainer: Trainer, module: Any, batch: Any) -> Tensor:
+        """The mean loss of a batch for a copy of the module."""
+        batch = self._transferred(trainer, module, batch)
         step = self._training_step.__func__  # a method of the original
         return _mean_loss(module, step(module, batch, 0) if self._takes_index else step(module, batch))
 
@@ -345,9 +389,11 @@ class _DrivingCallback(Callback):
         driven = self.driven
         own = type(pl_module)
         where = f"{line_of(own.training_step, driven.setup.folder)}{own.__name__}.training_step"
+        if driven.coupled_loss is not None:
+            where = driven.coupled_loss.where(driven.setup)
         report_parts_if_profiling(self.report, lambda: self._parts(trainer, pl_module), where, driven.setup)
         if self._next == 0:
-            self._step = _Accumulation(pl_module, self.driven.plan.effective_batch)
+            self._step = self._begun(trainer, pl_module, self.driven.plan.effective_batch)
             self.driven.before_step()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:

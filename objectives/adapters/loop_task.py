@@ -33,6 +33,7 @@ from ..examination.examine import examined_loop
 from ..loop import Loop
 from ..task import Data, Loss, Task, TrainFunction
 from .as_generator import Report, Stopped
+from .coupled_loss import CoupledLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class TrainingParts:
         couples_samples: whether the loss compares the samples of a batch, so that no step may be split.
         examination: whether a step equals its splits, found out while the loop was running.
         weights: by which samples are drawn, (samples,) float64; None: each once an epoch.
+        coupled_loss: instead of `loss`, one that compares the samples of a batch and is split exactly; `loss` is not called.
     """
 
     model: nn.Module
@@ -57,6 +59,7 @@ class TrainingParts:
     couples_samples: bool = False
     examination: Examination | None = None
     weights: np.ndarray | None = None
+    coupled_loss: CoupledLoss | None = None
 
 
 class NoTrainingError(TaskError):
@@ -212,9 +215,36 @@ class LoopTask(Task):
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         parts = self.parts(setup)
-        for module, original in zip(model.modules(), parts.model.modules(), strict=True):
-            module.training = original.training  # a frozen part may be evaluating
+        _set_modes(model, parts)
         return Loss(parts.loss(model, batch), 1.0)
+
+    def prepared(self, setup: TrialSetup) -> LoopTask:
+        """This task, or one with `embed` and `batch_loss` where that is what the function trains with these parameters."""
+        return self if self.parts(setup).coupled_loss is None else _CoupledLoopTask(self)
+
+
+class _CoupledLoopTask(LoopTask):
+    """The same with a loss over the embeddings of a whole batch."""
+
+    def __init__(self, task: LoopTask) -> None:
+        super().__init__(task.function)
+        self._parts = task._parts
+
+    def embed(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
+        parts = self.parts(setup)
+        assert parts.coupled_loss is not None
+        _set_modes(model, parts)
+        return parts.coupled_loss.embed(model, batch, setup)
+
+    def batch_loss(self, model: nn.Module, embeddings: Any, setup: TrialSetup) -> Tensor:
+        parts = self.parts(setup)
+        assert parts.coupled_loss is not None
+        return parts.coupled_loss.batch_loss(model, embeddings, setup)
+
+
+def _set_modes(model: nn.Module, parts: TrainingParts) -> None:
+    for module, original in zip(model.modules(), parts.model.modules(), strict=True):
+        module.training = original.training  # a frozen part may be evaluating
 
 
 class _Batches(Dataset[Any]):

@@ -158,6 +158,7 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
         except NoTrainingError as error:
             note = _unknown_memory(error)
             return replace(unknown, note=note, examination=Examination(note=f"{type(error).__name__}: {error}"[:200]))
+    task = task.prepared(setup)
     examination = task.parts(setup).examination
     if examination is not None and examination.refusals and not setup.training.accept_inexact:
         raise TaskError("\n".join(examination.refusal_lines))
@@ -617,7 +618,7 @@ def profile_like(reference: str, request: ProfileRequest, card: Card) -> tuple[D
     profile = profile_task(reference, here)
     if profile.note:
         raise TaskError(f"task {reference}: {profile.note}")
-    task = _traceable(reference)
+    task = _traceable(reference, here.setup)
     device_bytes = usable_bytes(card.memory_bytes, card.usable_bytes, request.share)
     limit = request.memory.limit_bytes(device_bytes, "gpu")
     profile = replace(profile, kind="gpu", device=card.name, device_bytes=device_bytes, limit_bytes=limit)
@@ -671,7 +672,7 @@ def memory_rows(reference: str, request: ProfileRequest, profile: DeviceProfile,
     Raises:
         TaskError: a loop of its own, whose memory cannot be traced.
     """
-    task = _traceable(reference)
+    task = _traceable(reference, request.setup)
     if profile.memory is None:
         raise TaskError(f"task {reference}: {profile.note or 'its memory is not known'}")
     return [row for one in profile.each for row in _memory_rows(task, request, one, limit_s / len(profile.each))]
@@ -701,7 +702,7 @@ def _smallest_setup(setup: TrialSetup, profile: DeviceProfile) -> TrialSetup:
     return replace(setup, plan=plan, smallest_micro_batch=smallest)
 
 
-def _traceable(reference: str) -> Task:
+def _traceable(reference: str, setup: TrialSetup) -> Task:
     task = load_task(reference)
     if isinstance(task, Task):
         return task
@@ -710,7 +711,7 @@ def _traceable(reference: str) -> Task:
             f"task {reference}: expected a Task, or a training function that calls train_with, got one with its own loop, "
             "whose memory can only be measured while it runs"
         )
-    return LoopTask(task)
+    return LoopTask(task).prepared(replace(setup, plan=BatchPlan(1)))
 
 
 def _spread(smallest: int, largest: int) -> list[int]:

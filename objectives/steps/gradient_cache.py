@@ -10,8 +10,9 @@ Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Mem
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +24,51 @@ from ...spaces.trial import TrialSetup
 from ..data.batches import RandomState
 from ..model.batch_norm import once_per_step
 from ..model.buffers import KeptBuffers
+from ..parallel.data_parallel import Ranks
 from ..profiling.live_bytes import LiveBytes
 from ..task import Task, name_of
 from .two_passes import fresh, held
 
-if TYPE_CHECKING:
-    from ..training import TrainingRun
+
+class CachedTraining(Protocol):
+    """What of a training its steps need: a `TrainingRun`, or the loop of a library.
+
+    Attributes:
+        loss: an `EmbeddingsOf`, on several devices in DistributedDataParallel.
+        resident_bytes: of data that live on the device.
+        scaler: of gradients; it may be off.
+    """
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def setup(self) -> TrialSetup: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def ranks(self) -> Ranks: ...
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]: ...
+
+    @property
+    def loss(self) -> Any: ...
+
+    @property
+    def scaler(self) -> Any: ...
+
+    @property
+    def resident_bytes(self) -> int: ...
+
+    def on_device(self, batch: Any) -> Any: ...
+
+    def autocast(self) -> AbstractContextManager[Any]: ...
 
 
 class EmbeddingsOf(nn.Module):
@@ -59,7 +99,7 @@ class GradientCache:
     absent: int = 0
     checked: bool = False
 
-    def accumulate(self, run: TrainingRun, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
+    def accumulate(self, run: CachedTraining, micro_batches: Sequence[tuple[int, Any]], size: int) -> Tensor:
         """The gradient of the loss of a whole batch of `size` samples, in the parameters' `grad`: see
         `TrainingRun.accumulate`.
 
@@ -100,7 +140,9 @@ class GradientCache:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return loss
 
-    def _embedded(self, run: TrainingRun, waiting: Sequence[tuple[int, Any]]) -> tuple[list[RandomState], list[list[Tensor]]]:
+    def _embedded(
+        self, run: CachedTraining, waiting: Sequence[tuple[int, Any]]
+    ) -> tuple[list[RandomState], list[list[Tensor]]]:
         """Each micro-batch's embeddings without a graph, and the random state before it; buffers stay as they were."""
         module = _unwrapped(run.loss)
         buffers = KeptBuffers(run.model)
@@ -113,7 +155,7 @@ class GradientCache:
         return states, parts
 
     def _loss(
-        self, run: TrainingRun, parts: list[list[Tensor]], size: int
+        self, run: CachedTraining, parts: list[list[Tensor]], size: int
     ) -> tuple[Tensor, list[Rows], Sequence[Tensor | None]]:
         """The whole batch's loss.
 
