@@ -50,6 +50,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
+def host_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
     """Let this process reserve at most so many bytes of a GPU; a CPU's limit is that of a virtual device (`LiveBytes`)."""
     if device.type == "cuda" and limit_bytes is not None:

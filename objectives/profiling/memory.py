@@ -26,7 +26,7 @@ from ...spaces.plan import Embedding
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..data.batches import SampleKeys, in_order, to_device
-from ..machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
+from ..machine.device_memory import EXPANDABLE_SEGMENTS, host_bytes, is_out_of_memory, release_memory
 from ..parallel.fsdp2 import imagined_ranks
 from ..task import Task
 from ..training import TrainingRun
@@ -38,6 +38,8 @@ from .live_bytes import LiveBytes
 # Two micro-batches have the same peak as more; one has a peak up to 12 % lower.
 _MICRO_BATCHES = 2
 _STEPS = 2
+# The share of a machine's memory, one in so many, that real steps may take to find out what steps take.
+_SPARED = 4
 # Larger evaluation batches were never faster in our measurements.
 _LARGEST_EVALUATION = 4096
 
@@ -280,9 +282,41 @@ def cached_law(probe: MemoryProbe, law: MemoryLaw, limit_bytes: float, lowest: i
         lowest, highest: samples of a step.
     """
     held = probe.held_bytes()
-    largest = largest_fitting(lambda size: probe.batch_peak(size).total, limit_bytes, lowest, highest)
+    peak = approached(probe, lambda size: probe.batch_peak(size).total, limit_bytes)
+    largest = largest_fitting(peak, limit_bytes, lowest, highest)
     points = tuple((size, max(round(peak - 2 * size * held), 0)) for size, peak in law.points)
     return replace(law, points=points, held_bytes=held), largest or lowest
+
+
+def approached(probe: Any, peak: Callable[[int], float], limit_bytes: float) -> Callable[[int], float]:
+    """The peak of a size, infinite where memory runs out. Where the probe counts real tensors, it reaches a size from below.
+
+    A trace takes no memory, a real step may take more than the machine has. Each size is at most twice the one before, and so
+    that a peak which grows by the third power, as of a loss over triples of samples, stays below twice the limit.
+    """
+    most = min(limit_bytes, host_bytes() / _SPARED) if probe.setup.device == "cpu" else limit_bytes
+    known: dict[int, float] = {}
+
+    def measured(size: int) -> float:
+        if size not in known:
+            try:
+                known[size] = peak(size)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                release_memory(probe.setup.device)
+                known[size] = math.inf
+        return known[size]
+
+    def climbed(size: int) -> float:
+        while known and probe.source == "counted" and (last := max(known)) < size:
+            if known[last] > most:
+                return known[last] if known[last] > limit_bytes else math.inf
+            growth = min(2.0, (2 * most / max(known[last], 1)) ** (1 / 3))
+            measured(min(size, max(int(growth * last), last + 1)))
+        return measured(size)
+
+    return climbed
 
 
 def memory_law(probe: Any, limit_bytes: float, lowest: int, highest: int) -> MemoryLaw | None:
@@ -295,16 +329,11 @@ def memory_law(probe: Any, limit_bytes: float, lowest: int, highest: int) -> Mem
     """
     points: dict[int, Peak] = {}
 
-    def peak(size: int) -> float:
-        try:
-            points[size] = probe.train_peak(size)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            release_memory(probe.setup.device)
-            return math.inf  # counted on real tensors, a size may be more than the device has
+    def reached(size: int) -> float:
+        points[size] = probe.train_peak(size)
         return points[size].total
 
+    peak = approached(probe, reached, limit_bytes)
     if limit_bytes == float("inf"):
         for size in sorted({lowest, round((lowest * highest) ** 0.5), highest}):
             peak(size)
@@ -331,16 +360,11 @@ def evaluation_batch(probe: MemoryProbe, limit_bytes: float, law: MemoryLaw, mic
     highest = max(micro_batch, min(len(probe.run.data.validation), _LARGEST_EVALUATION))  # type: ignore[arg-type]
     peaks: dict[int, int] = {}
 
-    def peak(size: int) -> float:
-        try:
-            peaks[size] = probe.evaluation_peak(size).total
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            release_memory(probe.setup.device)
-            return math.inf
+    def reached(size: int) -> float:
+        peaks[size] = probe.evaluation_peak(size).total
         return peaks[size] * law.scale + law.fixed_bytes
 
+    peak = approached(probe, reached, limit_bytes)
     return max(largest_fitting(peak, limit_bytes, min(micro_batch, highest), highest) or micro_batch, micro_batch), peaks
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -33,7 +32,7 @@ from ..data.batches import in_order
 from ..examination.examine import examined
 from ..examination.scores import first_scores
 from ..loading import load_task, schedule_of
-from ..machine.device_memory import is_out_of_memory, release_memory
+from ..machine.device_memory import host_bytes, is_out_of_memory, release_memory
 from ..model.batch_norm import batch_norms
 from ..optimizers import decouples_decay, has_adams_betas, takes_shards
 from ..parallel.rank_processes import close_ranks, ranks_here
@@ -772,7 +771,7 @@ def _device_bytes(kind: str, share: float) -> int:
     if kind == "gpu":
         free, total = torch.cuda.mem_get_info()
         return usable_bytes(total, free + torch.cuda.memory_reserved(), share)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return host_bytes()
 
 
 def usable_bytes(total: int, usable: int, share: float) -> int:

@@ -274,6 +274,36 @@ def test_what_cannot_be_traced_is_counted_and_says_so() -> None:
     assert peak.total == pytest.approx(MemoryProbe(Digits(), setup()).train_peak(50).total, rel=0.04)
 
 
+class Triples(Digits):
+    """Compares each three samples, and cannot be traced: twice the batch takes eight times the memory."""
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        inputs, labels = batch
+        outputs = model(inputs)
+        nearness = (outputs @ outputs.T).abs()
+        triples = nearness[:, :, None] + nearness[:, None, :]
+        SIZES.append(len(labels))
+        return Loss(triples.mean() * float(triples.detach().max() > -1) * len(labels), len(labels))
+
+
+SIZES: list[int] = []
+
+
+@pytest.mark.parametrize("limit", [2e6, 12e6, math.inf])
+def test_real_steps_never_take_much_more_than_they_may(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1437 samples the triples alone would take 12 GB."""
+    monkeypatch.setattr("bsearch.objectives.profiling.memory.host_bytes", lambda: 400e6)
+    SIZES.clear()
+    probe = MemoryProbe(Triples(), setup())
+    law = memory_law(probe, limit, 1, 1437)
+    assert law is not None and law.source == "counted"
+    most = min(limit, 100e6)
+    assert max(4 * size**3 for size in SIZES) < 2.1 * most
+    if limit < math.inf:
+        largest = law.largest_micro_batch(limit)
+        assert largest is not None and law.peak_bytes(largest) <= limit < probe.counted("train", largest + 1).total
+
+
 def test_a_gpu_is_traced_with_its_own_optimizer_defaults() -> None:
     """Lists of tensors at once hold more than one tensor after the other."""
     cpu = MemoryProbe(Images("resnet18", 32, adam=True), setup(rate=0.01)).train_peak(2)
