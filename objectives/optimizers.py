@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import logging
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -102,15 +103,11 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [one for one in model.parameters() if one.requires_grad and one.dim() == 2 and id(one) not in left_out]
 
 
-class MuonAdamW(Optimizer):
-    """Several optimizers, each with its own parameters, as one: their groups and their state are this one's.
+class Joined(Optimizer):
+    """Several optimizers, each with its own parameters, as one: their groups and their state are this one's."""
 
-    Args:
-        parts: Muon for hidden matrices, AdamW for what is left.
-    """
-
-    def __init__(self, parts: list[Optimizer]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self._parts = list(parts)
         self._sizes = [len(part.param_groups) for part in parts]
         super().__init__(list(chain.from_iterable(part.param_groups for part in parts)), {})
         self._share()
@@ -118,6 +115,14 @@ class MuonAdamW(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._share()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)([copy.deepcopy(part, memo) for part in self._parts])
+
+    @property
+    def kinds(self) -> str:
+        """The names of the joined optimizers' classes."""
+        return ", ".join(dict.fromkeys(_kind(part) for part in self._parts))
 
     def _share(self) -> None:
         groups = iter(self.param_groups)
@@ -130,6 +135,15 @@ class MuonAdamW(Optimizer):
         """Update all parameters; closures are not supported."""
         for part in self._parts:
             part.step()
+
+
+class MuonAdamW(Joined):
+    """Muon for hidden matrices, AdamW for what is left."""
+
+
+def shown_kind(optimizer: Optimizer) -> str:
+    """The name of an optimizer's class; of several joined ones, theirs."""
+    return optimizer.kinds if type(optimizer) is Joined else _kind(optimizer)
 
 
 # What rules and sharding have to know of any optimizer
@@ -240,6 +254,7 @@ def _bitsandbytes(name: str) -> Any:
 
 __all__ = [
     "OPTIMIZERS",
+    "Joined",
     "MuonAdamW",
     "decouples_decay",
     "fuses_sgd",
@@ -249,6 +264,7 @@ __all__ = [
     "load_whole_state",
     "named_optimizer",
     "needs_closure",
+    "shown_kind",
     "takes_shards",
     "whole_state",
 ]

@@ -204,6 +204,60 @@ def coupled(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Module(setup), couples_samples=True)
 
 
+class Adversaries(lightning.LightningModule):
+    """Two nets with an optimizer each, stepped in turn by hand; `forgets` leaves out all steps."""
+
+    automatic_optimization = False
+
+    def __init__(self, setup: TrialSetup) -> None:
+        super().__init__()
+        self.trial = setup
+        self.net, self.critic = Net(drop=0.2), nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        of_net, of_critic = self.optimizers()  # type: ignore[misc]
+        x = batch["x"]
+        self.toggle_optimizer(of_critic)
+        loss = (self.critic(self.net.layers(x).detach()) - batch["labels"][:, None]).square().mean()
+        of_critic.zero_grad()
+        self.manual_backward(loss)
+        if not self.trial.parameters.get("forgets"):
+            of_critic.step()
+        self.untoggle_optimizer(of_critic)
+        of_net.zero_grad()
+        self.manual_backward(nn.functional.cross_entropy(self.net.logits(x, batch["index"]), batch["labels"]))
+        if not self.trial.parameters.get("forgets"):
+            of_net.step()
+
+    def validation_step(self, batch: Any) -> None:
+        self.log("accuracy", (self.net.logits(batch["x"]).argmax(-1) == batch["labels"]).double().mean())
+
+    def configure_optimizers(self) -> Any:
+        adam = torch.optim.Adam(self.critic.parameters(), lr=0.003)
+        return [sgd(self.net, self.trial), adam]
+
+
+def adversaries(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Adversaries(setup))  # type: ignore[arg-type]
+
+
+class WideAdversaries(Adversaries):
+    """Can be traced: it remembers nothing."""
+
+    def __init__(self, setup: TrialSetup) -> None:
+        super().__init__(setup)
+        self.net.layers = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 5)).double()
+        self.net.logits = lambda x, index=None: self.net.layers(x)  # type: ignore[method-assign]
+
+    def configure_optimizers(self) -> Any:
+        adam = torch.optim.Adam(self.critic.parameters(), lr=0.003)
+        return [torch.optim.SGD(self.net.parameters(), lr=self.trial.learning_rate, momentum=0.9), adam]
+
+
+def wide_adversaries(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, WideAdversaries(setup))  # type: ignore[arg-type]
+
+
 def contrasted(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Module(setup), **CONTRASTED)
 

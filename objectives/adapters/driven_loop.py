@@ -26,6 +26,7 @@ from ..data.batches import Fetcher, SampleStream, batches
 from ..data.sample_weights import checked_weights
 from ..loading import schedule_of
 from ..model.batch_norm import batch_norms, correct_batch_norm
+from ..optimizers import shown_kind
 from ..profiling.live_bytes import LiveBytes
 from ..state.checkpoint import Checkpoint, random_state, set_random_state
 from ..steps.step_clock import StepClock
@@ -60,6 +61,7 @@ class DrivenLoop:
     Args:
         where: the adapter's name, for messages.
         couples_samples: whether the loss compares the samples of a batch, so that no step may be split.
+        takes_steps: whether each batch is handed to code that takes its own optimizer steps: no step may be split either.
         coupled_loss: such a loss that is split exactly; None: the loss is the library's own.
 
     Raises:
@@ -76,10 +78,16 @@ class DrivenLoop:
     averages: Sequence[Tensor] = ()
 
     def __init__(
-        self, setup: TrialSetup, where: str, couples_samples: bool = False, coupled_loss: CoupledLoss | None = None
+        self,
+        setup: TrialSetup,
+        where: str,
+        couples_samples: bool = False,
+        coupled_loss: CoupledLoss | None = None,
+        *,
+        takes_steps: bool = False,
     ) -> None:
         self.setup, self.where, self.couples_samples = setup, where, couples_samples
-        self.coupled_loss = coupled_loss
+        self.coupled_loss, self.takes_steps = coupled_loss, takes_steps
         self._check_supported()
         self.schedule = schedule_of(setup)
         configure_torch(setup)
@@ -132,12 +140,15 @@ class DrivenLoop:
                 raise TaskError(f"training.{key}: expected false, because {self.where} does not support it; got true")
 
     def _check_whole_steps(self) -> None:
-        for plan in self.plans if self.couples_samples else ():
+        reason = "couples_samples", "the loss compares the samples of a batch"
+        if self.takes_steps:
+            reason = "manual optimization", "the training step takes its own optimizer steps"
+        for plan in self.plans if self.couples_samples or self.takes_steps else ():
             if len(sizes := plan.micro_batches()) > 1:
                 raise TaskError(
-                    f"{self.where}: couples_samples: expected steps of one micro-batch, because the loss compares the samples "
-                    f"of a batch; got {plan.effective_batch} samples as {' + '.join(map(str, sizes))}. Lower "
-                    "space.effective_batch, or raise memory.largest_micro_batch, to batches that are one micro-batch."
+                    f"{self.where}: {reason[0]}: expected steps of one micro-batch, because {reason[1]}; got "
+                    f"{plan.effective_batch} samples as {' + '.join(map(str, sizes))}. Lower space.effective_batch, or raise "
+                    "memory.largest_micro_batch, to batches that are one micro-batch."
                 )
 
     @property
@@ -299,7 +310,7 @@ class DrivenLoop:
         self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.device = next(model.parameters()).device
         correct_batch_norm(model, setup.plan.accumulation)
-        self._facts["optimizer"] = type(optimizer).__name__
+        self._facts["optimizer"] = shown_kind(optimizer)
         self._facts["model_parameters"] = sum(one.numel() for one in model.parameters() if one.requires_grad)
         if any(True for _ in batch_norms(model)):
             self._facts["ghost_batch"] = setup.plan.largest_micro_batch
@@ -346,8 +357,8 @@ class DrivenLoop:
             if self._micro_batches is not None:
                 self._micro_batches.close()  # ends loader processes now rather than at garbage collection
 
-    def after_step(self, loss: Tensor) -> bool:
-        """Count a step, given its mean loss.
+    def after_step(self, loss: Tensor | None) -> bool:
+        """Count a step, given its mean loss, if it is known.
 
         Returns:
             Whether to measure now. If so, the clock is paused until `resume_clock`.
@@ -355,8 +366,9 @@ class DrivenLoop:
         assert self._step_context is not None
         context, self._step_context = self._step_context, None
         context.__exit__(None, None, None)
-        self._loss_sum += loss
-        self._loss_steps += 1
+        if loss is not None:
+            self._loss_sum += loss
+            self._loss_steps += 1
         self.seen += self.plan.effective_batch
         self.number += 1
         self._tokens += self._fetched_tokens.pop(self.number, 0)
@@ -372,7 +384,7 @@ class DrivenLoop:
 
     def measurement(self, scores: Mapping[str, float]) -> Measurement:
         """The measurement with these scores; writes a checkpoint if one is due."""
-        train_loss = float(self._loss_sum) / max(self._loss_steps, 1)
+        train_loss = float(self._loss_sum) / self._loss_steps if self._loss_steps else None
         self._facts |= self.clock.facts()
         if self._tokens:
             per_s = self._tokens / self._elapsed_s if self._elapsed_s else 0.0
@@ -386,7 +398,7 @@ class DrivenLoop:
             facts={**self._facts, **self.checkpoint.facts()},
         )
         self.checkpoint.add(measurement)
-        if math.isfinite(train_loss) and self.number < len(self.plans) and self.checkpoint.due():
+        if (train_loss is None or math.isfinite(train_loss)) and self.number < len(self.plans) and self.checkpoint.due():
             self.checkpoint.save(
                 {
                     "steps": self.number,

@@ -5,7 +5,7 @@
 
 To Lightning every micro-batch is a batch, and an epoch spans the steps between two measurements. Accumulation uses Lightning's
 manual optimization: the optimizer steps after the last micro-batch of each planned step, with each micro-batch weighted by its
-share of the step.
+share of the step. A module with manual optimization of its own gets each planned step as one batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,10 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
+from ...spaces.laws.examination import Examination
 from ...spaces.trial import Measurement, TrialSetup
 from ..data.batches import to_device
 from ..examination.copies import line_of
 from ..machine.device_memory import is_out_of_memory
+from ..optimizers import Joined
 from ..training import rescale_gradients
 from .as_generator import Report, as_generator
 from .coupled_loss import BatchLoss, CoupledSteps, Embed, coupled_loss
@@ -93,7 +96,9 @@ def train_with(
 
     Args:
         module: `training_step` returns the mean loss of its batch, or `{"loss": mean, "denominator": n}` where the mean is
-            not over samples, as with tokens; `configure_optimizers` returns one optimizer at `setup.learning_rate`.
+            not over samples, as with tokens; `configure_optimizers` returns one optimizer at `setup.learning_rate`. With manual
+            optimization, `training_step` takes the steps of one or several optimizers, whose rates follow the schedule, and
+            batches are never split.
         data: a data module, or a training and a validation loader; None where the module has them. Only the dataset,
             `collate_fn` and workers of the training loader are used, and the weights of a `WeightedRandomSampler`: the trial
             sets batches and order.
@@ -106,14 +111,20 @@ def train_with(
         TaskError: arguments that belong to the study, data without a length or in an order of their own, several devices.
     """
     loss = coupled_loss(embed, batch_loss, couples_samples=couples_samples)
-    driven = DrivenLoop(setup, "lightning.Trainer", couples_samples, loss)
+    manual = not module.automatic_optimization
+    driven = DrivenLoop(setup, "lightning.Trainer", couples_samples, loss, takes_steps=manual)
     faults = study_faults("train_with", arguments, _STUDY_KEYS)
     if setup.training.compile:
         faults.append(
             "training.compile: expected false, because lightning.Trainer does not compile; got true. Compile in the module."
         )
-    if not module.automatic_optimization:
-        faults.append("train_with: expected a module with automatic optimization, got automatic_optimization = False")
+    if manual and loss is not None:
+        faults.append("train_with: expected a module with automatic optimization beside embed and batch_loss, got a manual one")
+    if manual and setup.training.clip_norm is not None:
+        faults.append(
+            f"training.clip_norm: expected null, because {type(module).__name__} takes its own optimizer steps; got "
+            f"{setup.training.clip_norm:g}. Clip in training_step, by self.clip_gradients."
+        )
     given = arguments.pop("callbacks", None) or []
     arguments["callbacks"] = given = given if isinstance(given, list) else [given]
     faults += _callback_faults("train_with: callbacks", given)
@@ -259,6 +270,35 @@ class _Accumulation:
         return self._total / self._denominator
 
 
+class _OwnSteps:
+    """A planned step of a module with manual optimization, which takes its optimizers' steps itself."""
+
+    def __init__(self, module: LightningModule, outputs: Callable[[Any, int], Any]) -> None:
+        self._module, self._outputs = module, outputs
+        self._loss: Tensor | None = None
+        self.taken = 0  # steps of its optimizers
+
+    def add(self, batch: Any, index: int, samples: int) -> Any:
+        """Run `training_step`; returns what it returned.
+
+        Raises:
+            TaskError: no optimizer has stepped.
+        """
+        output = self._outputs(batch, index)
+        if not self.taken:
+            raise TaskError(
+                f"{type(self._module).__name__}.training_step: expected a step of an optimizer for every batch, got none in "
+                f"batch {index}. Call step() of one of self.optimizers()."
+            )
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        self._loss = loss.detach() if isinstance(loss, Tensor) else None
+        return output
+
+    def end(self) -> Tensor | None:
+        """The loss that `training_step` returned, if it did."""
+        return self._loss
+
+
 class _CoupledAccumulation:
     """The same for a loss over the embeddings of the whole step: its micro-batches wait in host memory for its end."""
 
@@ -280,9 +320,9 @@ class _DrivingCallback(Callback):
         self._training_step = module.training_step
         self._takes_index = len(inspect.signature(self._training_step).parameters) > 1
         self._next = 0  # index of the next micro-batch in its step
-        self._step: _Accumulation | _CoupledAccumulation  # the current one
+        self._step: _Accumulation | _CoupledAccumulation | _OwnSteps  # the current one
         self._coupled_steps: CoupledSteps | None = None
-        self._loss: Tensor  # the last step's mean
+        self._loss: Tensor | None  # the last step's mean
         self._measured = False  # at the end of the loop's epoch
 
     @contextmanager
@@ -292,13 +332,13 @@ class _DrivingCallback(Callback):
         def training_step(batch: Any, batch_idx: int) -> Any:
             return self._train_micro_batch(module, batch, batch_idx)
 
-        module.automatic_optimization = False
+        was_automatic, module.automatic_optimization = module.automatic_optimization, False
         module.training_step = training_step
         try:
             yield
         finally:
             del module.training_step
-            module.automatic_optimization = True
+            module.automatic_optimization = was_automatic
 
     def _train_micro_batch(self, module: LightningModule, batch: Any, index: int) -> Any:
         sizes = self.driven.plan.micro_batches()
@@ -306,9 +346,10 @@ class _DrivingCallback(Callback):
         self._next += 1
         if self._next == len(sizes):
             self._loss = self._step.end()
-            optimizer = module.optimizers()
-            optimizer.step()
-            optimizer.zero_grad()
+            if not self.driven.takes_steps:
+                optimizer = module.optimizers()
+                optimizer.step()
+                optimizer.zero_grad()
         return output
 
     def _output(self, batch: Any, index: int) -> Any:
@@ -327,7 +368,7 @@ class _DrivingCallback(Callback):
                 return step.end()
 
     def _begun(self, trainer: Trainer, module: LightningModule, size: int) -> _Accumulation | _CoupledAccumulation:
-        """A new step of `size` samples."""
+        """A new step of `size` samples, accumulated."""
         if self.driven.coupled_loss is None:
             return _Accumulation(module, size, self._output)
         if self._coupled_steps is None:
@@ -341,15 +382,17 @@ class _DrivingCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(pl_module).__name__
-        if len(trainer.optimizers) != 1 or trainer.lr_scheduler_configs:
+        several = len(trainer.optimizers) > 1 and self.driven.takes_steps
+        if not (len(trainer.optimizers) == 1 or several) or trainer.lr_scheduler_configs:
             raise TaskError(
-                f"{name}.configure_optimizers: expected one optimizer and no scheduler, since training.schedule sets the rate; "
-                f"got {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}. For a schedule of your own write "
-                "training.schedule: module:function."
+                f"{name}.configure_optimizers: expected one optimizer{' or several' * self.driven.takes_steps} and no "
+                f"scheduler, since training.schedule sets the rate; got {len(trainer.optimizers)} and "
+                f"{len(trainer.lr_scheduler_configs)}. For a schedule of your own write training.schedule: module:function."
             )
         trainer.fit_loop.max_epochs = self.driven.measurements_left  # Lightning has set it to `max_epochs` of the Trainer
-        self.driven.check_no_scheduler(trainer.optimizers[0])
-        self.driven.start(pl_module, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
+        optimizer = Joined(trainer.optimizers) if several else trainer.optimizers[0]
+        self.driven.check_no_scheduler(optimizer)
+        self.driven.start(pl_module, optimizer, getattr(trainer.precision_plugin, "scaler", None))
 
     def _parts(self, trainer: Trainer, module: LightningModule) -> TrainingParts:
         def loss(copied: nn.Module, batch: Any) -> Tensor:
@@ -362,9 +405,11 @@ class _DrivingCallback(Callback):
         coupled, data, weights = driven.coupled_loss, driven.fetcher(), driven.weights()
         if coupled is not None:
             coupled = coupled.given(lambda copied, batch: self._transferred(trainer, copied, batch))
-        return TrainingParts(
-            module, driven.optimizer, data, loss, accumulate, driven.couples_samples, weights=weights, coupled_loss=coupled
-        )
+        parts = TrainingParts(module, driven.optimizer, data, loss, accumulate, driven.couples_samples, weights=weights)
+        if driven.takes_steps:
+            never_split = Examination(couples_samples=True, takes_steps=True)
+            return replace(parts, accumulate=None, couples_samples=True, examination=never_split)
+        return replace(parts, coupled_loss=coupled)
 
     def _transferred(self, trainer: Trainer, module: Any, batch: Any) -> Any:
         """A batch after the hooks of its transfer, for a copy of the module, whose log goes nowhere."""
@@ -377,7 +422,12 @@ class _DrivingCallback(Callback):
         """The mean loss of a batch for a copy of the module."""
         batch = self._transferred(trainer, module, batch)
         step = self._training_step.__func__  # a method of the original
-        return _mean_loss(module, step(module, batch, 0) if self._takes_index else step(module, batch))
+        if self.driven.takes_steps:
+            module.optimizers = lambda **options: _StillOptimizer.all_of(trainer, module)
+        output = step(module, batch, 0) if self._takes_index else step(module, batch)
+        if self.driven.takes_steps:  # and its backward passes
+            return torch.stack([parameter.sum() for parameter in module.parameters() if parameter.requires_grad]).sum() * 0
+        return _mean_loss(module, output)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Lightning starts the loader again where `current_epoch` is positive.
@@ -393,10 +443,15 @@ class _DrivingCallback(Callback):
             where = driven.coupled_loss.where(driven.setup)
         report_parts_if_profiling(self.report, lambda: self._parts(trainer, pl_module), where, driven.setup)
         if self._next == 0:
-            self._step = self._begun(trainer, pl_module, self.driven.plan.effective_batch)
+            if self.driven.takes_steps:
+                self._step = _OwnSteps(pl_module, self._output)
+            else:
+                self._step = self._begun(trainer, pl_module, self.driven.plan.effective_batch)
             self.driven.before_step()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if isinstance(self._step, _OwnSteps):
+            self._step.taken += 1
         # Clip here, where an fp16 scaler has already unscaled the gradients.
         if (norm := self.driven.setup.training.clip_norm) is not None:
             pl_module.clip_gradients(optimizer, gradient_clip_val=norm, gradient_clip_algorithm="norm")
@@ -428,6 +483,42 @@ class _DrivingCallback(Callback):
         if not self._measured:
             raise self.driven.ended_early(_reason(trainer))
         self._measured = False
+
+
+class _StillOptimizer:
+    """In the place of an optimizer where a copy of its module is traced: the probe takes the step.
+
+    Args:
+        parameters: of the copy that the optimizer's stand for.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        self.param_groups, self.optimizer, self.defaults = optimizer.param_groups, optimizer, optimizer.defaults
+        self._parameters = parameters
+
+    @classmethod
+    def all_of(cls, trainer: Trainer, copied: nn.Module) -> Any:
+        """What a module's `optimizers()` returns: one, or a list of several."""
+        assert trainer.lightning_module is not None
+        pairs = zip(trainer.lightning_module.parameters(), copied.parameters(), strict=True)
+        copies = {id(original): parameter for original, parameter in pairs}
+        made = [
+            cls(optimizer, [copies[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]])
+            for optimizer in trainer.optimizers
+        ]
+        return made if len(made) > 1 else made[0]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        if closure is not None:
+            closure()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        yield
 
 
 def _mean_loss(module: LightningModule, output: Any) -> Tensor:

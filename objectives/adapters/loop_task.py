@@ -220,7 +220,10 @@ class LoopTask(Task):
 
     def prepared(self, setup: TrialSetup) -> LoopTask:
         """This task, or one with `embed` and `batch_loss` where that is what the function trains with these parameters."""
-        return self if self.parts(setup).coupled_loss is None else _CoupledLoopTask(self)
+        parts = self.parts(setup)
+        # Where the training code takes its own steps, it may leave gradients to the next one, as to a second micro-batch.
+        self.couples_samples = parts.couples_samples and not (parts.examination and parts.examination.takes_steps)
+        return self if parts.coupled_loss is None else _CoupledLoopTask(self)
 
 
 class _CoupledLoopTask(LoopTask):

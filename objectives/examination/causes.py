@@ -153,7 +153,8 @@ LOOP_REMEDIES = Remedies(
     denominator="Return the mean.",
     weights="Say what the mean divides by: train_with(..., denominator=...) with a Trainer, {'loss': ..., 'denominator': ...} "
     "in a LightningModule's training_step.",
-    coupled="pass couples_samples=True to train_with: a batch is then never split.",
+    coupled="pass embed= and batch_loss= to train_with, which are split exactly; or couples_samples=True, and a batch is never "
+    "split.",
     term="Add it to the mean loss without dividing it by the number of samples.",
     sum="Return the mean.",
 )

@@ -83,7 +83,7 @@ class MemoryProbe:
     ) -> None:
         self.task, self.like_gpu = task, like_gpu
         self.ranks = ranks
-        self.micro_batches = 1 if embedding == "whole" else _MICRO_BATCHES
+        self.micro_batches = 1 if embedding == "whole" or task.couples_samples else _MICRO_BATCHES  # as many as trials have
         on_gpu = like_gpu or (ranks > 1 and setup.device == "gpu")
         if ranks > 1:  # what is sharded may be too large for one device
             setup = on_cpu(setup)

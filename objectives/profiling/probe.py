@@ -34,7 +34,7 @@ from ..examination.scores import first_scores
 from ..loading import load_task, schedule_of
 from ..machine.device_memory import host_bytes, is_out_of_memory, release_memory
 from ..model.batch_norm import batch_norms
-from ..optimizers import decouples_decay, has_adams_betas, takes_shards
+from ..optimizers import decouples_decay, has_adams_betas, shown_kind, takes_shards
 from ..parallel.rank_processes import close_ranks, ranks_here
 from ..parallel.zero1 import state_bytes
 from ..task import Task, TrainFunction, embeds
@@ -322,7 +322,7 @@ def _with_facts_of(profile: DeviceProfile, run: Any, smallest: int) -> DevicePro
         smallest_micro_batch=smallest,
         unit="" if run.data.lengths is None else run.data.unit,
         units_per_sample=None if run.data.lengths is None else float(np.average(run.data.lengths, weights=run.data.weights)),
-        optimizer=type(run.optimizer).__name__,
+        optimizer=shown_kind(run.optimizer),
         adaptive=has_adams_betas(run.optimizer),
         decoupled_decay=decouples_decay(run.optimizer),
         applies_decay=any(

@@ -76,7 +76,8 @@ class Examination:
         splits: number of random splits; 0 if batches are never split.
         precision: of the comparison, such as float64.
         difference: largest relative difference between the gradients of a split step and of the unsplit one.
-        couples_samples: the task declares that its loss compares samples, so batches are never split.
+        couples_samples: the task declares that its loss compares samples, or takes steps itself, so batches are never split.
+        takes_steps: it takes them itself.
         seconds: duration of the examination.
         note: why no step was compared; empty if one was.
     """
@@ -86,6 +87,7 @@ class Examination:
     precision: str = ""
     difference: float = 0.0
     couples_samples: bool = False
+    takes_steps: bool = False
     findings: tuple[Finding, ...] = ()
     seconds: float = 0.0
     note: str = ""
@@ -132,6 +134,8 @@ class Examination:
             return f"examined: inexact ({where}" + (f"; relative difference {off:.2g})" if off else ")")
         if self.note:
             return f"not examined: {self.note}"
+        if self.takes_steps:
+            return "batches are never split: the training code takes its own optimizer steps (manual optimization)"
         if self.couples_samples:
             return "batches are never split: the training code declares that its loss compares their samples (couples_samples)"
         splits = "an uneven split" if self.splits == 1 else f"{self.splits} uneven splits"

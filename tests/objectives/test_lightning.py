@@ -12,8 +12,12 @@ import pytest
 pytest.importorskip("lightning", reason="bsearch[lightning] is not installed")
 
 from bsearch.objectives.data.batches import SampleStream
+from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.trial import start_attempt
-from bsearch.spaces.schedule import evaluation_points
+from bsearch.spaces.laws.device import ProfileRequest
+from bsearch.spaces.plan import plan_batch
+from bsearch.spaces.schedule import evaluation_points, rate_factor
+from bsearch.spaces.study.devices import Memory
 from helpers import setup
 from trainer_contract import LOG, TrainerContract, ends_with_a_front, predicted_and_measured
 
@@ -116,6 +120,40 @@ class TestLightning(TrainerContract):
         first, *_ = (one for one in LOG.read if one[0] == "step")
         assert first in (("step", 12, 1, 3, 30), ("step", 18, 1, 3, 30))
         assert LOG.read[-1] == ("validation", 30, 2, 3, 30)
+
+    def test_manual_optimization_gets_whole_steps_and_the_rates_of_the_schedule(self, tmp_path: Path) -> None:
+        made = setup(50, budget=620, rate=0.2, training={"evaluations": 4})
+        measurements = self.trained("adversaries", made)
+        assert LOG.sizes == [[50]] * 12 + [[20]]
+        assert [index for [step] in LOG.steps for index in step] == SampleStream(600, made.seed).take(0, 620).index.tolist()
+        assert LOG.rates == pytest.approx(
+            [0.2 * rate_factor("cosine", 0.05, (50 * n + 25) / 620) for n in range(12)] + LOG.rates[12:]
+        )
+        assert measurements[-1].facts["optimizer"] == "Remembering, Adam" and measurements[-1].train_loss is None
+        kept = replace(made, checkpoint=f"file://{tmp_path}/kept/checkpoint.pt", checkpoint_every_s=0.0)
+        with closing(start_attempt(f"{self.tasks}:adversaries", kept)) as attempt:  # type: ignore[type-var]
+            for _ in range(2):
+                next(attempt)
+        again = self.trained("adversaries", replace(kept, attempt=1))
+        assert again[-1].facts["resumed_at"] and [one.scores for one in again] == [one.scores for one in measurements]
+
+    def test_what_manual_optimization_leaves_out_is_said(self) -> None:
+        for changes, message in (
+            ({"parameters": {"forgets": True}}, "Adversaries.training_step: expected a step of an optimizer for every batch"),
+            ({"training": {"clip_norm": 1.0}}, "training.clip_norm: expected null, because Adversaries takes its own"),
+            ({"plan": plan_batch(50, largest_micro_batch=25)}, "manual optimization: expected steps of one micro-batch"),
+        ):
+            outcome = self.ending("adversaries", setup(50, budget=100, **changes))
+            assert outcome.kind == "error" and message in outcome.message
+
+    def test_memory_of_manual_optimization_is_known_before_the_first_trial(self) -> None:
+        made = setup(1, budget=1)
+        profile = profile_task(f"{self.tasks}:wide_adversaries", ProfileRequest(made, Memory(), highest=200, traces=True))
+        assert profile.couples_samples and profile.examination is not None and profile.examination.takes_steps
+        assert profile.memory is not None and profile.memory.source == "traced", profile.note or profile.memory
+        for size in (10, 200):
+            *_, last = self.trained("wide_adversaries", setup(size, budget=4 * size, memory_limit_bytes=10**9))
+            assert last.facts["peak_bytes"] == pytest.approx(profile.memory.peak_bytes(size), rel=0.02)
 
     def test_memory_is_that_of_a_step_as_hooks_and_callbacks_have_prepared_it(self) -> None:
         predicted_and_measured(f"{self.tasks}:thawing", setup(1, budget=1), (8, 200))
