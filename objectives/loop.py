@@ -32,18 +32,20 @@ from ..spaces.errors import TaskError
 from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import Measurement, Parameter, TrialSetup
-from .data.batches import Fetcher, SampleKeys, SampleStream, batches, mixed, to_device
-from .data.stream import is_stream
+from .data.batches import mixed, to_device
+from .data.training_samples import TrainingSamples
 from .loading import schedule_of
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.modes import TrainingModes
+from .model.weight_average import WeightAverage
 from .optimizers import needs_closure
 from .parallel.data_parallel import Ranks
-from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
+from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
+from .state.leaving import Leaving
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
 from .task import Data, check_optimizer, checked_data
-from .training import TrainingRun, configure_torch
+from .training import configure_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Step:
         self._passes = self._taken = 0
         self.stepped: set[str] = set()  # names of the optimizers that have stepped
         self._over = False
+        self.averaged = False  # its weights have been added to their average
 
     def __iter__(self) -> Iterator[Part]:
         self._check_open("takes parts")
@@ -92,9 +95,10 @@ class Step:
     def evaluates(self) -> bool:
         """Whether to evaluate now and yield `loop.measure(...)`; asked after the last optimizer step, where its time ends."""
         if self._due and not self._over:
+            self._loop.finish(self)
             self._over = True
             self._loop.pause()
-            self._loop.ranks.sync_batch_norm_statistics(batch_norms(self._loop.model))
+            self._loop.begin_evaluation()
         return self._due
 
     @property
@@ -137,12 +141,12 @@ class Step:
             )
 
 
-class Loop:
+class Loop(TrainingSamples):
     """The steps of a trial, for a training loop of one's own: see the module.
 
     Args:
         setup: the trial's.
-        data: map-style datasets, as for a `Task`.
+        data: as for a `Task`; training data may be a stream.
         models: all modules that are trained, evaluated or saved, by name. Moved to the trial's device.
         optimizers: all optimizers, of these models' parameters, by name; their rates at creation are the schedule's peaks.
         state: other objects with `state_dict` and `load_state_dict`, saved and resumed with the rest.
@@ -159,9 +163,7 @@ class Loop:
         optimizers: Mapping[str, Optimizer],
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self.setup, self.data = setup, checked_data(data)
-        if is_stream(data.train):
-            raise TaskError("Loop: data: expected map-style training data, got a stream. Train it with a Task.")
+        self.setup = setup
         self.models, self.optimizers, self.others = dict(models), dict(optimizers), dict(state or {})
         self._check_supported()
         self.ranks = Ranks.of(setup.plan.devices)
@@ -170,11 +172,11 @@ class Loop:
         self.model: nn.Module = nn.ModuleDict(self.models).to(self.device)
         self._check_optimizers()
         self._schedule = schedule_of(setup)
-        collate = data.train_collate or data.collate
-        self.train_fetcher = Fetcher(data.train) if collate is None else Fetcher(data.train, collate)
-        self.stream = SampleStream(len(data.train), setup.seed, self.data.weights)  # type: ignore[arg-type]
+        self.open_data(checked_data(data))
         correct_batch_norm(self.model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         self.modes = TrainingModes(self.model)
+        self.average = WeightAverage(self.parameters)
+        self._evaluation = ExitStack()
         self._peak_rates = {name: [float(group["lr"]) for group in one.param_groups] for name, one in self.optimizers.items()}
         self._number = self._seen = self._total = self._resumed_at = 0
         self._elapsed_s = 0.0
@@ -196,16 +198,10 @@ class Loop:
         """The trainable parameters of all models."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def longest(self, count: int) -> SampleKeys:
-        """Samples for a batch that takes the most memory; see `TrainingRun.longest`."""
-        return TrainingRun.longest(self, count)  # type: ignore[arg-type]  # it has data and their stream, too
-
     def _check_supported(self) -> None:
         training = self.setup.training
         if training.precision == "fp16":
             raise TaskError("training.precision: expected fp32, tf32 or bf16 with a Loop, which scales no gradients; got fp16")
-        if training.ema is not None:
-            raise TaskError("training.ema: expected null with a Loop: average weights in your code, and pass them as state")
         for key in ("compile", "channels_last", "sync_batch_norm"):
             if getattr(training, key):
                 raise TaskError(f"training.{key}: expected false with a Loop: do it in your code; got true")
@@ -255,12 +251,7 @@ class Loop:
             torch.manual_seed(int(mixed(setup.seed, self.ranks.rank)) >> 1)
         points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > self._seen)
         due = next(points, setup.samples_budget)
-        loader = batches(
-            self.train_fetcher,
-            self.keys([run.plan for run in plans[self._number :]], self._seen),
-            setup.training.workers,
-            self._pins,
-        )
+        loader = self.loader((run.plan for run in plans[self._number :]), self._seen)
         with self.hooked():
             self._clock.restart()
             while self._number < len(plans):
@@ -281,21 +272,28 @@ class Loop:
                     yield step
                 except BaseException:
                     self.pause()
+                    self._evaluation.close()
                     raise
+                self.finish(step)
                 self.pause()
+                self._evaluation.close()
                 self.end(step)
                 if not self._measured:
                     raise TaskError(
                         f"Loop: expected `yield loop.measure(...)` where step.evaluates is true, got none in step {step.number}"
                     )
-                if self._checkpoint.between_evaluations and self.ranks.count == 1 and self._checkpoint.is_late():
+                if due_now := self._checkpoint.wanted(self._number, self.ranks):
                     self._save()
+                    if due_now == LEAVE and self._number < len(plans):
+                        self.ranks.max_over_ranks(0.0)  # the others wait until rank 0 has written
+                        raise Leaving
                 self._clock.restart()
         if missing := [name for name in self.optimizers if name not in self._ever]:
             raise TaskError(f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did")
         if setup.model_folder is not None and not self.ranks.rank:
-            for name, model in self.models.items():
-                save_state(Path(setup.model_folder) / f"{name}.pt", model.state_dict())
+            with self.average.in_place():
+                for name, model in self.models.items():
+                    save_state(Path(setup.model_folder) / f"{name}.pt", model.state_dict())
 
     def start(self) -> None:
         """Make all devices' models those of the first, and put them into training mode."""
@@ -305,6 +303,17 @@ class Loop:
     def _step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float) -> Step:
         sizes = [size for size in plan.micro_batches(self.ranks.rank) if size]
         return Step(self, [(size, lambda: next(loader)) for size in sizes], plan.effective_batch, self._number, fraction)
+
+    def finish(self, step: Step) -> None:
+        """Average the weights after a step, once, within its time."""
+        if self.setup.training.ema is not None and not step.averaged:
+            step.averaged = True
+            self.average.update(self.setup.ema_decay(step.samples))
+
+    def begin_evaluation(self) -> None:
+        """Until the measurement the models are as they are to be evaluated: the same on all devices, with averaged weights."""
+        self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
+        self._evaluation.enter_context(self.average.in_place())
 
     def end(self, step: Step) -> None:
         """The body of a step has ended.
@@ -320,13 +329,11 @@ class Loop:
                 "the first step"
             )
 
-    def keys(self, plans: Iterable[BatchPlan], position: int) -> Iterator[SampleKeys]:
-        """The samples of each of this device's micro-batches, from a position in the stream."""
-        return self.stream.micro_batches(plans, position, self.ranks.rank)
-
-    @property
-    def _pins(self) -> bool:
-        return self.setup.training.pin_memory and self.device.type == "cuda"
+    def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
+        """This device's micro-batches for steps with these plans, from a position in training."""
+        training = self.setup.training
+        pins = training.pin_memory and self.device.type == "cuda"
+        return self.micro_batches_of(plans, position, training.workers, pin_memory=pins)
 
     def on_device(self, batch: Any) -> Any:
         return batch if self.device.type == "cpu" else to_device(batch, self.device)
@@ -411,13 +418,17 @@ class Loop:
             raise TaskError("Loop.measure: expected a call where step.evaluates is true, and one for each such step")
         self.pause()
         self._measured = True
+        self._evaluation.close()
         values = {name: float(value) for name, value in scores.items()}
         facts: dict[str, Parameter] = {
             "steps": self._total,
             "optimizer": ", ".join(dict.fromkeys(type(one).__name__ for one in self.optimizers.values())),
             "model_parameters": sum(one.numel() for one in self.model.parameters() if one.requires_grad),
             **({"resumed_at": self._resumed_at} if self._resumed_at else {}),
+            **({"ema_decay": self.setup.ema_decay(self.setup.effective_batch)} if self.setup.training.ema is not None else {}),
             **self._clock.facts(),
+            **self.units_facts(self._seen, self._elapsed_s),
+            **({} if self.live is None else self.live.checked_facts(self.ranks)),
         }
         if any(True for _ in batch_norms(self.model)):
             facts["ghost_batch"] = self.setup.plan.largest_micro_batch
@@ -448,8 +459,10 @@ class Loop:
                 "optimizers": {name: one.state_dict() for name, one in self.optimizers.items()},
                 "others": {name: one.state_dict() for name, one in self.others.items()},
                 "ever": sorted(self._ever | (self.current.stepped if self.current else set())),
+                "average": [*self.average.values],
                 "clock": self._clock.state(),
                 "rng_state": rng_states,
+                "stream": None if self.live is None else self.live.state(self._seen),
             }
         )
 
@@ -468,6 +481,10 @@ class Loop:
         for kept, current in ((state["optimizers"], self.optimizers), (state["others"], self.others)):
             for name, one in current.items():
                 one.load_state_dict(kept[name])
+        if state["average"]:
+            self.average.load(state["average"])
+        if self.live is not None:
+            self.live.set_state(state["stream"])
         self._ever = set(state["ever"])
         self._clock.set_state(state["clock"])
         if len(state["rng_state"]) == self.ranks.count:
@@ -479,7 +496,7 @@ class _Whole:
 
     def __init__(self, loop: Loop) -> None:
         self.setup, self.device, self.model, self.optimizer = loop.setup, loop.device, loop.model, loop.optimizer
-        self.averages: Sequence[Tensor] = ()
+        self.averages: Sequence[Tensor] = loop.average.values
 
 
 class Session(Protocol):

@@ -11,9 +11,9 @@ import ctypes
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from ..spaces.errors import Fault, StudyFileError, TaskError
 from ..spaces.plan import BatchPlan
 from ..spaces.schedule import evaluation_points, rate_factor
 from ..spaces.trial import EVALUATION_BATCH, Measurement, Parameter, TrialSetup
-from .data.batches import AHEAD, Fetcher, SampleKeys, SampleStream, batches, in_order, mixed, to_device
-from .data.stream import InOrder, TrainingStream, is_stream
+from .data.batches import AHEAD, Fetcher, SampleKeys, batches, in_order, mixed, to_device
+from .data.training_samples import TrainingSamples
 from .evaluation import Evaluation, undefined
 from .loading import schedule_of
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
@@ -51,7 +50,7 @@ from .parallel.fsdp2 import (
 from .parallel.zero1 import ShardedOptimizer
 from .profiling.live_bytes import LiveBytes
 from .state.branches import forks, trained
-from .state.checkpoint import Checkpoint, random_state, save_state, set_random_state
+from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving, asked_to_leave
 from .steps.gradient_cache import EmbeddingsOf, GradientCache
 from .steps.noise_scale import NoiseScale
@@ -70,16 +69,8 @@ _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 # Data that take at most this share of a GPU's memory live there: their batches need no copies.
 _RESIDENT_SHARE = 0.03
 
-# Draws whose units are counted at a time.
-_COUNTED_DRAWS = 1 << 20
 
-# Steps after which several devices agree whether to write a checkpoint, which synchronises them.
-_RANKS_AGREE = 16
-# What may be wanted of a training between two steps.
-_SAVE, _LEAVE = 1.0, 2.0
-
-
-class TrainingRun:
+class TrainingRun(TrainingSamples):
     """One attempt at training a task: its data, model and optimizer, ready to step. On several devices, one rank's part.
 
     Raises:
@@ -100,20 +91,8 @@ class TrainingRun:
         configure_torch(setup)
         limit_memory(setup.memory_limit_bytes, self.device)
         seed_everything(setup.seed)
-        self.data = checked_data(task.data(setup))
-        train: Any = self.data.train
-        self._counted = 0, 0  # samples of the stream whose units were counted, and these
-        self.live: TrainingStream | None = None
-        if is_stream(train):
-            collate = self.data.train_collate or self.data.collate
-            keeps_states = setup.checkpoint is not None or bool(setup.branches)
-            self.live = TrainingStream(train, self.data.training_set, setup.seed, collate, keeps_states)
-            train = self.live.first  # all that can be fetched by index
-            self.stream: SampleStream = InOrder(len(train), setup.seed)
-        else:
-            self.stream = SampleStream(len(train), setup.seed, self.data.weights)  # type: ignore[arg-type]
-        self.train_fetcher = self._fetcher(train, self.data.train_collate)
-        self.validation_fetcher = self._fetcher(self.data.validation)
+        self.open_data(checked_data(task.data(setup)))
+        self.validation_fetcher = self.fetcher(self.data.validation)
         self.resident_bytes = 0
         if self.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.device).total_memory
@@ -156,40 +135,6 @@ class TrainingRun:
         if setup.sharding == "zero1" and self.ranks.count > 1:
             self.sharded = ShardedOptimizer(self.optimizer, self.ranks.rank, self.ranks.count, self.ranks.all_gathered)
         self._buffer_versions = _versions(self._other_buffers())
-
-    def _fetcher(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> Fetcher:
-        collate = collate or self.data.collate
-        return Fetcher(dataset) if collate is None else Fetcher(dataset, collate)
-
-    def longest(self, count: int) -> SampleKeys:
-        """Samples for a batch that takes the most memory: the longest, or the stream's first where lengths are unknown."""
-        keys = self.stream.take(0, count)
-        if self.data.lengths is None:
-            return keys
-        order = np.argsort(-np.asarray(self.data.lengths), kind="stable")
-        if self.data.weights is not None:
-            order = order[np.asarray(self.data.weights)[order] > 0]  # the others are never drawn
-        return replace(keys, index=order[np.arange(count) % len(order)])
-
-    def _units(self, seen: int) -> int:
-        """Units, such as tokens, of the first so many samples of the stream."""
-        lengths = np.asarray(self.data.lengths)
-        if self.data.weights is not None:
-            counted, units = self._counted if self._counted[0] <= seen else (0, 0)
-            for start in range(counted, seen, _COUNTED_DRAWS):
-                units += int(lengths[self.stream.take(start, min(_COUNTED_DRAWS, seen - start)).index].sum())
-            self._counted = seen, units
-            return units
-        epochs, rest = divmod(seen, len(lengths))
-        last = self.stream.take(epochs * len(lengths), rest).index
-        return int(epochs * lengths.sum() + lengths[last].sum())
-
-    def units_facts(self, seen: int, elapsed_s: float) -> dict[str, Parameter]:
-        """Units seen, such as tokens, and how many in a second; nothing where samples are all alike."""
-        if self.data.lengths is None:
-            return {}
-        units = self._units(seen)
-        return {self.data.unit: units, f"{self.data.unit}_per_s": units / elapsed_s if elapsed_s else 0.0}
 
     def _set_model(self, model: nn.Module) -> None:
         self.model = model
@@ -498,12 +443,12 @@ class TrainingRun:
             if number in branching and not diverged and math.isfinite(float(loss_sum)):
                 ended += [trained(self, branch, number, clock) for branch in branching[number]]
             if seen < due and not diverged:
-                if wanted := self._wanted(checkpoint, number):
+                if due_now := checkpoint.wanted(number, self.ranks):
                     until_now = clock.fork()
                     since = _SinceEvaluation(float(loss_sum), loss_steps, ended)
                     if math.isfinite(since.loss_sum):
                         self._save(checkpoint, number, seen, until_now, since)
-                    if wanted == _LEAVE:
+                    if due_now == LEAVE:
                         self.ranks.max_over_ranks(0.0)  # the others wait until rank 0 has written
                         raise Leaving
                     clock.restart()
@@ -558,7 +503,7 @@ class TrainingRun:
             save_state(Path(folder) / "optimizer.pt", state["optimizer"])
         if self.data.test is None:
             return {}
-        return {f"test_{name}": score for name, score in self.evaluate(fetcher=self._fetcher(self.data.test)).items()}
+        return {f"test_{name}": score for name, score in self.evaluate(fetcher=self.fetcher(self.data.test)).items()}
 
     def state(self) -> dict[str, Any]:
         """The whole model's and optimizer's state, whatever ranks share out; complete on rank 0. All ranks must call it."""
@@ -580,18 +525,6 @@ class TrainingRun:
                 self.sharded.load_state_dict(state["optimizer"])
             if state.get("average"):
                 self.average.load(state["average"])
-
-    def _wanted(self, checkpoint: Checkpoint, number: int) -> float:
-        """Whether to write a checkpoint after step `number`, before the next evaluation, and whether to leave then; 0 for
-        neither. Several devices have to agree, on what rank 0 says.
-        """
-        if self.ranks.count > 1 and number % _RANKS_AGREE:
-            return 0
-        if self.ranks.rank:
-            own = 0.0
-        else:
-            own = _LEAVE if asked_to_leave() else _SAVE * (checkpoint.between_evaluations and checkpoint.is_late())
-        return self.ranks.max_over_ranks(own)
 
     def _save(self, checkpoint: Checkpoint, steps: int, seen: int, clock: StepClock, since: _SinceEvaluation) -> None:
         """Write a checkpoint: rank 0 writes it, with the random state of every rank."""
@@ -654,10 +587,7 @@ class TrainingRun:
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
         """This device's micro-batches for steps with these plans, from a position in the sample stream."""
         workers = 0 if self.resident_bytes else self.setup.training.workers
-        if self.live is not None:
-            return self.live.loader(plans, position, workers, self._pins, self.ranks)
-        keys = self.stream.micro_batches(plans, position, self.ranks.rank)
-        return batches(self.train_fetcher, keys, workers, self._pins)
+        return self.micro_batches_of(plans, position, workers, pin_memory=self._pins)
 
     @property
     def fetched_ahead(self) -> int:

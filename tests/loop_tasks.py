@@ -11,14 +11,26 @@ from bsearch.objectives.loop import Loop
 from bsearch.objectives.task import Data, Loss, Task
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 
-def digits(samples: int = 700) -> Data:
+class Rows(IterableDataset[Any]):
+    """The samples of a data set as a stream, in an order that each pass shuffles anew."""
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        for place in torch.randperm(len(self.samples)).tolist():
+            yield self.samples[place]
+
+
+def digits(samples: int = 700, *, streams: bool = False) -> Data:
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(samples, 12, generator=generator)
     labels = (inputs @ torch.randn(12, 5, generator=generator)).argmax(1)
-    return Data(TensorDataset(inputs[:600], labels[:600]), TensorDataset(inputs[600:], labels[600:]))
+    train, validation = TensorDataset(inputs[:600], labels[:600]), TensorDataset(inputs[600:], labels[600:])
+    return Data(Rows(train), validation, samples=600) if streams else Data(train, validation)
 
 
 def net(setup: TrialSetup) -> nn.Module:
@@ -31,7 +43,7 @@ def sgd(model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
 
 class AsTask(Task):
     def data(self, setup: TrialSetup) -> Data:
-        return digits()
+        return digits(streams=bool(setup.parameters.get("streams")))
 
     def model(self, setup: TrialSetup) -> nn.Module:
         return net(setup)
@@ -55,7 +67,7 @@ def accuracy(model: nn.Module, data: Data) -> float:
 
 def classifier(setup: TrialSetup) -> Iterator[Measurement]:
     """What `AsTask` trains."""
-    data, model = digits(), net(setup)
+    data, model = digits(streams=bool(setup.parameters.get("streams"))), net(setup)
     optimizer = sgd(model, setup)
     loop = Loop(setup, data, models={"net": model}, optimizers={"net": optimizer})
     for step in loop:

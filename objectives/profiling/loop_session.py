@@ -24,12 +24,13 @@ from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..adapters.as_generator import Report, as_generator
 from ..adapters.loop_task import NoTrainingError
-from ..data.batches import Fetcher, batches
+from ..data.batches import Fetcher
 from ..examination.causes import parts_cause
 from ..examination.copies import line_of
 from ..examination.examine import examined_loop
 from ..loop import Loop, Step, serving
 from ..machine.device_memory import release_memory
+from ..model.weight_average import WeightAverage
 from ..task import TrainFunction
 from .live_bytes import LiveBytes
 from .memory import Peak, batch_factory
@@ -78,6 +79,7 @@ class LoopSession:
                 loop.current = step = Step(loop, request.micro_batches, request.samples, 0, 0.5)
                 started = time.perf_counter()
                 yield step
+                loop.finish(step)
                 if loop.device.type == "cuda":
                     torch.cuda.synchronize()
                 took_s = time.perf_counter() - started
@@ -117,7 +119,7 @@ def loop_rounds(function: TrainFunction, setup: TrialSetup, plans: Sequence[Batc
             for index in order:
                 yield from [plans[index]] * (_DROPPED + _TIMED)
 
-    loader = batches(loop.train_fetcher, loop.keys(sequence(), 0), setup.training.workers)
+    loader = loop.loader(sequence())
     try:
         for order in orders(len(plans)):
             steps: dict[int, tuple[float, float]] = {}
@@ -183,7 +185,10 @@ class LoopMemory:
         loop, counter = self._session.loop, LiveBytes()
         with _fake_models(loop, fake):
             for _ in range(_STEPS):
-                contexts: list[AbstractContextManager[Any]] = [fake, counter.counting(loop.model, loop.optimizer)]
+                contexts: list[AbstractContextManager[Any]] = [
+                    fake,
+                    counter.counting(loop.model, loop.optimizer, loop.average.values),
+                ]
                 micro_batches = [(size, lambda: self._like(size, fake.from_tensor))] * _MICRO_BATCHES
                 self._session.step(micro_batches, _MICRO_BATCHES * size, contexts)
                 for optimizer in loop.optimizers.values():
@@ -206,7 +211,7 @@ class LoopMemory:
         try:
             for _ in range(_STEPS):
                 micro_batches = [(size, lambda: loop.train_fetcher.fetch(keys))] * _MICRO_BATCHES
-                contexts = [] if on_gpu else [counter.counting(loop.model, loop.optimizer)]
+                contexts = [] if on_gpu else [counter.counting(loop.model, loop.optimizer, loop.average.values)]
                 self._session.step(micro_batches, _MICRO_BATCHES * size, contexts)
                 for optimizer in loop.optimizers.values():
                     counter.register_states(optimizer)
@@ -224,7 +229,7 @@ class LoopMemory:
 @contextmanager
 def _fake_models(loop: Loop, fake: FakeTensorMode) -> Iterator[None]:
     """Meanwhile the loop's models and optimizers have fake tensors, and the optimizers no state."""
-    known: dict[int, Any] = {}
+    known, average = dict[int, Any](), loop.average
     owners: list[tuple[dict[str, Any], str, Tensor]] = [
         (tensors, name, tensor)
         for module in loop.model.modules()
@@ -247,8 +252,10 @@ def _fake_models(loop: Loop, fake: FakeTensorMode) -> Iterator[None]:
             group["params"] = [known[id(parameter)] for parameter in parameters]
         for optimizer, _ in states:
             optimizer.state = defaultdict(dict)
+        loop.average = WeightAverage(loop.parameters)
         yield
     finally:
+        loop.average = average
         for tensors, name, tensor in owners:
             tensors[name] = tensor
         for group, parameters in groups:
@@ -295,6 +302,7 @@ class _Examined:
         loop = self.session.loop
         for optimizer in loop.optimizers.values():
             optimizer.state.clear()  # may be of another precision
+        loop.average = WeightAverage(loop.parameters)
         for parameter in loop.model.parameters():
             parameter.grad = None
         # Fixed draws are a mode of this thread.

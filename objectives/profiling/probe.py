@@ -129,7 +129,7 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
             "it, or shard in the loop."
         )
         raise StudyFileError(Fault("devices.sharding", message))
-    if request.setup.training.ema is not None:
+    if request.setup.training.ema is not None and not uses_loop(function):
         message = (
             "expected null, since the task's training loop evaluates and saves its own model; got "
             f"{request.setup.training.ema:g}. Remove it, or average weights in the loop."

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,11 +30,19 @@ from ...spaces.trial import Measurement, Parameter, TrialSetup
 from .checkpoint_files import delete_parts, file_system_of
 from .leaving import asked_to_leave
 
+if TYPE_CHECKING:
+    from ..parallel.data_parallel import Ranks
+
 # Files of another format are ignored.
 _FORMAT = 3
 
 # Between evaluations, this many times as long is trained as the last save took.
 _SAVING = 10
+
+# Steps after which several devices agree whether to save, which synchronises them.
+_RANKS_AGREE = 16
+# What may be wanted of a training between two steps.
+_SAVE, LEAVE = 1.0, 2.0
 
 # Fields of the setup in which attempts at the same experiment may differ.
 _ATTEMPT_FIELDS = {
@@ -133,6 +141,16 @@ class Checkpoint:
     def is_late(self) -> bool:
         """Whether it is time to save between evaluations: after `every_s`, and ten times what the last save took."""
         return time.monotonic() - self._last >= max(self.every_s, _SAVING * self._save_s)
+
+    def wanted(self, steps: int, ranks: Ranks) -> float:
+        """Whether to save after so many steps, before the next evaluation, and whether to `LEAVE` then; 0 for neither.
+
+        Several devices have to agree, on what rank 0 says.
+        """
+        if ranks.count > 1 and steps % _RANKS_AGREE:
+            return 0
+        own = LEAVE if asked_to_leave() else _SAVE * (self.between_evaluations and self.is_late())
+        return ranks.max_over_ranks(0.0 if ranks.rank else own)
 
     def save(self, state: Any) -> None:
         """Replace the file atomically.

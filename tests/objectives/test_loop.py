@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bsearch.objectives.optimizers import named_optimizer
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.objectives.profiling.loop_session import LoopMemory
 from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.state import leaving
 from bsearch.objectives.task import Data
 from bsearch.objectives.training import TrainingRun
 from bsearch.objectives.trial import start_attempt
@@ -53,6 +55,30 @@ def test_a_loop_trains_as_a_task_does_bit_for_bit(batch: int, accumulation: int,
     assert loop is not None
     for one, other in zip(loop.model.parameters(), run.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("streams", [0, 1])
+def test_averages_and_streams_are_those_of_a_task(streams: int, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"parameters": {"dropout": 0.2, "streams": streams}, "training": {"ema": 0.98, "evaluations": 4}}
+    given = setup(57, 3, budget=1300, model_folder=str(tmp_path), **changes)
+    torch.manual_seed(given.seed)
+    run = TrainingRun(AsTask(), given)
+    expected = list(run.measurements())
+    as_task = torch.load(tmp_path / "model.pt", weights_only=True)
+    found = attempt("classifier", given)
+    assert [one.accuracy for one in found] == [one.accuracy for one in expected]
+    assert found[-1].facts["ema_decay"] == expected[-1].facts["ema_decay"]
+    loop = newest_loop()
+    assert loop is not None
+    assert all(map(torch.equal, loop.model.parameters(), run.model.parameters()))  # the raw weights go on
+    as_loop = torch.load(tmp_path / "net.pt", weights_only=True)
+    assert all(torch.equal(as_loop[name], value) for name, value in as_task.items())
+    assert not torch.equal(next(iter(as_loop.values())), next(iter(loop.model.parameters())))
+    changes |= {"checkpoint": str(tmp_path / "it.pt"), "checkpoint_every_s": 0.0}
+    with closing(start_attempt(f"{FILE}:classifier", setup(57, 3, budget=1300, **changes))) as first:  # type: ignore[type-var]
+        assert len(list(islice(first, 2))) == 2
+    again = attempt("classifier", setup(57, 3, budget=1300, attempt=1, **changes))
+    assert again[-1].facts["resumed_at"] and [one.accuracy for one in again] == [one.accuracy for one in found]
 
 
 @pytest.mark.parametrize("accumulation", [2, 5])
@@ -97,6 +123,25 @@ def test_it_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     assert found[-1].facts["resumed_at"] >= found[1].samples_seen
     for one, other in zip(newest_loop().model.parameters(), whole, strict=True):  # type: ignore[union-attr]
         assert torch.equal(one, other)
+
+
+def test_it_leaves_with_a_checkpoint_when_it_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"plan": BatchPlan(57, 3), "samples_budget": 900, "training": {"evaluations": 1, "ema": 0.9}}
+    expected = attempt("adversarial", setup(rate=0.01, **changes))
+    given = setup(rate=0.01, checkpoint=str(tmp_path / "it.pt"), checkpoint_every_s=3600.0, **changes)
+    end = Loop.end
+
+    def asked(loop: Loop, step: Any) -> None:
+        end(loop, step)
+        if step.number == 6:
+            leaving.ask_to_leave()
+
+    monkeypatch.setattr(Loop, "end", asked)
+    (outcome,) = start_attempt(f"{FILE}:adversarial", given)
+    assert isinstance(outcome, Outcome) and outcome.kind == "interrupted"
+    monkeypatch.undo()
+    (found,) = attempt("adversarial", replace(given, attempt=1))
+    assert (found.facts["resumed_at"], found.accuracy) == (7 * 57, expected[-1].accuracy)
 
 
 @pytest.mark.slow
@@ -231,7 +276,9 @@ def test_its_time_and_memory_are_known_and_its_step_is_examined(name: str) -> No
 
 @pytest.mark.parametrize("name", ["classifier", "adversarial"])
 def test_its_traced_memory_is_what_real_steps_take(name: str) -> None:
-    memory = LoopMemory(load_task(f"{FILE}:{name}"), setup(16, rate=0.01))  # type: ignore[arg-type]
+    training = {"ema": 0.9} if name == "classifier" else {}
+    given = setup(16, rate=0.01, training=training, parameters={"streams": 1})
+    memory = LoopMemory(load_task(f"{FILE}:{name}"), given)  # type: ignore[arg-type]
     try:
         for size in (1, 17, 100):
             traced, counted = memory.train_peak(size), memory.counted("train", size)
