@@ -90,7 +90,8 @@ def _readings(
     """Watts of all devices under each plan, once a round."""
     counter = EnergyCounter(setup.device)
     task = load_task(reference)
-    assert isinstance(task, Task)  # its steps were timed
+    if not isinstance(task, Task):
+        raise ProfilingError("power is read while a Task trains, not a training loop of your own")
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.modes.train(run.model)
     run.freeze_updates()
