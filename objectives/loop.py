@@ -38,13 +38,13 @@ from .loading import schedule_of
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.modes import TrainingModes
 from .model.weight_average import WeightAverage
-from .optimizers import needs_closure
+from .optimizers import load_whole_state, needs_closure, whole_state
 from .parallel.data_parallel import Ranks
 from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import fresh, held
-from .task import Data, check_optimizer, checked_data
+from .task import Data, check_inner_optimizers, check_number_of_passes, check_optimizer, checked_data
 from .training import configure_torch
 
 
@@ -221,11 +221,9 @@ class Loop(TrainingSamples):
                 raise faults[-1]
             if any("initial_lr" in group for group in optimizer.param_groups):
                 raise TaskError(f"{where}: {name}: expected no scheduler, because training.schedule sets the rate; got one")
-            if self.setup.plan.devices > 1 and needs_closure(optimizer):
-                raise TaskError(
-                    f"{where}: {name}: expected one without a closure on {self.setup.plan.devices} devices, since gradients "
-                    f"are summed before its step; got {type(optimizer).__name__}. Write devices: {{per_trial: 1}}."
-                )
+            if needs_closure(optimizer):
+                self._check_closure(name, optimizer)
+            check_inner_optimizers(f"{where}: {name}", optimizer)
             if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
                 raise TaskError(
                     f"{where}: {name}: expected parameters of {', '.join(self.models)}, got some that no model holds. Pass all "
@@ -233,6 +231,19 @@ class Loop(TrainingSamples):
                 )
         if len(faults) == len(self.optimizers):  # one has to follow the rule; others may have rates of their own
             raise faults[0]
+
+    def _check_closure(self, name: str, optimizer: Optimizer) -> None:
+        """Check that an optimizer's step may evaluate a closure.
+
+        Raises:
+            TaskError: it may not.
+        """
+        check_number_of_passes(f"Loop: optimizers: {name}", optimizer)
+        if self.ranks.count > 1:
+            raise TaskError(
+                f"Loop: optimizers: {name}: expected one without a closure on {self.ranks.count} devices, since gradients are "
+                f"summed before its step; got {type(optimizer).__name__}. Write devices: {{per_trial: 1}}."
+            )
 
     # The steps
 
@@ -365,9 +376,9 @@ class Loop(TrainingSamples):
 
         inside: list[Optimizer] = []  # one that is stepping: those that it steps itself are its own affair
 
-        def before(optimizer: Optimizer, *_: Any) -> None:
+        def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if _newest is not self or inside:  # or left over from a body that has failed
-                return
+                return None
             name = names.get(id(optimizer))
             if name is None:
                 raise TaskError(
@@ -377,13 +388,28 @@ class Loop(TrainingSamples):
                 )
             if self.current is not None:
                 self.current.optimizer_steps(name)
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            if closure is not None:
+                self._check_closure(name, optimizer)
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             self.ranks.sum_gradients(parameters)
-            if (norm := self.setup.training.clip_norm) is not None:
-                nn.utils.clip_grad_norm_(parameters, norm)
-            for listener in self.listeners:
-                listener(name, parameters)
+            # Without a gradient, the first one is that of the closure.
+            closure_is_first = closure is not None and all(parameter.grad is None for parameter in parameters)
+            self._clip(name, parameters, heard=not closure_is_first)
             inside.append(optimizer)
+            if closure is None:
+                return None
+
+            def clipped_closure() -> Any:
+                nonlocal closure_is_first
+                loss = closure()
+                self._clip(name, parameters, heard=closure_is_first)
+                closure_is_first = False
+                return loss
+
+            if len(args) > 1:
+                return (args[0], clipped_closure, *args[2:]), kwargs
+            return args, {**kwargs, "closure": clipped_closure}
 
         def after(optimizer: Optimizer, *_: Any) -> None:
             if inside and inside[0] is optimizer:
@@ -393,7 +419,14 @@ class Loop(TrainingSamples):
         stack.callback(register_optimizer_step_post_hook(after).remove)
         return stack
 
-    # Called with an optimizer's name and parameters before each of its steps.
+    def _clip(self, name: str, parameters: Sequence[Tensor], *, heard: bool) -> None:
+        """Clip a gradient that an optimizer steps with; `heard` by the listeners too."""
+        if (norm := self.setup.training.clip_norm) is not None:
+            nn.utils.clip_grad_norm_(parameters, norm)
+        for listener in self.listeners if heard else ():
+            listener(name, parameters)
+
+    # Called with an optimizer's name and parameters once in each of its steps, with its first gradient there.
     listeners: tuple[Callable[[str, Sequence[Tensor]], None], ...] = ()
 
     def pause(self) -> None:
@@ -456,7 +489,7 @@ class Loop(TrainingSamples):
                 "steps": self._number,
                 "samples_seen": self._seen,
                 "models": self.model.state_dict(),
-                "optimizers": {name: one.state_dict() for name, one in self.optimizers.items()},
+                "optimizers": {name: whole_state(one) for name, one in self.optimizers.items()},
                 "others": {name: one.state_dict() for name, one in self.others.items()},
                 "ever": sorted(self._ever | (self.current.stepped if self.current else set())),
                 "average": [*self.average.values],
@@ -478,9 +511,10 @@ class Loop(TrainingSamples):
         self._resumed_at = self._seen
         self.reported = tuple(self._checkpoint.measurements)
         self.model.load_state_dict(state["models"])
-        for kept, current in ((state["optimizers"], self.optimizers), (state["others"], self.others)):
-            for name, one in current.items():
-                one.load_state_dict(kept[name])
+        for name, optimizer in self.optimizers.items():
+            load_whole_state(optimizer, state["optimizers"][name])
+        for name, other in self.others.items():
+            other.load_state_dict(state["others"][name])
         if state["average"]:
             self.average.load(state["average"])
         if self.live is not None:

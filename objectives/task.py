@@ -319,6 +319,18 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
         )
     if needs_closure(optimizer):
         _check_two_passes(where, optimizer, setup)
+    check_inner_optimizers(where, optimizer)
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    return optimizer
+
+
+def check_inner_optimizers(where: str, optimizer: torch.optim.Optimizer) -> None:
+    """Check that the optimizers inside an optimizer have its rates.
+
+    Raises:
+        TaskError: one has groups of its own.
+    """
     groups = {id(group) for group in optimizer.param_groups}
     for name, inner in inner_optimizers(optimizer).items():
         if not groups.issuperset(map(id, inner.param_groups)):
@@ -326,9 +338,20 @@ def checked_optimizer(task: Task, model: nn.Module, setup: TrialSetup) -> torch.
                 f"{where}: expected an optimizer whose parts share its param_groups, in which the schedule sets the rate; got "
                 f"{type(optimizer).__name__}, whose {name} has its own. Write self.param_groups = self.{name}.param_groups."
             )
-    for group in optimizer.param_groups:
-        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-    return optimizer
+
+
+def check_number_of_passes(where: str, optimizer: torch.optim.Optimizer) -> None:
+    """Check that a step of the optimizer computes its gradient equally often each time.
+
+    Raises:
+        TaskError: it does not.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TaskError(
+            f"{where}: expected an optimizer that evaluates its closure equally often in every step, since a step's time must "
+            f"be known; got {type(optimizer).__name__}. Use another optimizer, or write a training loop of your own without "
+            "Loop."
+        )
 
 
 def _check_two_passes(where: str, optimizer: torch.optim.Optimizer, setup: TrialSetup) -> None:
@@ -337,12 +360,8 @@ def _check_two_passes(where: str, optimizer: torch.optim.Optimizer, setup: Trial
     Raises:
         TaskError, StudyFileError: it cannot.
     """
+    check_number_of_passes(where, optimizer)
     name = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise TaskError(
-            f"{where}: expected an optimizer that evaluates its closure equally often in every step, since a step's time must "
-            f"be known; got {name}. Use another optimizer, or write your own training loop."
-        )
     if setup.training.precision == "fp16":
         message = f"expected another precision with {name}, whose closure torch's loss scaler does not support; got fp16. "
         raise StudyFileError(Fault("training.precision", message + "Write bf16."))

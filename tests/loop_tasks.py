@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bsearch.objectives.loop import Loop
+from bsearch.objectives.loading import load_task
+from bsearch.objectives.loop import Loop, Step, newest_loop
+from bsearch.objectives.model.batch_norm import batch_norms
 from bsearch.objectives.task import Data, Loss, Task
+from bsearch.objectives.training import TrainingRun, seed_everything
 from bsearch.spaces.trial import Measurement, TrialSetup
+from rank_jobs import SAM
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -65,9 +69,9 @@ def accuracy(model: nn.Module, data: Data) -> float:
     return float(right) / len(labels)
 
 
-def classifier(setup: TrialSetup) -> Iterator[Measurement]:
+def classifier(setup: TrialSetup, made: Callable[[TrialSetup], nn.Module] = net) -> Iterator[Measurement]:
     """What `AsTask` trains."""
-    data, model = digits(streams=bool(setup.parameters.get("streams"))), net(setup)
+    data, model = digits(streams=bool(setup.parameters.get("streams"))), made(setup)
     optimizer = sgd(model, setup)
     loop = Loop(setup, data, models={"net": model}, optimizers={"net": optimizer})
     for step in loop:
@@ -113,9 +117,6 @@ def realism(g: nn.Module, data: Data) -> float:
 
 def parameters_after(reference: str, setup: dict[str, Any]) -> Iterator[list[Tensor]]:
     """The parameters after a whole training, for ranks."""
-    from bsearch.objectives.loading import load_task
-    from bsearch.objectives.loop import newest_loop
-
     torch.manual_seed(0)
     for _ in load_task(reference)(TrialSetup.from_dict(setup)):  # type: ignore[operator]
         pass
@@ -136,3 +137,80 @@ def wrong_weights(setup: TrialSetup) -> Iterator[Measurement]:
         optimizer.zero_grad()
         if step.evaluates:
             yield loop.measure(accuracy=accuracy(model, data))
+
+
+class SharpTask(AsTask):
+    """With an optimizer that computes each step's gradient twice."""
+
+    def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
+        return SAM(model.parameters(), lr=setup.learning_rate, momentum=0.9)
+
+
+def sharp(setup: TrialSetup) -> Iterator[Measurement]:
+    """What `SharpTask` trains, without dropout."""
+    data, model = digits(), net(setup)
+    optimizer = SAM(model.parameters(), lr=setup.learning_rate, momentum=0.9)
+    loop = Loop(setup, data, models={"net": model}, optimizers={"net": optimizer})
+    for step in loop:
+
+        @torch.enable_grad()
+        def gradient(step: Step = step) -> None:
+            optimizer.zero_grad()
+            for part in step:
+                inputs, labels = part.batch
+                (F.cross_entropy(model(inputs), labels, reduction="sum") * (1 / step.samples)).backward()
+
+        gradient()
+        optimizer.step(gradient)
+        if step.evaluates:
+            yield loop.measure(accuracy=accuracy(model, data))
+
+
+def optional_closure(setup: TrialSetup) -> Iterator[Measurement]:
+    """The whole gradient is a closure's, which the optimizer would not need."""
+    data, model = digits(), net(setup)
+    optimizer = sgd(model, setup)
+    loop = Loop(setup, data, models={"net": model}, optimizers={"net": optimizer})
+    for step in loop:
+
+        def gradient(step: Step = step) -> None:
+            for part in step:
+                inputs, labels = part.batch
+                (F.cross_entropy(model(inputs), labels, reduction="sum") * (1 / step.samples)).backward()
+
+        optimizer.step(closure=gradient)
+        optimizer.zero_grad()
+        if step.evaluates:
+            yield loop.measure(accuracy=accuracy(model, data))
+
+
+def normed(setup: TrialSetup) -> nn.Module:
+    """With batch statistics of its inputs and of what it computes."""
+    layers = nn.BatchNorm1d(12), nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 5)
+    return nn.Sequential(*layers)
+
+
+class NormedTask(AsTask):
+    def model(self, setup: TrialSetup) -> nn.Module:
+        return normed(setup)
+
+
+def normed_loop(setup: TrialSetup) -> Iterator[Measurement]:
+    """What `NormedTask` trains."""
+    yield from classifier(setup, normed)
+
+
+def seen_at_evaluations(reference: str, setup: dict[str, Any]) -> Iterator[list[list[Tensor]]]:
+    """Every rank's parameters and running statistics at each evaluation, and its accuracy."""
+    given, train = TrialSetup.from_dict(setup), load_task(reference)
+    seed_everything(given.seed)  # as a trial does before it calls a loop
+    run = TrainingRun(train, given) if isinstance(train, Task) else None
+    found: list[list[Tensor]] = []
+    ranks: Any = None
+    for measurement in train(given) if run is None else run.measurements():  # type: ignore[operator]
+        trained = run or newest_loop()
+        assert trained is not None
+        model, ranks = trained.model, trained.ranks
+        running = [each for norm in batch_norms(model) for each in (norm.running_mean, norm.running_var)]
+        found.append([torch.tensor(measurement.accuracy), *(one.detach().clone() for one in (*model.parameters(), *running))])  # type: ignore[arg-type,union-attr]
+    yield ranks.all_gathered({"found": [found]})["found"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, replace
 from statistics import mean
@@ -43,12 +43,7 @@ def with_power(reference: str, setup: TrialSetup, law: StepTime) -> StepTime:
     Raises:
         ProfilingError: a device's energy cannot be read, or a rank died.
     """
-    sizes = [size for size, _ in law.points]
-    places = sorted({round(place * (len(sizes) - 1) / (_MOST_SIZES - 1)) for place in range(_MOST_SIZES)})
-    plans = [
-        BatchPlan(sizes[place] * law.devices, 1, law.devices, activation_checkpointing=law.activation_checkpointing)
-        for place in places
-    ]
+    plans = power_plans(entry.plan for entry in law.timed)
     counts = [[max(math.ceil(seconds / law.step_s(plan)), 1) for seconds in (_SETTLING_S, _READING_S)] for plan in plans]
     if law.devices == 1:
         readings = next(_readings(reference, setup, plans, counts))
@@ -65,6 +60,23 @@ def with_power(reference: str, setup: TrialSetup, law: StepTime) -> StepTime:
     return replace(law, power=points, power_spread=spread)
 
 
+def power_plans(timed: Iterable[BatchPlan]) -> list[BatchPlan]:
+    """The plans under which power is read: of those that were timed, a few sizes in the fewest micro-batches, smallest first.
+
+    A step then takes the time and memory that are known, and computes what a trial's does: of cached embeddings two
+    micro-batches, each of them run twice.
+
+    >>> plans = power_plans([BatchPlan(8, 2), BatchPlan(32, 2), BatchPlan(32, 4)])
+    >>> [(plan.effective_batch, plan.accumulation) for plan in plans]
+    [(8, 2), (32, 2)]
+    """
+    timed = list(timed)
+    fewest = min(plan.accumulation for plan in timed)
+    plans = sorted((plan for plan in timed if plan.accumulation == fewest), key=lambda plan: plan.largest_micro_batch)
+    places = sorted({round(place * (len(plans) - 1) / (_MOST_SIZES - 1)) for place in range(_MOST_SIZES)})
+    return [plans[place] for place in places]
+
+
 def readings_in_rank(
     reference: str, setup: Mapping[str, Any], plans: Sequence[tuple[Any, ...]], counts: Sequence[Sequence[int]]
 ) -> Iterator[list[list[float]]]:
@@ -78,7 +90,8 @@ def _readings(
     """Watts of all devices under each plan, once a round."""
     counter = EnergyCounter(setup.device)
     task = load_task(reference)
-    assert isinstance(task, Task)  # its steps were timed
+    if not isinstance(task, Task):
+        raise ProfilingError("power is read while a Task trains, not a training loop of your own")
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.modes.train(run.model)
     run.freeze_updates()
@@ -142,4 +155,4 @@ class PowerReading:
         return (last[1] - first[1]) / (last[0] - first[0])
 
 
-__all__ = ["PowerReading", "with_power"]
+__all__ = ["PowerReading", "power_plans", "with_power"]

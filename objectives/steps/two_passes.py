@@ -6,9 +6,9 @@ Source: Foret et al. 2020, arXiv 2010.01412.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from ..profiling.live_bytes import LiveBytes
 
 def held(batch: Any, *, on_device: bool = False) -> Any:
     """A batch, or what a function fetches, that waits for a later pass: in host memory, unless it lies on the device."""
+    if isinstance(batch, Copies):  # it waits already: a copy would double what is held
+        return batch.waiting
     return LiveBytes.fetched(batch, counts=on_device) if callable(batch) else batch
 
 
@@ -31,6 +33,17 @@ def fresh(batch: Any, device: torch.device) -> Any:
         return with_tensors(batch, lambda one: one.clone() if one.device.type == device.type else one)
 
     return LiveBytes.fetched(copied)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A held batch as a function that returns a copy for one pass."""
+
+    waiting: Any
+    device: torch.device
+
+    def __call__(self) -> Any:
+        return fresh(self.waiting, self.device)
 
 
 class HeldStep:
@@ -48,9 +61,9 @@ class HeldStep:
         self._held = [(samples, held(batch, on_device=on_device)) for samples, batch in micro_batches]
         self._before = KeptBuffers(model), RandomState.now(device)
 
-    def micro_batches(self) -> list[tuple[int, Callable[[], Any]]]:
+    def micro_batches(self) -> list[tuple[int, Copies]]:
         """The step's micro-batches, as functions that return a copy."""
-        return [(samples, partial(fresh, batch, self._device)) for samples, batch in self._held]
+        return [(samples, Copies(batch, self._device)) for samples, batch in self._held]
 
     @contextmanager
     def again(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -16,19 +17,21 @@ import torch
 from bsearch.cli import main
 from bsearch.objectives.machine import energy
 from bsearch.objectives.profiling import power
+from bsearch.objectives.profiling.fit import fit_step_time
 from bsearch.objectives.profiling.power import PowerReading
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import BsearchError, ProfilingError
-from bsearch.spaces.laws.step_time import StepTime
-from bsearch.spaces.plan import BatchPlan, step_plans
+from bsearch.spaces.laws.step_time import StepTime, TimedPlan, timing_plans
+from bsearch.spaces.plan import BatchPlan, Embedding, step_plans
 from bsearch.spaces.study.file import read_study
 from bsearch.verify.claims import Fact
 from bsearch.verify.energy import known_power
 from bsearch.verify.stage import Stage
 from click.testing import CliRunner
-from helpers import SPACE
+from embedding_tasks import Metered
+from helpers import SPACE, setup
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -189,6 +192,58 @@ def test_power_in_a_training_whose_batch_grows_is_that_of_all_its_stages() -> No
     assert law.mean_watts(plan, 100_000, stages=stages, **limits) == pytest.approx(joules / seconds)
     assert joules / seconds > 1.05 * (law.watts(plan) or 0.0)
     assert law.mean_watts(plan, 100_000, **limits) == law.watts(plan)
+
+
+@given(
+    smallest=st.integers(1, 4),
+    factor=st.integers(1, 500),
+    devices=st.integers(1, 4),
+    dense=st.booleans(),
+    embedding=st.sampled_from(["", "whole", "cached"]),
+)
+def test_power_is_read_under_plans_that_were_timed(
+    smallest: int, factor: int, devices: int, dense: bool, embedding: Embedding
+) -> None:
+    """So that they fit, take a known time, and compute what the trials of the law do."""
+    highest = smallest * factor
+    timed = timing_plans(smallest, highest, devices=devices, dense=dense, activation_checkpointing="full", embedding=embedding)
+    plans = power.power_plans(timed)
+    sizes = [plan.largest_micro_batch for plan in plans]
+    assert set(plans) <= set(timed)
+    assert {plan.accumulation for plan in plans} == {2 if embedding == "cached" else 1}
+    assert sizes == sorted(set(sizes)) and {smallest, highest} <= set(sizes) and len(sizes) <= 6
+
+
+@pytest.mark.parametrize(("embedding", "passes_j", "passes_s"), [("whole", 1.0, 1e-3), ("cached", 4.0, 2e-3)])
+def test_energy_of_a_loss_over_embeddings_is_that_of_all_its_passes(
+    embedding: Embedding, passes_j: float, passes_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joules of a step, which is its known time at its power, are those of every forward pass that it takes."""
+
+    class Meter:
+        def __init__(self, counter: None) -> None: ...
+
+        def __enter__(self) -> Meter:
+            self.before = Metered.seconds, Metered.joules
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            seconds, joules = self.before
+            self.watts = (Metered.joules - joules) / (Metered.seconds - seconds)
+
+    monkeypatch.setattr(power, "PowerReading", Meter)
+    monkeypatch.setattr(power, "EnergyCounter", lambda kind: None)
+    for name in ("_SETTLING_S", "_READING_S"):
+        monkeypatch.setattr(power, name, 0.05)
+    timed = timing_plans(2, 16, embedding=embedding)
+    times = [sum(plan.micro_batches()) * passes_s for plan in timed]
+    law = fit_step_time([TimedPlan(plan, (step_s,)) for plan, step_s in zip(timed, times, strict=True)])
+    law = power.with_power("embedding_tasks:Metered", setup(4), replace(law, embedding=embedding))
+    parts = (2, 3, 7) if embedding == "cached" else (1,)
+    for plan in (BatchPlan(size * count, count) for size in (2, 5, 16) for count in parts):
+        watts = law.watts(plan)
+        assert watts is not None
+        assert watts * law.step_s(plan) == pytest.approx(passes_j * plan.effective_batch, rel=1e-6)
 
 
 @pytest.mark.slow
