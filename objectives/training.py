@@ -299,7 +299,11 @@ class TrainingRun(TrainingSamples):
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
         if isinstance(denominator, Tensor) or denominator != size:
-            rescale_gradients(self._gradients(), denominator, size)
+            if not (gradients := self._gradients()):
+                raise RuntimeError(
+                    f"{name_of(self.task)}.loss: expected a loss of the model that it is given, got one of another"
+                )
+            rescale_gradients(gradients, denominator, size)
         # Where every label of a step is ignored, its loss is 0 rather than 0/0.
         mean = total / (torch.where(denominator > 0, denominator, 1) if isinstance(denominator, Tensor) else denominator or 1.0)
         return mean, small_batch

@@ -10,7 +10,7 @@ import torch
 from bsearch.objectives.adapters.huggingface import train_with
 from bsearch.spaces.trial import Measurement, TrialSetup
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 from trainer_contract import (
     CLASS_WEIGHTS,
     CONTRASTED,
@@ -31,6 +31,7 @@ from transformers import (
     GPT2LMHeadModel,
     Trainer,
     TrainerCallback,
+    TrainingArguments,
     ViTConfig,
     ViTForImageClassification,
     default_data_collator,
@@ -133,6 +134,49 @@ def coupled(setup: TrialSetup) -> Iterator[Measurement]:
 
 def contrasted(setup: TrialSetup) -> Iterator[Measurement]:
     yield from trained(setup, Plain(), **CONTRASTED)
+
+
+class LearningLoss(Trainer):
+    """A user's own subclass, whose loss has a weight that no model holds."""
+
+    def create_optimizer(self, *args: Any) -> Any:
+        optimizer = super().create_optimizer(*args)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+        return optimizer
+
+
+def learning_loss(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), LearningLoss)
+
+
+class OwnArguments(TrainingArguments):
+    """Of a library's own trainer, which wants no other."""
+
+    def __init__(self, *args: Any, prompts: str = "", **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.prompts = prompts
+
+
+class OwnBatches(BatchSampler):
+    """A library's default, that samples as torch's does."""
+
+    def __init__(self, dataset: Any, size: int) -> None:
+        super().__init__(RandomSampler(dataset), size, drop_last=False)
+
+
+class LibrarysTrainer(Trainer):
+    training_args_class = OwnArguments
+
+    def __init__(self, *, args: Any, **more: Any) -> None:
+        assert isinstance(args, OwnArguments) and args.prompts == "query: "
+        super().__init__(args=args, **more)
+
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, batch_sampler=OwnBatches(self.train_dataset, 8), collate_fn=self.data_collator)  # type: ignore[arg-type]
+
+
+def librarys(setup: TrialSetup) -> Iterator[Measurement]:
+    yield from trained(setup, Plain(), LibrarysTrainer, arguments={"prompts": "query: "})
 
 
 class OwnStep(Trainer):

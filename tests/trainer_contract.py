@@ -29,6 +29,7 @@ from bsearch.objectives.adapters.loop_task import TrainingParts, _collector
 from bsearch.objectives.data.batches import SampleKeys, SampleStream
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.trial import start_attempt
+from bsearch.spaces.errors import TaskError
 from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan, plan_batch
@@ -151,14 +152,17 @@ def one_large_batch(made: TrialSetup, points: Points, loss: Any) -> tuple[float,
 
 
 def embed(model: Any, batch: Any, setup: TrialSetup) -> Any:
-    if setup.parameters.get("rows"):
-        return getattr(model, "net", model).layers(batch["x"])[1:]
-    return getattr(model, "net", model).layers(batch["x"]), batch["labels"]
+    gives, vectors = setup.parameters.get("gives"), getattr(model, "net", model).layers(batch["x"])
+    if gives == "rows":
+        return vectors[1:]
+    return {"vectors": vectors, "label": None} if gives == "none" else (vectors, batch["labels"])
 
 
 def triplets(model: nn.Module, embeddings: Any, setup: TrialSetup) -> torch.Tensor:
     """The farthest sample of each one's class against the nearest of another."""
     vectors, labels = nn.functional.normalize(embeddings[0], dim=1), embeddings[1]
+    if setup.parameters.get("gives") == "draws":
+        vectors = vectors + 1e-3 * torch.randn_like(vectors)
     distances = (2 - 2 * vectors @ vectors.T).clamp(min=1e-9).sqrt()
     same = labels[:, None] == labels
     farthest, nearest = distances.masked_fill(~same, 0.0).amax(1), distances.masked_fill(same, 10.0).amin(1)
@@ -179,6 +183,9 @@ DRAWN_BY = torch.linspace(0.1, 2, SAMPLES, dtype=torch.float64)
 
 class OwnBatches(BatchSampler):
     """A user's own."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from super().__iter__()
 
 
 class OwnWeights(WeightedRandomSampler):
@@ -458,8 +465,13 @@ class TrainerContract:
     def test_a_loss_over_embeddings_that_is_not_one_is_refused(self, wrong: dict[str, Any], message: str) -> None:
         outcome = self.ending("contrasted_wrong", setup(50, 2, budget=100, parameters=wrong))
         assert outcome.kind == "error" and message in outcome.message and not LOG.steps
-        outcome = self.ending("contrasted", setup(50, 2, budget=100, parameters={"rows": True}))
+        outcome = self.ending("contrasted", setup(50, 2, budget=100, parameters={"gives": "rows"}))
         assert "train_with.embed: expected one row for each of 25 samples" in outcome.message
+        outcome = self.ending("contrasted", setup(50, 2, budget=100, parameters={"gives": "none"}))
+        assert "or a tuple, list or dict of such tensors, got None at ['label']" in outcome.message
+        with pytest.raises(TaskError, match=r"train_with\.batch_loss: expected a loss without random numbers"):
+            request = ProfileRequest(setup(1, budget=1, parameters={"gives": "draws"}), Memory(limit=160_000), highest=120)
+            profile_task(f"{self.tasks}:contrasted", request)
 
     @pytest.mark.parametrize(
         ("sampling", "got"),

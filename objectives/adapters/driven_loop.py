@@ -246,7 +246,7 @@ class DrivenLoop:
         weighted = type(sampler) is WeightedRandomSampler
         if batch_sampler is None:
             got = "batch_size=None"
-        elif type(batch_sampler) is not BatchSampler:
+        elif type(batch_sampler).__iter__ is not BatchSampler.__iter__:
             got = f"batch_sampler {type(batch_sampler).__name__}"
         elif not (random or weighted or type(sampler) is SequentialSampler):
             got = f"sampler {type(sampler).__name__}"
@@ -306,6 +306,7 @@ class DrivenLoop:
         """
         setup = self.setup
         check_optimizer(f"{self.where}: the optimizer", optimizer, setup)
+        self._check_own_parameters(model, optimizer)
         self.model, self.optimizer, self._scaler = model, optimizer, scaler
         self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.device = next(model.parameters()).device
@@ -328,6 +329,21 @@ class DrivenLoop:
             set_random_state(self._state["rng_state"], self.device)
             self._state = None
         self.resume_clock()
+
+    def _check_own_parameters(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        own = {id(parameter) for parameter in model.parameters()}
+        others = [
+            tuple(parameter.shape)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad and id(parameter) not in own
+        ]
+        if others:
+            raise TaskError(
+                f"{self.where}: the optimizer: expected parameters of the model alone, which are saved and resumed; got "
+                f"{len(others)} of something else, such as a loss with weights of its own, the first of shape {others[0]}. "
+                "Make it a part of the model, such as model.loss = loss."
+            )
 
     def resume_clock(self) -> None:
         """Start the clock, or restart it after a measurement."""
@@ -419,8 +435,10 @@ def _qualified_name(value: Any) -> str:
 
 def _tokens_of(batch: Any) -> int:
     """Tokens of a batch of text as `transformers` collates it, without padding; 0 in any other."""
-    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    if not isinstance(tokens, Tensor):
-        return 0
-    mask = batch.get("attention_mask")
-    return int(mask.sum()) if isinstance(mask, Tensor) and mask.shape == tokens.shape else tokens.numel()
+    total = 0
+    for name, tokens in batch.items() if isinstance(batch, Mapping) else ():
+        # Of several texts, as of pairs, with a prefix each.
+        if isinstance(name, str) and name.endswith("input_ids") and isinstance(tokens, Tensor):
+            mask = batch.get(name.removesuffix("input_ids") + "attention_mask")
+            total += int(mask.sum()) if isinstance(mask, Tensor) and mask.shape == tokens.shape else tokens.numel()
+    return total

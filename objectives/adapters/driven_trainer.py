@@ -203,6 +203,8 @@ class DrivenTrainer:
         return "loss" in self.args.include_for_metrics  # type: ignore[attr-defined]
 
     def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **more: Any) -> Any:
+        if self.driven.coupled_loss is not None:
+            return self._prediction_of_coupled(model, inputs, *args, **more)
         count = torch.as_tensor(self._batch_denominator(inputs, _samples_in(inputs)), device=self.driven.device).double()
         self._evaluated_denominator = count
         loss, *others = super().prediction_step(model, inputs, *args, **more)  # type: ignore[misc]
@@ -212,6 +214,12 @@ class DrivenTrainer:
             batch = torch.stack([torch.where(count > 0, loss.double() * count, 0.0), count])
             self._evaluation_sums = batch if self._evaluation_sums is None else self._evaluation_sums + batch
         return (loss if self._passes_losses else None, *others)
+
+    def _prediction_of_coupled(self, model: nn.Module, inputs: Any, *args: Any, **more: Any) -> Any:
+        """The same without a loss, which would be that of the evaluation batches; where nobody wants outputs, nothing runs."""
+        if self.compute_metrics is None:  # type: ignore[attr-defined]
+            return None, None, None
+        return (None, *super().prediction_step(model, inputs, *args, **more)[1:])  # type: ignore[misc]
 
     def floating_point_ops(self, inputs: _Step) -> int:
         return 0  # only used in the Trainer's logs, and the micro-batches are freed by then

@@ -99,13 +99,14 @@ def train_with(
 
     Args:
         trainer: the Trainer's class.
-        arguments: of `TrainingArguments`, by name, except those that the study sets, such as the learning rate.
+        arguments: of `TrainingArguments`, or the trainer's own class of them, by name, except those that the study sets, such
+            as the learning rate.
         denominator: what the mean loss of a batch divides by, given the batch on the CPU as the collator returns it, such as
             `lambda batch: weights[batch["labels"]].sum()` for class weights; default: its labels other than -100, or its
             samples if it has no labels.
         couples_samples: whether the loss compares the samples of a batch, as contrastive losses do: no step may be split.
-        embed, batch_loss: such a loss, split exactly, instead of the Trainer's: see `coupled_loss`. The Trainer's own loss is
-            then that of evaluation alone.
+        embed, batch_loss: such a loss, split exactly, instead of the Trainer's: see `coupled_loss`. Then no `eval_loss` is
+            reported, which would depend on the evaluation batch.
         parts: further arguments of the Trainer's class: model, train_dataset, eval_dataset, data_collator, compute_metrics,
             callbacks, ...
 
@@ -193,7 +194,9 @@ def _train(
 ) -> None:
     precision = {"fp32": "no", "tf32": "no"}.get(driven.setup.training.precision, driven.setup.training.precision)
     with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), driven.running():
-        args = TrainingArguments(output_dir=folder, **arguments)
+        # Some libraries' trainers, such as sentence-transformers', accept arguments of a class of their own alone.
+        arguments_class: type[TrainingArguments] = getattr(driven_class, "training_args_class", TrainingArguments)
+        args = arguments_class(output_dir=folder, **arguments)
         if args.n_gpu > 1:
             args._n_gpu = 1  # otherwise it would use every visible GPU for one trial
         driven_trainer = driven_class(args=args, **parts)

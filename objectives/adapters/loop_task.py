@@ -245,6 +245,9 @@ class _CoupledLoopTask(LoopTask):
         return parts.coupled_loss.batch_loss(model, embeddings, setup)
 
 
+_CoupledLoopTask.__name__ = CoupledLoss.__name__  # for messages
+
+
 def _set_modes(model: nn.Module, parts: TrainingParts) -> None:
     for module, original in zip(model.modules(), parts.model.modules(), strict=True):
         module.training = original.training  # a frozen part may be evaluating

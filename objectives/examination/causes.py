@@ -84,9 +84,9 @@ def cause_of(
     if padded:
         return Cause(
             "weights",
-            f"expected each sample's loss not to depend on the rest of the batch, got one that does ({evidence}): batches are "
-            "padded to the longest sample, and the padding counts. Mask it in the sum and in the denominator; if the loss "
-            f"compares samples on purpose, {remedies.coupled}",
+            f"expected each sample's loss not to depend on the rest of the batch, got one that does ({evidence}). Either the "
+            "padding to the batch's longest sample counts: mask it in the sum and in the denominator. Or the loss compares "
+            f"samples: {remedies.coupled}",
         )
     return Cause(
         "coupled",

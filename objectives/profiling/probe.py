@@ -168,6 +168,8 @@ def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRe
     try:
         smallest, run = smallest_workable(task, setup)
     except Exception as error:
+        if isinstance(error, TaskError) and embeds(task):
+            raise TaskError(f"task {reference}: {error}") from None  # each trial would fail of it
         return replace(unknown, note=_unknown_memory(error))  # a loop's step may do more than is known here
     profile = _with_facts_of(profile, run, smallest)
     del run

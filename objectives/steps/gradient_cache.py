@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from ...spaces.errors import TaskError
 from ...spaces.trial import TrialSetup
@@ -82,8 +82,9 @@ class EmbeddingsOf(nn.Module):
         self.unused: set[int] | None = None
 
     def forward(self, batch: Any, samples: int) -> list[Tensor]:
-        found, self.structure = tree_flatten(self.task.embed(self.model, batch, self.setup))
-        check_embeddings(self.task, found, samples)
+        embedded = self.task.embed(self.model, batch, self.setup)
+        found, self.structure = tree_flatten(embedded)
+        check_embeddings(self.task, embedded, samples)
         return [tensor.detach() if place in (self.unused or ()) else tensor for place, tensor in enumerate(found)]
 
 
@@ -237,24 +238,28 @@ def _unwrapped(module: Any) -> EmbeddingsOf:
     return found
 
 
-def check_embeddings(task: Task, found: Sequence[Any], samples: int) -> None:
-    """Check the tensors, in whatever container, that `embed` returned.
+_EXPECTED_EMBEDDINGS = "expected a tensor of shape (samples, ...), or a tuple, list or dict of such tensors"
+
+
+def check_embeddings(task: Task, embedded: Any, samples: int) -> None:
+    """Check what `embed` returned: tensors in whatever container.
 
     Raises:
         TaskError: something else than tensors, none, or tensors of another number of rows.
     """
     where = f"{name_of(task)}.embed"
-    others = ["None" if value is None else type(value).__name__ for value in found if not isinstance(value, Tensor)]
-    if not found or others:
-        raise TaskError(
-            f"{where}: expected a tensor of shape (samples, ...), or a tuple, list or dict of such tensors, got "
-            f"{others[0] if others else 'nothing'}"
-        )
-    for value in found:
+    found, _ = tree_flatten_with_path(embedded)
+    if not found:
+        raise TaskError(f"{where}: {_EXPECTED_EMBEDDINGS}, got nothing")
+    for path, value in found:
+        place = f" at {keystr(path)}" if path else ""
+        if not isinstance(value, Tensor):
+            got = "None" if value is None else type(value).__name__
+            raise TaskError(f"{where}: {_EXPECTED_EMBEDDINGS}, got {got}{place}")
         if value.dim() == 0 or len(value) != samples:
             raise TaskError(
-                f"{where}: expected one row for each of {samples} samples, got shape {tuple(value.shape)}. Return several "
-                "views of a sample as several tensors, such as (first, second), or as (samples, views, ...)."
+                f"{where}: expected one row for each of {samples} samples, got shape {tuple(value.shape)}{place}. Return "
+                "several views of a sample as several tensors, such as (first, second), or as (samples, views, ...)."
             )
 
 

@@ -53,6 +53,17 @@ class TestHuggingFace(TrainerContract):
         assert (outcome.kind, outcome.micro_batch) == ("out_of_memory", None)
         assert len(LOG.steps) == 1
 
+    def test_parameters_that_no_model_holds_are_refused_since_they_would_be_lost(self) -> None:
+        outcome = self.ending("learning_loss", setup(50, budget=100))
+        assert outcome.kind == "error" and not LOG.steps
+        assert "expected parameters of the model alone, which are saved and resumed; got 1 of something else" in outcome.message
+
+    def test_a_librarys_own_arguments_and_batch_sampler_are_taken(self) -> None:
+        self.trained("train", setup(50, 2, budget=150))
+        expected = LOG.steps
+        self.trained("librarys", setup(50, 2, budget=150))
+        assert LOG.steps == expected
+
     @pytest.mark.parametrize("task", ["pixels", "words", "own_words", "numbers"])
     def test_the_librarys_own_models_see_the_one_large_batch(self, task: str) -> None:
         def gradient(micro_batches: int) -> torch.Tensor:
