@@ -36,6 +36,7 @@ from .data.batches import mixed, to_device
 from .data.training_samples import TrainingSamples
 from .loading import schedule_of
 from .model.batch_norm import batch_norms, correct_batch_norm
+from .model.buffers import SharedBuffers
 from .model.modes import TrainingModes
 from .model.weight_average import WeightAverage
 from .optimizers import load_whole_state, needs_closure, whole_state
@@ -80,7 +81,7 @@ class Step:
         self._passes = self._taken = 0
         self.stepped: set[str] = set()  # names of the optimizers that have stepped
         self._over = False
-        self.averaged = False  # its weights have been added to their average
+        self.finished = False
 
     def __iter__(self) -> Iterator[Part]:
         self._check_open("takes parts")
@@ -175,7 +176,7 @@ class Loop(TrainingSamples):
         self.open_data(checked_data(data))
         correct_batch_norm(self.model, len([size for size in setup.plan.micro_batches(self.ranks.rank) if size]))
         self.modes = TrainingModes(self.model)
-        self.average = WeightAverage(self.parameters)
+        self.average, self._buffers = WeightAverage(self.parameters), SharedBuffers(self.model, self.ranks)
         self._evaluation = ExitStack()
         self._peak_rates = {name: [float(group["lr"]) for group in one.param_groups] for name, one in self.optimizers.items()}
         self._number = self._seen = self._total = self._resumed_at = 0
@@ -316,14 +317,18 @@ class Loop(TrainingSamples):
         return Step(self, [(size, lambda: next(loader)) for size in sizes], plan.effective_batch, self._number, fraction)
 
     def finish(self, step: Step) -> None:
-        """Average the weights after a step, once, within its time."""
-        if self.setup.training.ema is not None and not step.averaged:
-            step.averaged = True
+        """What belongs to a step after its body, once, within its time."""
+        if step.finished:
+            return
+        step.finished = True
+        self._buffers.after_step()
+        if self.setup.training.ema is not None:
             self.average.update(self.setup.ema_decay(step.samples))
 
     def begin_evaluation(self) -> None:
         """Until the measurement the models are as they are to be evaluated: the same on all devices, with averaged weights."""
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
+        self._buffers.broadcast()
         self._evaluation.enter_context(self.average.in_place())
 
     def end(self, step: Step) -> None:

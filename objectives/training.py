@@ -33,6 +33,7 @@ from .loading import schedule_of
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
+from .model.buffers import SharedBuffers
 from .model.modes import TrainingModes
 from .model.weight_average import WeightAverage
 from .optimizers import load_whole_state, needs_closure, whole_state
@@ -113,8 +114,6 @@ class TrainingRun(TrainingSamples):
             model = model.to(memory_format=torch.channels_last)
         checkpoint_activations(task.checkpoint_blocks(model), setup.plan.activation_checkpointing)
         self._last_weight: tuple[int, Tensor] | None = None
-        self._updated_buffers: set[str] = set()  # those known to be updated in the forward pass
-        self._buffers_checked = self.ranks.count == 1
         self.noise = NoiseScale()
         self.cache = GradientCache() if embeds(task) else None
         if self.fully_sharded:
@@ -134,7 +133,7 @@ class TrainingRun(TrainingSamples):
         self.sharded: ShardedOptimizer | None = None
         if setup.sharding == "zero1" and self.ranks.count > 1:
             self.sharded = ShardedOptimizer(self.optimizer, self.ranks.rank, self.ranks.count, self.ranks.all_gathered)
-        self._buffer_versions = _versions(self._other_buffers())
+        self._buffers = SharedBuffers(self.model, self.ranks)
 
     def _set_model(self, model: nn.Module) -> None:
         self.model = model
@@ -185,7 +184,7 @@ class TrainingRun(TrainingSamples):
             other.loss = other._loss_module()
         other.cache = None if self.cache is None else GradientCache(checked=True)
         other.noise, other._last_weight, other.sharded = NoiseScale(), None, None
-        other._updated_buffers, other._buffers_checked = set(), True
+        other._buffers = SharedBuffers(model, Ranks())
         other._checks_parameters = False
         other.scaler = torch.amp.GradScaler(device.type, enabled=False)
         return other
@@ -224,8 +223,7 @@ class TrainingRun(TrainingSamples):
             self.optimizer.step()
         if self.sharded is not None:
             self.sharded.share_parameters()
-        if self._updated_buffers or not self._buffers_checked:
-            self._broadcast_buffers()
+        self._buffers.after_step()
         for parameter in self.parameters:
             parameter.grad = None
         with torch.no_grad():
@@ -316,19 +314,6 @@ class TrainingRun(TrainingSamples):
             self.scaler.unscale_(self.optimizer)
         return loss
 
-    def _other_buffers(self) -> dict[str, Tensor]:
-        """The model's buffers but for those of BatchNorm, which are averaged over ranks."""
-        norms = {id(buffer) for norm in batch_norms(self.model) for buffer in norm.buffers()}
-        return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in norms}
-
-    def _broadcast_buffers(self) -> None:
-        """Broadcast rank 0's buffers that the forward pass updates, as DistributedDataParallel does."""
-        buffers, before, self._buffers_checked = self._other_buffers(), self._buffer_versions, True
-        changed = [name for name, buffer in buffers.items() if before.get(name) != (id(buffer), buffer._version)]
-        self._updated_buffers |= set(self.ranks.all_gathered({"changed": changed}).get("changed", []))
-        self.ranks.broadcast(buffers[name] for name in sorted(self._updated_buffers))
-        self._buffer_versions = _versions(buffers)
-
     def _weight(self, loss_total: Tensor, size: int) -> Tensor:
         """One over the step's samples, like the loss; kept for the next step. `fully_shard` averages over ranks."""
         known = self._last_weight
@@ -382,8 +367,7 @@ class TrainingRun(TrainingSamples):
         """
         self.model.eval()
         self.ranks.sync_batch_norm_statistics(batch_norms(self.model))
-        if self.ranks.count > 1:
-            self._broadcast_buffers()  # some are first updated after the first step
+        self._buffers.broadcast()
         fetcher = fetcher or self.validation_fetcher
         count = len(fetcher.dataset)  # type: ignore[arg-type]
         size = self.evaluation_batch
@@ -710,11 +694,6 @@ class _ShardedLossOf(_LossOf):
         if samples is None:
             return self.task.score(self.model, batch, self.setup)
         return super().forward(batch, samples)
-
-
-def _versions(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Identity and version counter: they change when a tensor is replaced or written to."""
-    return {name: (id(tensor), tensor._version) for name, tensor in tensors.items()}
 
 
 def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size: int) -> None:

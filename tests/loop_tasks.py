@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.loop import Loop, Step, newest_loop
-from bsearch.objectives.model.batch_norm import batch_norms
 from bsearch.objectives.task import Data, Loss, Task
 from bsearch.objectives.training import TrainingRun, seed_everything
 from bsearch.spaces.trial import Measurement, TrialSetup
@@ -184,9 +183,22 @@ def optional_closure(setup: TrialSetup) -> Iterator[Measurement]:
             yield loop.measure(accuracy=accuracy(model, data))
 
 
+class Remembers(nn.Module):
+    """Adds up what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(16))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.seen += inputs.detach().sum(0)
+        return F.relu(inputs)
+
+
 def normed(setup: TrialSetup) -> nn.Module:
-    """With batch statistics of its inputs and of what it computes."""
-    layers = nn.BatchNorm1d(12), nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 5)
+    """With batch statistics of its inputs and of what it computes, and a buffer that each device would move its own way."""
+    layers = nn.BatchNorm1d(12), nn.Linear(12, 16), nn.BatchNorm1d(16), Remembers(), nn.Dropout(0.2), nn.Linear(16, 5)
     return nn.Sequential(*layers)
 
 
@@ -201,7 +213,7 @@ def normed_loop(setup: TrialSetup) -> Iterator[Measurement]:
 
 
 def seen_at_evaluations(reference: str, setup: dict[str, Any]) -> Iterator[list[list[Tensor]]]:
-    """Every rank's parameters and running statistics at each evaluation, and its accuracy."""
+    """Every rank's parameters and buffers at each evaluation, and its accuracy."""
     given, train = TrialSetup.from_dict(setup), load_task(reference)
     seed_everything(given.seed)  # as a trial does before it calls a loop
     run = TrainingRun(train, given) if isinstance(train, Task) else None
@@ -211,6 +223,6 @@ def seen_at_evaluations(reference: str, setup: dict[str, Any]) -> Iterator[list[
         trained = run or newest_loop()
         assert trained is not None
         model, ranks = trained.model, trained.ranks
-        running = [each for norm in batch_norms(model) for each in (norm.running_mean, norm.running_var)]
+        running = [each for each in model.buffers() if each.is_floating_point()]
         found.append([torch.tensor(measurement.accuracy), *(one.detach().clone() for one in (*model.parameters(), *running))])  # type: ignore[arg-type,union-attr]
     yield ranks.all_gathered({"found": [found]})["found"]

@@ -1,10 +1,15 @@
-"""A model's buffers as they are now, to be put back where a pass is run again."""
+"""A model's buffers: kept, to be put back where a pass is run again; and made the same on several devices."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from ..parallel.data_parallel import Ranks
+from .batch_norm import batch_norms
 
 
 class KeptBuffers:
@@ -27,4 +32,40 @@ class KeptBuffers:
                 buffer.copy_(value)
 
 
-__all__ = ["KeptBuffers"]
+class SharedBuffers:
+    """The buffers that a model updates as it trains, such as spectral norm's: on all devices rank 0's, as with
+    DistributedDataParallel. BatchNorm's are averaged instead.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        self._model, self._ranks = model, ranks
+        self._updated: set[str] = set()  # those known to be updated
+        self._checked = ranks.count == 1
+        self._versions = _versions(self._all())
+
+    def after_step(self) -> None:
+        """Broadcast those that were found to be updated."""
+        if self._updated or not self._checked:
+            self.broadcast()
+
+    def broadcast(self) -> None:
+        """Find out which are updated, and broadcast them. Some are first updated after the first step."""
+        if self._ranks.count == 1:
+            return
+        buffers, before, self._checked = self._all(), self._versions, True
+        changed = [name for name, buffer in buffers.items() if before.get(name) != (id(buffer), buffer._version)]
+        self._updated |= set(self._ranks.all_gathered({"changed": changed}).get("changed", []))
+        self._ranks.broadcast(buffers[name] for name in sorted(self._updated))
+        self._versions = _versions(buffers)
+
+    def _all(self) -> dict[str, Tensor]:
+        norms = {id(buffer) for norm in batch_norms(self._model) for buffer in norm.buffers()}
+        return {name: buffer for name, buffer in self._model.named_buffers() if id(buffer) not in norms}
+
+
+def _versions(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Identity and version counter: they change when a tensor is replaced or written to."""
+    return {name: (id(tensor), tensor._version) for name, tensor in tensors.items()}
+
+
+__all__ = ["KeptBuffers", "SharedBuffers"]
