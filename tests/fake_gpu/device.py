@@ -575,3 +575,7 @@ def install(of: Cards | None = None) -> None:
 
 # Contexts that stay open until the process ends.
 _installed: list[ExitStack] = []
+
+# So do processes whose path holds `site`, where torch is imported.
+if os.environ.get(VARIABLE):
+    install()

@@ -5,6 +5,7 @@ They are installed as soon as torch has been imported, in processes that a test'
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -26,9 +27,7 @@ class _AfterTorch:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            from fake_gpu import device
-
-            device.install()
+            importlib.import_module("fake_gpu.device")  # which installs them, where it does not wait for torch itself
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
