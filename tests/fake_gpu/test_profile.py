@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ from bsearch.spaces.laws.device import ProfileRequest
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import Measurement, Outcome
+from bsearch.verify.claims import Fact
+from bsearch.verify.energy import known_power
+from bsearch.verify.machine import facts
+from bsearch.verify.stage import Stage
 from helpers import setup
 
 from fake_gpu import device as fake
@@ -68,6 +73,8 @@ def profiles() -> dict[str, Any]:
         "loop": profiled(LOOP, Memory(limit=64 * MIB)),
     }
     found["peaks"] = peaks()
+    stage = Stage("gpu", 12.0)
+    found["verified"] = {fact.name: fact.value for fact in chain(facts(stage), known_power(stage)) if isinstance(fact, Fact)}
     found["limited trains"] = trained(found["limited"]["largest"], memory_limit_bytes=24 * MIB)
     card.neighbour_bytes = 400 * MIB
     found["neighbour"] = profiled(CONVNET, parameters=WIDE)
@@ -129,6 +136,15 @@ def test_the_largest_micro_batch_under_a_limit_trains(found: dict[str, Any]) -> 
 def test_a_limit_below_one_sample_is_refused(found: dict[str, Any]) -> None:
     assert "memory.limit" in found["too small"]["error"]
     assert "micro-batch of 1 sample" in found["too small"]["error"]
+
+
+@pytest.mark.slow
+def test_the_card_is_described(found: dict[str, Any]) -> None:
+    facts = found["verified"]
+    assert facts["device"] == "Fake GPU"
+    assert facts["memory"] == "512 MiB, 4 multiprocessors"
+    assert facts["CUDA's context, and other processes"] == "24 MiB"
+    assert facts["counter of energy"].startswith("this GPU has no readable energy counter")
 
 
 @pytest.mark.slow
