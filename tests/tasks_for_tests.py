@@ -53,6 +53,15 @@ class Explodes(Points):
         return Loss((outputs[:, 0] ** 4).sum() + outputs.sum() * 1e18, len(labels))
 
 
+class SecondNeverFits(Points):
+    """The second trial runs out of memory at any size."""
+
+    def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
+        if setup.number == 1:
+            raise torch.OutOfMemoryError(f"tried to allocate {len(batch[1])} samples")
+        return super().loss(model, batch, setup)
+
+
 class NanAtOnce(Points):
     def loss(self, model: nn.Module, batch: list[torch.Tensor], setup: TrialSetup) -> Loss:
         return Loss(model(batch[0]).sum() * float("nan"), len(batch[1]))

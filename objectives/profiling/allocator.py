@@ -266,7 +266,8 @@ class CachingAllocator:
     def _expandable(self, pool: _Pool, size: int) -> _Block:
         """The first run of free and unmapped blocks with room for `size`, one of which is unmapped."""
         if pool.small not in self._first:
-            address = 0 if pool.small else 1 << 60
+            # At the start of a page, as the driver's are: else a page's memory would never be wholly free.
+            address = 0 if pool.small else (1 << 60) // _LARGE_SEGMENT * _LARGE_SEGMENT
             self._first[pool.small] = _Block(address, 1 << 59, pool, "unmapped")
         block: _Block | None = _first_of(self._first[pool.small])
         while block is not None:

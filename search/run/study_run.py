@@ -706,6 +706,8 @@ class StudyRun:
             cap = largest_timed_micro_batch(self.spec, one, devices, setup.effective_batch)
             if one.recomputes == now.recomputes:
                 cap = min(failed - 1 if cap is None else cap, failed - 1)
+                if cap == 0:
+                    continue  # one sample has run out of memory: nothing smaller is left to try
             with contextlib.suppress(InfeasiblePlanError):
                 limits = {**plan_limits(self.spec, one, devices, setup.effective_batch), "largest_micro_batch": cap or 1}
                 plan = plan_batch(setup.effective_batch, devices=devices, **limits)

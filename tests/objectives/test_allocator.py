@@ -177,3 +177,15 @@ def test_an_expandable_segment_grows_by_what_is_missing() -> None:
         allocator.allocate("larger", 60 * MIB)
         reserved[expandable] = allocator.reserved_bytes
     assert reserved == {True: 60 * MIB, False: 100 * MIB}
+
+
+@pytest.mark.parametrize("expandable", [True, False])
+@pytest.mark.parametrize("size", [100, MIB, 3 * MIB, 20 * MIB, 33 * MIB])
+def test_nothing_stays_reserved_once_all_is_free_and_released(size: int, expandable: bool) -> None:
+    allocator = CachingAllocator(expandable=expandable)
+    for key in range(3):
+        allocator.allocate(key, size)
+    for key in range(3):
+        allocator.free(key)
+    allocator.release_cached()
+    assert allocator.reserved_bytes == 0
