@@ -104,7 +104,7 @@ class Step:
 
     @property
     def paused(self) -> bool:
-        """Whether its time has ended, since its body has asked whether to evaluate."""
+        """Whether its time has ended before its body, which has evaluated since."""
         return self._over
 
     def due(self) -> None:
@@ -294,12 +294,14 @@ class Loop(TrainingSamples):
                     raise TaskError(
                         f"Loop: expected `yield loop.measure(...)` where step.evaluates is true, got none in step {step.number}"
                     )
+                if step.paused:
+                    self._clock.restart()
                 if due_now := self._checkpoint.wanted(self._number, self.ranks):
-                    self._save()
+                    self._save(self._clock.fork())
                     if due_now == LEAVE and self._number < len(plans):
                         self.ranks.max_over_ranks(0.0)  # the others wait until rank 0 has written
                         raise Leaving
-                self._clock.restart()
+                    self._clock.restart()
         if missing := [name for name in self.optimizers if name not in self._ever]:
             raise TaskError(f"Loop: expected every optimizer to step at least once, but {', '.join(missing)} never did")
         if setup.model_folder is not None and not self.ranks.rank:
@@ -482,10 +484,10 @@ class Loop(TrainingSamples):
         waited_s = self.ranks.max_over_ranks(0.0 if self.ranks.rank else self._checkpoint.waited_s())
         if finite and self._seen < self.setup.samples_budget and self._checkpoint.due(waited_s):
             self.current.check_complete()
-            self._save()
+            self._save(self._clock)
         return measurement
 
-    def _save(self) -> None:
+    def _save(self, clock: StepClock) -> None:
         rng_states = self.ranks.all_gathered({"states": [random_state(self.device)]})["states"]
         if self.ranks.rank:
             return
@@ -498,7 +500,7 @@ class Loop(TrainingSamples):
                 "others": {name: one.state_dict() for name, one in self.others.items()},
                 "ever": sorted(self._ever | (self.current.stepped if self.current else set())),
                 "average": [*self.average.values],
-                "clock": self._clock.state(),
+                "clock": clock.state(),
                 "rng_state": rng_states,
                 "stream": None if self.live is None else self.live.state(self._seen),
             }

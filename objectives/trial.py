@@ -114,6 +114,7 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
         # Generators hold models and data: closing one frees its memory before the next trial starts.
         if hasattr(measurements, "close"):
             measurements.close()
+        forget_loop()  # which holds them too
         if not isinstance(task, Task):
             gc.collect()  # trainers and their callbacks form reference cycles that hold the model
         release_memory(setup.device)

@@ -176,10 +176,7 @@ def test_losses_in_other_precisions_and_kernels_are_close_to_the_cpus(found: dic
 
 
 @pytest.mark.parametrize("name", [*SAME, *SIMILAR])
-def test_a_trial_leaves_no_memory_reserved(found: dict[str, Any], name: str, request: pytest.FixtureRequest) -> None:
-    if name.startswith("own loop"):
-        reason = "objectives/loop.py: the newest Loop, with its models, is kept until the next attempt begins"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_a_trial_leaves_no_memory_reserved(found: dict[str, Any], name: str) -> None:
     assert found["reserved"][name] == [0, 0]
 
 
@@ -193,12 +190,7 @@ def test_a_training_resumes_from_its_checkpoint_to_the_same_bits(found: dict[str
 
 
 @pytest.mark.parametrize("name", ["resident", "copied", "loop"])
-def test_an_ordinary_step_neither_waits_nor_copies_from_pageable_memory(
-    found: dict[str, Any], name: str, request: pytest.FixtureRequest
-) -> None:
-    if name == "loop":
-        reason = "objectives/loop.py: Loop._steps restarts its clock after every step, which waits for the GPU"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_an_ordinary_step_neither_waits_nor_copies_from_pageable_memory(found: dict[str, Any], name: str) -> None:
     steps = found["steps"][name]
     assert len(steps) == 20
     # The loss is read after steps 1, 2, 4, 8 and 16, and a size's first step is timed by itself.

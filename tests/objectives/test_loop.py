@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -37,16 +38,22 @@ FILE = loop_tasks.__file__
 
 
 def attempt(name: str, given: TrialSetup) -> list[Measurement]:
-    *measurements, outcome = start_attempt(f"{FILE}:{name}", given)
+    found: list[Any] = []
+    for report in start_attempt(f"{FILE}:{name}", given):
+        found.append(report)
+        LOOPS[:] = [newest_loop()]  # the attempt's end forgets it
+    *measurements, outcome = found
     assert isinstance(outcome, Outcome)
     assert outcome.kind == "complete", outcome.message
-    return measurements  # type: ignore[return-value]
+    return measurements
+
+
+LOOPS: list[Any] = []
 
 
 def trained() -> list[torch.Tensor]:
     """The parameters of the loop that ran last."""
-    loop = newest_loop()
-    assert loop is not None
+    (loop,) = LOOPS
     return [parameter.detach().clone() for parameter in loop.model.parameters()]
 
 
@@ -60,8 +67,7 @@ def test_a_loop_trains_as_a_task_does_bit_for_bit(batch: int, accumulation: int,
     found = attempt("classifier", given)
     assert [one.samples_seen for one in found] == [one.samples_seen for one in expected]
     assert [one.accuracy for one in found] == [one.accuracy for one in expected]
-    loop = newest_loop()
-    assert loop is not None
+    (loop,) = LOOPS
     for one, other in zip(loop.model.parameters(), run.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -77,8 +83,7 @@ def test_averages_and_streams_are_those_of_a_task(streams: int, tmp_path: Path) 
     found = attempt("classifier", given)
     assert [one.accuracy for one in found] == [one.accuracy for one in expected]
     assert found[-1].facts["ema_decay"] == expected[-1].facts["ema_decay"]
-    loop = newest_loop()
-    assert loop is not None
+    (loop,) = LOOPS
     assert all(map(torch.equal, loop.model.parameters(), run.model.parameters()))  # the raw weights go on
     as_loop = torch.load(tmp_path / "net.pt", weights_only=True)
     assert all(torch.equal(as_loop[name], value) for name, value in as_task.items())
@@ -160,6 +165,26 @@ def test_batch_statistics_on_two_devices_are_those_of_a_task_bit_for_bit(
             assert torch.equal(one, other) and torch.equal(one, wanted)
 
 
+def test_all_of_its_steps_take_time_and_evaluations_take_none() -> None:
+    """Steps of 10 ms, evaluations of 200."""
+
+    def train(given: TrialSetup) -> Iterator[Measurement]:
+        data, model = digits(), net(given)
+        optimizer = sgd(model, given)
+        loop = Loop(given, data, {"net": model}, {"net": optimizer})
+        for step in loop:
+            usual(loop, step, model, optimizer)
+            time.sleep(0.01)
+            if step.evaluates:
+                time.sleep(0.2)
+                yield loop.measure(accuracy=0.5)
+
+    # Bytes are counted in steps of short trainings alone, whose own time is not representative.
+    started = time.perf_counter()
+    last = list(train(setup(10, budget=600, training={"evaluations": 5})))[-1]
+    assert 60 * 0.01 <= last.elapsed_s < time.perf_counter() - started - 5 * 0.2
+
+
 @pytest.mark.parametrize("accumulation", [2, 5])
 def test_two_passes_over_a_step_see_the_same_parts_and_sum_to_the_unsplit_step(accumulation: int) -> None:
     """With draws of its own the generator differs in what it draws; without its noise it does not."""
@@ -193,14 +218,14 @@ def test_two_passes_over_a_step_see_the_same_parts_and_sum_to_the_unsplit_step(a
 def test_it_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"plan": BatchPlan(57, 3), "samples_budget": 900, "training": {"evaluations": 5}}
     expected = attempt(name, setup(rate=0.01, **changes))
-    whole = [parameter.clone() for parameter in newest_loop().model.parameters()]  # type: ignore[union-attr]
+    whole = [parameter.clone() for parameter in LOOPS[0].model.parameters()]
     changes |= {"checkpoint": str(tmp_path / "it.pt"), "checkpoint_every_s": 0.0}
     with closing(start_attempt(f"{FILE}:{name}", setup(rate=0.01, **changes))) as first:  # type: ignore[type-var]
         assert len(list(islice(first, 3))) == 3
     found = attempt(name, setup(rate=0.01, attempt=1, **changes))
     assert [(one.samples_seen, one.accuracy) for one in found] == [(one.samples_seen, one.accuracy) for one in expected]
     assert found[-1].facts["resumed_at"] >= found[1].samples_seen
-    for one, other in zip(newest_loop().model.parameters(), whole, strict=True):  # type: ignore[union-attr]
+    for one, other in zip(LOOPS[0].model.parameters(), whole, strict=True):
         assert torch.equal(one, other)
 
 
@@ -237,8 +262,7 @@ def test_two_ranks_train_as_one_process_does(ranks: RankProcesses, batch: int, a
 def test_the_models_are_kept_where_they_are_wanted(tmp_path: Path) -> None:
     attempt("adversarial", setup(64, budget=300, rate=0.01, model_folder=str(tmp_path)))
     kept = torch.load(tmp_path / "g.pt", weights_only=True)
-    loop = newest_loop()
-    assert loop is not None
+    (loop,) = LOOPS
     assert all(torch.equal(value, loop.models["g"].state_dict()[name]) for name, value in kept.items())
     assert (tmp_path / "d.pt").is_file()
 
