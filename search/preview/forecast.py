@@ -210,7 +210,8 @@ def _advice(
     if trials < 5 * searched:
         advice.append(f"{trials} trials are few for {searched} searched parameters; aim for about {10 * searched}")
     savings = growth_savings(spec, profile)
-    if savings and max(savings.values()) > _WORTH_GROWING:
+    # A training loop, whose validation data are not known, chooses its steps itself.
+    if savings and profile.validation_set is not None and max(savings.values()) > _WORTH_GROWING:
         low, high = min(savings), max(savings)
         advice.append(
             f"`batch_schedule: seesaw` would save {savings[low]:.0%} of the training time at a batch of {low} and "
