@@ -33,6 +33,7 @@ from ray.exceptions import RayError
 from ray.tune.execution import class_cache
 
 from ..objectives.machine.environment import environment
+from ..objectives.machine.host import cores_here
 from ..spaces.errors import ClusterError
 from .fair_share import Others, arrive, depart, other_studies
 
@@ -62,6 +63,7 @@ class RayConnection:
     Args:
         address: `local` to start one here, `auto`, or host:port of a cluster that this machine is part of.
         threads: of a worker.
+        gpus: that a Ray started here is given, instead of those that it counts itself.
         log_file: where Ray's own messages go.
         say: is told what happens to it.
 
@@ -74,9 +76,9 @@ class RayConnection:
         unused: not set while Tune's thread has outlived the wait for it, and may be in one of Ray's calls.
     """
 
-    def __init__(self, address: str, threads: int, log_file: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, address: str, threads: int, gpus: int, log_file: Path, say: Callable[[str], None]) -> None:
         self._address = os.environ.get("RAY_ADDRESS", "local") if address == "local" else address
-        self._threads, self._log_file, self._say = threads, log_file, say
+        self._threads, self._gpus, self._log_file, self._say = threads, gpus, log_file, say
         self._restarts = 0
         self.started_here = self._stuck = False
         self.unused = threading.Event()
@@ -137,7 +139,7 @@ class RayConnection:
         for again in (False, True):
             try:
                 with _stderr_to(self._log_file):
-                    start_local_ray(self._threads)
+                    start_local_ray(self._threads, num_cpus=cores_here(), num_gpus=self._gpus)
             except Exception as error:  # Ray raises bare ones here
                 with contextlib.suppress(Exception):
                     disconnect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import re
 import sys
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ..objectives.machine.environment import environment
+from ..objectives.machine.gpus import UsableGpus, usable_gpus
 from ..search.report.terminal.live import in_notebook
 from ..search.run.study_run import StudyRun
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
@@ -36,7 +38,7 @@ from .fair_share import KIND, profiling
 from .machines import resources_of, shares, trials_that_fit
 from .searcher import InOrder, SilentReporter, StudySearcher, StudyStopper, TellStart
 from .tune_internals import report_no_callbacks, resources_counted_by
-from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, kind_of, profile_here
+from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, gpus_here, kind_of, profile_here
 
 # A machine's answer about its GPUs, including the start of a process there.
 _ANSWERED_S = 60.0
@@ -77,9 +79,15 @@ class TuneRunner:
         self._machines: list[dict[str, Any]] = []
 
     def __enter__(self) -> TuneRunner:
-        self._ray = RayConnection(self._cluster.address, self.cores, self._log_file, self._say)
-        self.device = self._devices.kind_with(sum(node["Resources"].get("GPU", 0) for node in self._nodes()))
-        self._check_share()
+        wanted = self._devices.kind != "cpu"
+        usable = usable_gpus() if wanted else UsableGpus()
+        self._ray = RayConnection(self._cluster.address, self.cores, usable.count, self._log_file, self._say)
+        try:
+            self.device, self.on = self._kind(usable if self._ray.started_here else None)
+            self._devices.check_share(self.device)
+        except StudyFileError:
+            self.__exit__()
+            raise
         self.use(self._devices)
         return self
 
@@ -132,12 +140,25 @@ class TuneRunner:
         self.__exit__()
         raise ClusterError(message)
 
-    def _check_share(self) -> None:
-        try:
-            self._devices.check_share(self.device)
-        except StudyFileError:
-            self.__exit__()
-            raise
+    def _kind(self, usable: UsableGpus | None) -> tuple[Literal["cpu", "gpu"], str]:
+        """The kind of the trials' devices, and a sentence that says why.
+
+        Args:
+            usable: the GPUs of this machine; None: its largest machine is asked.
+
+        Raises:
+            StudyFileError: a GPU is required and cannot be used, or Ray promises more than there are.
+        """
+        largest = self._nodes()[0]
+        of_ray = int(largest["Resources"].get("GPU", 0))
+        if usable is None:
+            usable = UsableGpus() if self._devices.kind == "cpu" else _gpus_of(largest["NodeID"], of_ray)
+        kind, sentence = self._devices.kind_with(usable.count, usable.reason, of_ray)
+        if (
+            kind == "cpu" and self._devices.kind == "auto" and (of_ray or usable.count or usable.reason)
+        ) or of_ray < usable.count:
+            self._say(sentence)
+        return kind, sentence
 
     @property
     def _bundle(self) -> Callable[[int], dict[str, float]]:
@@ -294,8 +315,14 @@ class TuneRunner:
                 if lost := self._ray.lost(now=True):
                     raise _RayLostError(lost) from None
                 raise ClusterError(
-                    f"the worker that profiled the task died: {str(error).splitlines()[0]} (details in {self._log_file})"
+                    f"the worker that profiled the task died: {_words_of(error)} (details in {self._log_file}). Running out of "
+                    "the machine's memory ends a worker like that: `bsearch doctor` says how much there is."
                 ) from error
+        if text := answer.get("traceback"):
+            with contextlib.suppress(OSError), self._log_file.open("a", encoding="utf-8") as log:
+                log.write(text)
+        if "failed" in answer:
+            raise ClusterError(f"profiling the task failed: {answer['failed']} (details in {self._log_file})")
         if "faults" in answer:
             raise StudyFileError([Fault(key, message) for key, message in answer["faults"]])
         if "error" in answer:
@@ -467,6 +494,16 @@ def trainable(bundle: Callable[[int], dict[str, float]]) -> Any:
     )
 
 
+def _gpus_of(machine: str, of_ray: int) -> UsableGpus:
+    """The GPUs that torch can use on a machine, without waiting for one that is free; where it is silent, as Ray counts."""
+    place: Any = NodeAffinitySchedulingStrategy(machine, soft=False)
+    try:
+        asked: Any = ray.remote(num_cpus=0, max_calls=1, scheduling_strategy=place)(gpus_here).remote()
+        return UsableGpus.from_dict(ray.get(asked, timeout=_ANSWERED_S))
+    except RayError:
+        return UsableGpus.promised(of_ray)
+
+
 def _gpu_memories(machines: Sequence[str]) -> dict[str, str]:
     """The memory of each machine's GPUs, such as 80GB; without the machines that do not answer."""
 
@@ -480,6 +517,12 @@ def _gpu_memories(machines: Sequence[str]) -> dict[str, str]:
         with contextlib.suppress(RayError):
             memories[machine] = ray.get(answer, timeout=_ANSWERED_S)
     return memories
+
+
+def _words_of(error: RayError) -> str:
+    """The first line of Ray's error that says something, without its colours."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith("ray::")), type(error).__name__)
 
 
 def _words(resources: Mapping[str, float]) -> str:

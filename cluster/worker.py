@@ -10,7 +10,9 @@ import math
 import os
 import signal
 import subprocess
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -19,6 +21,7 @@ from typing import Any
 import ray
 from ray import tune
 
+from ..objectives.machine.gpus import usable_gpus
 from ..objectives.machine.nvidia import nvidia_smi
 from ..objectives.state.leaving import LEAVE_SIGNAL
 from ..spaces.errors import BsearchError, StudyFileError
@@ -52,7 +55,7 @@ class AttemptTrainable(tune.Trainable):
             smallest = min(setups.values(), key=lambda one: one.largest_micro_batch or math.inf)
             setup = setups.get(kind, smallest)
             self._placed = {"placed": kind, "setup": json.dumps(setup.to_dict())}
-        self._shares = tuple(config["shares"])
+        self._shares, self._device = tuple(config["shares"]), setup.device
         self._attempt: Iterator[Measurement | Outcome] | None = _started(config["task"], setup, self._shares)
 
     def step(self) -> dict[str, Any]:
@@ -69,7 +72,12 @@ class AttemptTrainable(tune.Trainable):
         # After running out of memory a process keeps fragments and half-freed graphs. Its outcome is reported first; failing
         # at the next step then makes Tune replace the process instead of reusing it.
         # Where a machine of several was lost, the placement group is incomplete.
-        self._needs_new_process = report.kind == "out_of_memory" or (report.kind == "interrupted" and len(self._shares) > 1)
+        # So does a process that cannot train any more, whatever it trains.
+        self._needs_new_process = (
+            report.kind == "out_of_memory"
+            or (report.kind == "interrupted" and len(self._shares) > 1)
+            or (report.kind in ("error", "interrupted") and bool(_process_fault(self._device)))
+        )
         return {"outcome": json.dumps(report.to_dict()), "done": not self._needs_new_process}
 
     def cleanup(self) -> None:
@@ -110,6 +118,13 @@ def own_kind(known: tuple[str, ...]) -> str:
     return kind if kind in known else next((name for name in known if name == f"{kind} {gpu_memory()}"), kind)
 
 
+def gpus_here() -> dict[str, Any]:
+    """All GPUs of this machine, as a dict; Ray may hide them from a task that did not ask for one."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    return asdict(usable_gpus())
+
+
 def attempt_here(reference: str, setup: dict[str, Any], shares: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """An attempt's reports, as dicts with one key that says what it is."""
     for report in _started(reference, TrialSetup.from_dict(setup), shares):
@@ -136,6 +151,12 @@ def ask_to_leave(processes: Sequence[int]) -> list[int]:
     return missed
 
 
+def _process_fault(device: str) -> str:
+    from ..objectives.machine.device_memory import process_fault
+
+    return process_fault(device)
+
+
 def _started(reference: str, setup: TrialSetup, shares: tuple[int, ...]) -> Iterator[Measurement | Outcome]:
     """An attempt, with so many of its ranks on each of the machines of this worker's placement group."""
     from ..objectives.parallel.rank_processes import spread_ranks
@@ -150,10 +171,12 @@ def profile_here(reference: str, request: dict[str, Any], shares: tuple[int, ...
     from ..objectives.parallel.rank_processes import spread_ranks
     from ..objectives.profiling.probe import profile_task
 
-    spread_ranks(machines_of(shares))
     try:
+        spread_ranks(machines_of(shares))
         return profile_task(reference, ProfileRequest.from_dict(request)).to_dict()
     except StudyFileError as error:
         return {"faults": [(fault.key, fault.message) for fault in error.faults]}
     except BsearchError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "traceback": traceback.format_exc()}
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}

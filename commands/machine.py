@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
 
 import click
 from click.shell_completion import get_completion_class
@@ -81,17 +80,22 @@ def verify(
     """
     if out is not None and out.suffix not in (".json", ".md"):
         raise OutputError(f"--out {out}: expected a file that ends in .json or .md")
-    import torch
-
+    from ..objectives.machine.gpus import UsableGpus, usable_gpus
     from ..spaces.files import write_file
+    from ..spaces.study.devices import Devices
     from ..verify.claims import Report
     from ..verify.run import Planned
     from ..verify.run import verify as verified
 
     console = terminal(as_json)
-    kind: Literal["cpu", "gpu"] = "gpu" if device == "gpu" or (device == "auto" and torch.cuda.is_available()) else "cpu"
-    if kind == "gpu" and not torch.cuda.is_available():
-        raise StudyFileError("--device gpu: torch finds no GPU here; `bsearch doctor` says why")
+    usable = UsableGpus() if device == "cpu" else usable_gpus()
+    if device == "gpu" and not usable.count:
+        raise StudyFileError(
+            f"--device gpu: torch can use no GPU: {usable.reason or 'there is none'}; `bsearch doctor` says more"
+        )
+    kind, _ = Devices(kind=device).kind_with(usable.count, usable.reason)
+    if device == "auto" and usable.reason:
+        console.print(f"Verifying on the CPU: torch can use no GPU: {usable.reason}")
 
     def show(planned: Planned, report: Report | None) -> None:
         if report is None:

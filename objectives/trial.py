@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import traceback
 from collections.abc import Iterator, Mapping
@@ -15,12 +16,15 @@ from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .adapters.loop_task import uses_loop
 from .loading import load_task, user_code_location
 from .loop import forget_loop, newest_loop
-from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, release_memory
+from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, process_fault, release_memory
 from .parallel.machines import RankDiedError
 from .parallel.rank_processes import ask_ranks_to_leave, close_ranks, rank_processes
 from .state.leaving import Leaving, ask_to_leave, asked_to_leave, stay
 from .task import Task, TrainFunction
 from .training import seed_everything, train_task
+
+# The beginning of the message of an attempt that could not begin, since nothing can train in its process any more.
+PROCESS_FAILED = "its process cannot train any more"
 
 
 def leave() -> None:
@@ -75,6 +79,9 @@ def attempt_in_rank(reference: str, setup: Mapping[str, Any]) -> Iterator[Measur
 
 def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> Any:
     name = reference.rpartition(":")[2]
+    if fault := process_fault(setup.device):
+        yield Outcome("interrupted", f"{PROCESS_FAILED}: {fault}")
+        return
     if not isinstance(task, Task):
         seed_everything(setup.seed)  # so that initial weights of a custom loop follow the trial's seed
         limit_memory(setup.memory_limit_bytes, torch.device("cuda" if setup.device == "gpu" else "cpu"))
@@ -103,6 +110,8 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             yield _out_of_memory(error, setup)
+        elif _is_the_systems(error):
+            yield Outcome("interrupted", f"{PROCESS_FAILED}: {type(error).__name__}: {error}")
         elif _ends_the_process(error):
             yield Outcome("interrupted", f"{NODE_DIED}: its worker was ended")
         else:
@@ -118,6 +127,11 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
         if not isinstance(task, Task):
             gc.collect()  # trainers and their callbacks form reference cycles that hold the model
         release_memory(setup.device)
+
+
+def _is_the_systems(error: BaseException) -> bool:
+    """Whether an operating system that is out of open files raised it, or a library that says so."""
+    return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error)
 
 
 def _with_earlier(measurements: Iterator[Measurement]) -> Iterator[Measurement]:

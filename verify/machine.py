@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..objectives.machine.host import cores_here, host_bytes
 from ..objectives.machine.nvidia import nvidia_smi
 from ..objectives.profiling.probe import device_name
 from ..spaces.readable import readable_bytes
@@ -27,10 +28,9 @@ def versions() -> str:
 def facts(stage: Stage) -> Iterator[Found]:
     """Name, memory and clocks; on a GPU also what CUDA and its libraries take before the first tensor."""
     yield Fact("device", device_name(stage.device))
-    yield Fact("cores", f"{len(os.sched_getaffinity(0))}, load {os.getloadavg()[0]:.1f}")
+    yield Fact("cores", f"{cores_here()}, load {os.getloadavg()[0]:.1f}")
     if stage.device == "cpu":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        yield Fact("memory", readable_bytes(memory))
+        yield Fact("memory", readable_bytes(host_bytes()))
         return
     properties = torch.cuda.get_device_properties(0)
     yield Fact("memory", f"{properties.total_memory / _MIB:.0f} MiB, {properties.multi_processor_count} multiprocessors")

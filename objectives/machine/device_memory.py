@@ -1,10 +1,11 @@
-"""Running out of a device's memory: telling it from other errors, limiting it, and releasing it."""
+"""Running out of a device's memory: telling it from other errors, limiting it, and releasing it; and devices that fail."""
 
 from __future__ import annotations
 
 import gc
 import os
 import re
+from contextlib import suppress
 
 # Read when CUDA's allocator starts. Segments that grow suit micro-batches of changing sizes; others reserve 5 to 20 % more.
 if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
@@ -14,12 +15,19 @@ import torch
 
 # Memory runs out in many places, each with words of its own: torch's allocators, CUDA's libraries, NCCL, Triton, the C library.
 _SIGNS = re.compile(
-    r"out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED|ALLOCATION_FAILED|cudaErrorMemoryAllocation"
-    r"|Cuda failure 2\b"
-    # cuDNN tries one plan after the other, and where none finds its workspace it does not say why.
-    r"|unable to find an engine to execute|No valid execution plans built",
+    r"out of memory|can't allocate memory|not enough memory|STATUS_?ALLOC_?FAILED|ALLOCATION_FAILED|cudaErrorMemoryAllocation"
+    r"|Cuda failure 2\b",
     re.IGNORECASE,
 )
+# What stands for other faults too: cuDNN tries one plan after the other, and does not say why none finds its workspace; nor do
+# libraries that cannot create their handle.
+_AMBIGUOUS = re.compile(
+    r"unable to find an engine to execute|No valid execution plans built|CUBLAS_STATUS_NOT_INITIALIZED"
+    r"|CUDNN_STATUS_INTERNAL_ERROR|CUDNN_STATUS_NOT_INITIALIZED",
+    re.IGNORECASE,
+)
+# Memory is short where less than this share of what a process may take is free.
+_SHORT = 0.05
 
 
 # Whether the allocator grows its segments, in this process and those that it starts.
@@ -38,33 +46,66 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
     >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(ValueError("out of memory"))
     (True, False)
-    >>> is_out_of_memory(RuntimeError("GET was unable to find an engine to execute this computation"))
-    True
     """
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
         if isinstance(error, RuntimeError) and _SIGNS.search(str(error)):
             return True
+        if isinstance(error, RuntimeError) and _AMBIGUOUS.search(str(error)) and memory_is_short():
+            return True
         error = error.__cause__
     return False
 
 
-def host_bytes() -> int:
-    """Physical memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_is_short() -> bool:
+    """Whether little is free of this process's GPU, or of what `limit_memory` leaves it."""
+    try:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return False
+        free, total = torch.cuda.mem_get_info()
+        reserved = torch.cuda.memory_reserved()
+    except RuntimeError:
+        return False
+    most = total if _limit_bytes is None else min(_limit_bytes, total)
+    return min(free, most - reserved) < _SHORT * most
+
+
+# What this process may reserve of a GPU; None: all of it.
+_limit_bytes: int | None = None
 
 
 def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
-    """Let this process reserve at most so many bytes of a GPU; a CPU's limit is that of a virtual device (`LiveBytes`)."""
-    if device.type == "cuda" and limit_bytes is not None:
+    """Let this process reserve at most so many bytes of a GPU, None: all; a CPU's limit is that of a virtual device
+    (`LiveBytes`).
+    """
+    global _limit_bytes
+    if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         total = torch.cuda.get_device_properties(index).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), index)
+        _limit_bytes = limit_bytes
+        torch.cuda.set_per_process_memory_fraction(1.0 if limit_bytes is None else min(limit_bytes / total, 1.0), index)
 
 
 def release_memory(kind: str) -> None:
     """Release unused GPU memory; DistributedDataParallel and its buckets form a reference cycle."""
     if kind == "gpu":
         gc.collect()
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # of a device that has failed nothing is released
+            torch.cuda.empty_cache()
+
+
+def process_fault(kind: str) -> str:
+    """What keeps this process from training on, whatever it trains; empty where nothing does.
+
+    After some errors, such as a failed assertion in a kernel, a GPU refuses all work of the process until it ends. So does an
+    operating system whose limit on open files is reached.
+    """
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        if kind == "gpu":
+            (torch.ones(1, device="cuda") + 1).item()
+    except (OSError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return ""

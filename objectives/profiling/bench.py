@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -14,6 +13,7 @@ from ...spaces.errors import TaskError
 from ...spaces.laws.device import ProfileRequest
 from ...spaces.plan import BatchPlan
 from ..loading import load_task
+from ..machine.host import cores_here
 from ..task import Task
 from .memory import MemoryProbe
 
@@ -51,7 +51,7 @@ def bench_facts(probe: MemoryProbe) -> BenchFacts:
     if setup.device == "gpu":
         multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     else:
-        multiprocessors = min(setup.cpus, os.cpu_count() or 1)
+        multiprocessors = min(setup.cpus, cores_here())
     if not images:
         return BenchFacts(None, multiprocessors)
     _, channels, height, width = images[0].shape

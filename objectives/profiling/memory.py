@@ -26,7 +26,8 @@ from ...spaces.plan import Embedding
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..data.batches import SampleKeys, in_order, to_device
-from ..machine.device_memory import EXPANDABLE_SEGMENTS, host_bytes, is_out_of_memory, release_memory
+from ..machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
+from ..machine.host import host_bytes
 from ..parallel.fsdp2 import imagined_ranks
 from ..task import Task
 from ..training import TrainingRun

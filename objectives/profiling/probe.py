@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -25,6 +27,7 @@ from ...spaces.laws.examination import Examination
 from ...spaces.laws.memory import MemoryLaw
 from ...spaces.laws.step_time import StepTime, timing_plans
 from ...spaces.plan import BatchPlan, Embedding
+from ...spaces.readable import readable_bytes
 from ...spaces.study.devices import Memory
 from ...spaces.trial import EVALUATION_BATCH, Outcome, Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_loop
@@ -32,7 +35,9 @@ from ..data.batches import in_order
 from ..examination.examine import examined
 from ..examination.scores import first_scores
 from ..loading import load_task, schedule_of
-from ..machine.device_memory import host_bytes, is_out_of_memory, release_memory
+from ..machine.device_memory import is_out_of_memory, process_fault, release_memory
+from ..machine.host import host_bytes
+from ..machine.nvidia import gpu_processes
 from ..model.batch_norm import batch_norms
 from ..optimizers import decouples_decay, has_adams_betas, shown_kind, takes_shards
 from ..parallel.rank_processes import close_ranks, ranks_here
@@ -51,6 +56,9 @@ from .step_time import measured_step_time, refined_step_time, timed_rounds
 # Real runs that may look for the largest micro-batch.
 _MOST_RUNS = 4
 
+# At most what a process's context takes of a GPU, with the libraries' kernels; what more is missing is other programs'.
+_CONTEXT_BYTES = 512 << 20
+
 # From this factor between two parameter values, in a step's bytes or operations, one law does not cover both.
 _COST_FACTOR = 1.1
 
@@ -61,7 +69,14 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     Raises:
         TaskError: the code cannot be loaded, breaks its contract, raises, or its loss is not finite.
         StudyFileError: not even the smallest micro-batch fits the memory limit.
+        ProfilingError: the device fails.
     """
+    if fault := process_fault(request.setup.device):
+        raise ProfilingError(f"the {request.setup.device.upper()} of this process does not work: {fault}")
+    return _profile_of(reference, request)
+
+
+def _profile_of(reference: str, request: ProfileRequest) -> DeviceProfile:
     training = load_task(reference)
     setup, kind = request.setup, request.setup.device
     schedule_of(setup)  # or raises
@@ -69,14 +84,15 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     if kind == "gpu":  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
         setup = replace(setup, memory_limit_bytes=request.memory.limit_bytes(device_bytes, kind))
         request = replace(request, setup=setup)
-    profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes)
+    neighbours = _neighbours() if kind == "gpu" else ""
+    profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes, neighbours=neighbours)
     if not isinstance(training, Task):
         return _profile_of_loop(training, reference, request, profile)
     if kind == "gpu" and torch.cuda.device_count() < (here := ranks_here(max(request.devices))):
         raise ProfilingError(f"devices.per_trial: expected {here} GPUs here, got {torch.cuda.device_count()}")
     parameters = ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
-    with user_code_errors(reference, "a test step"):
+    with user_code_errors(reference, "a test step"), _limit_named(setup, request):
         smallest, run = _first_run(training, setup, request)
         request = _with_possible_checkpointing(training, run.model, request)
         scores = first_scores(run)
@@ -111,7 +127,8 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     # Free the test run before memory is probed.
     del run
     release_memory(kind)
-    profile = with_memory(training, profile, request)
+    with _limit_named(setup, request):
+        profile = with_memory(training, profile, request)
     with user_code_errors(reference, "comparing the cost of its parameters"):
         profile = with_other_costs(training, profile, request)
     largest = min(request.highest, profile.training_set or request.highest)
@@ -267,6 +284,18 @@ def _first_measurement(reference: str, setup: TrialSetup) -> None:
         raise TaskError(f"task {reference}: {report.message.removeprefix(f'task {name}: ').removeprefix(f'{name}: ')}")
 
 
+@contextmanager
+def _limit_named(setup: TrialSetup, request: ProfileRequest) -> Iterator[None]:
+    """Context in which a GPU's memory that does not do for one sample is a fault of its limit, and not of the task."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error) or setup.device == "cpu":
+            raise
+        usable = (setup.memory_limit_bytes or 0) * (1 - request.memory.headroom)
+        raise StudyFileError(Fault("memory.limit", does_not_fit(None, None, usable, 1))) from None
+
+
 def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[int, TrainingRun]:
     """The smallest micro-batch that works and its run, with more activation checkpointing where memory runs out without.
 
@@ -288,7 +317,9 @@ def _first_run(task: Task, setup: TrialSetup, request: ProfileRequest) -> tuple[
     try:
         return smallest_workable(task, setup)
     except Exception as error:
-        if not is_out_of_memory(error) or setup.sharding != "fsdp2" or setup.device == "cpu":
+        if not is_out_of_memory(error) or setup.device == "cpu":
+            raise
+        if setup.sharding != "fsdp2":
             raise
     release_memory(setup.device)
     return smallest_workable(task, on_cpu(setup))
@@ -772,17 +803,48 @@ def verified(
 def _device_bytes(kind: str, share: float) -> int:
     if kind == "gpu":
         free, total = torch.cuda.mem_get_info()
-        return usable_bytes(total, free + torch.cuda.memory_reserved(), share)
+        return usable_bytes(total, free + torch.cuda.memory_reserved(), share, _context_bytes())
     return host_bytes()
 
 
-def usable_bytes(total: int, usable: int, share: float) -> int:
-    """Bytes that each of 1 / share processes may allocate on a GPU, given what one alone could: each has a context of its own.
+def _context_bytes() -> int:
+    """What this process's context takes of its GPU; the most that one usually does where the driver does not say."""
+    try:
+        own = [used for process, used in gpu_processes() if process == os.getpid()]
+    except (OSError, subprocess.SubprocessError):
+        return _CONTEXT_BYTES
+    return max(sum(own) - torch.cuda.memory_reserved(), 0) if own else _CONTEXT_BYTES
+
+
+def _neighbours() -> str:
+    """What other programs hold of this process's GPUs, as a sentence; empty where they hold nothing or the driver is silent."""
+    try:
+        others = [used for process, used in gpu_processes() if process != os.getpid()]
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    if not others:
+        return ""
+    many = "another program holds" if len(others) == 1 else f"{len(others)} other programs hold"
+    return (
+        f"{many} {readable_bytes(sum(others))} of the GPU: the study's memory limit is what they leave now, and its step times "
+        "hold beside them"
+    )
+
+
+def usable_bytes(total: int, usable: int, share: float, context: int = _CONTEXT_BYTES) -> int:
+    """Bytes that each of 1 / share processes may allocate on a GPU, given what one alone could: each has a context of its own,
+    and what other programs take is missing once.
+
+    Args:
+        context: bytes of one, outside the allocator.
 
     >>> usable_bytes(1000, 900, 1.0), usable_bytes(1000, 900, 0.5)
     (900, 400)
+    >>> [usable_bytes(8192 << 20, 6246 << 20, share) >> 20 for share in (1, 0.5, 0.25, 0.125)]  # beside a desktop
+    [6246, 2867, 1177, 332]
     """
-    return max(int(share * total) - (total - usable), 0)
+    context = min(total - usable, context)
+    return max(int(share * (usable + context)) - context, 0)
 
 
 def profile_in_subprocess(reference: str, request: ProfileRequest) -> DeviceProfile:

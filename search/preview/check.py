@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from ...objectives.machine.energy import limited_power
+from ...objectives.machine.host import cores_here
 from ...objectives.profiling.probe import MemoryRow, memory_rows, profile_like
 from ...objectives.task_code import task_code_hash
 from ...spaces.errors import NoStudyError, ProfilingError, StudyFileError
@@ -82,7 +82,7 @@ def check_study(spec: StudySpec) -> CheckedStudy:
         raise StudyFileError(dict.fromkeys(faults))
     prices_of(spec, device_names({"": profiles}), runner.device)
     cores = runner.cores * min(spec.devices.counts)
-    slots = spec.cluster.trials_at_once or max((os.cpu_count() or 1) // cores, 1)
+    slots = spec.cluster.trials_at_once or max(cores_here() // cores, 1)
     timed = all(profile.step_times for profile in profiles.values())
     at_once = slots if runner.device == "cpu" else 1
     forecasted = forecast(spec, profiles, at_once, _earlier_factors(spec)) if timed else None

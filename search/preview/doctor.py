@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,12 +11,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from packaging.requirements import Requirement
 from rich.text import Text
 
+from ...objectives.machine.gpus import usable_gpus
+from ...objectives.machine.host import bound_cores, container_bytes, container_cores
 from ...objectives.machine.nvidia import nvidia_smi
 from ...spaces.errors import BsearchError, plain
 from ...spaces.readable import readable_bytes
@@ -167,27 +168,10 @@ def _plain(requirement: Requirement) -> str:
 # Machine
 
 
-def cgroup_limit(file: str, cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[list[str]]:
-    """The fields of a limit file (`cpu.max`, `memory.max`) in this process's control group and all its ancestors."""
-    try:
-        own = re.search(r"^0::/(.*)$", mine.read_text(), re.MULTILINE)
-    except OSError:
-        return []
-    group = PurePosixPath(own[1] if own else "")
-    found = []
-    for folder in (group, *group.parents):
-        try:
-            found.append((cgroups / folder / file).read_text().split())
-        except OSError:
-            continue
-    return found
-
-
 def cpu(spec: StudySpec | None = None, limits: Sequence[Sequence[str]] | None = None) -> Iterator[Finding]:
     """Cores, the container's CPU limit, and threads."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [int(quota) / int(period) for quota, period in limits or cgroup_limit("cpu.max") if quota != "max"]
-    allowed = min([float(cores), *quotas])
+    cores = bound_cores()
+    allowed = min([float(cores), *container_cores(limits)])
     each = spec.devices.cores("cpu") if spec is not None else 1
     if allowed < cores:
         yield Finding(
@@ -216,8 +200,7 @@ def memory(meminfo: Path = Path("/proc/meminfo"), limits: Sequence[Sequence[str]
     except OSError:
         return  # not Linux
     total, free = (int(lines[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    capped = [int(words[0]) for words in limits or cgroup_limit("memory.max") if words and words[0] != "max"]
-    room = min([total, *capped])
+    room = min([total, *container_bytes(limits)])
     found = f"{readable_bytes(free)} of {readable_bytes(total)} free"
     if room < total:
         found += f"; this container is limited to {readable_bytes(room)}"
@@ -230,52 +213,33 @@ def memory(meminfo: Path = Path("/proc/meminfo"), limits: Sequence[Sequence[str]
 
 
 def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
-    """GPUs, as seen by the machine and by torch."""
+    """GPUs, as torch can use them: it has to hold a tensor on each, multiply, and compute in half precision."""
     required = spec is not None and spec.devices.kind == "gpu"
-    import torch
-
-    driver, machine = _nvidia()
-    build = f"torch {torch.__version__}"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count:
-        for index in range(count):
-            free, total = torch.cuda.mem_get_info(index)
-            name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-            description = f"GPU {index}: {name}, {readable_bytes(free)} of {readable_bytes(total)} free"
-            description += f", driver {driver}" if driver else ""
-            arch = f"sm_{capability[0]}{capability[1]}"
-            architectures = torch.cuda.get_arch_list()
-            # Code for a lower minor version of the same generation also runs.
-            if torch.version.cuda and not any(one.startswith(f"sm_{capability[0]}") for one in architectures):
-                advice = (
-                    f"{build} supports {', '.join(architectures)}: install a build that supports {arch} (https://pytorch.org)."
-                )
-                yield Finding("gpu", "problem", f"{description}; this torch is not built for {arch}", advice)
-            elif free < total / 2:
-                advice = "Another process uses its memory: check nvidia-smi, or select GPUs with CUDA_VISIBLE_DEVICES."
-                yield Finding("gpu", "warning", description, advice)
-            else:
-                yield Finding("gpu", "ok", description)
-        return
     state: State = "problem" if required else "warning"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not machine:
-        if required:
-            yield Finding("gpu", "problem", "the study requires a GPU, but there is none", "Set devices.kind to auto or cpu.")
+    usable = usable_gpus(tries=True)
+    driver, machine = _nvidia()
+    for index, one in enumerate(usable.gpus):
+        description = f"GPU {index}: {one.name}, {readable_bytes(one.free_bytes)} of {readable_bytes(one.total_bytes)} free"
+        description += f", driver {driver}" if driver else ""
+        if one.fault:
+            of = "sm_{}{}".format(*one.capability)
+            advice = f"Leave it out by CUDA_VISIBLE_DEVICES, or install a torch that supports {of}."
+            yield Finding("gpu", state, f"{description}; {one.fault}", advice)
+        elif one.free_bytes < one.total_bytes / 2:
+            advice = "Another process uses its memory: check nvidia-smi, or select GPUs with CUDA_VISIBLE_DEVICES."
+            yield Finding("gpu", "warning", description, advice)
         else:
-            yield Finding("gpu", "ok", "none: trials run on the CPU")
-    elif torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
-        advice = "Install torch with CUDA (https://pytorch.org/get-started): this build only runs on the CPU."
-        yield Finding("gpu", state, f"{machine}, but {build} is built without CUDA", advice)
-    elif hidden is not None and hidden.strip() in ("", "-1"):
-        advice = "unset CUDA_VISIBLE_DEVICES, or list GPUs in it."
-        yield Finding("gpu", state, f"{machine}, hidden by CUDA_VISIBLE_DEVICES={hidden!r}", advice)
+            yield Finding("gpu", "ok", f"{description}; it multiplies, also in bf16 and fp16")
+    if usable.gpus:
+        return
+    there = f"{machine}, driver {driver or 'unknown'}, but " if machine else ""
+    if usable.reason:
+        advice = "https://pytorch.org/get-started has the build for each driver; trials run on the CPU without one."
+        yield Finding("gpu", state, f"{there}torch can use no GPU: {usable.reason}", advice)
+    elif required:
+        yield Finding("gpu", "problem", "the study requires a GPU, but there is none", "Set devices.kind to auto or cpu.")
     else:
-        why = f": {str(caught[-1].message).splitlines()[0]}" if caught else ""
-        advice = f"torch needs CUDA {torch.version.cuda}: update the driver, or install torch for an older CUDA."
-        yield Finding("gpu", state, f"{machine}, driver {driver or 'unknown'}, but torch cannot use it{why}", advice)
+        yield Finding("gpu", "ok", "none: trials run on the CPU")
 
 
 def _nvidia() -> tuple[str, str]:
@@ -286,15 +250,15 @@ def _nvidia() -> tuple[str, str]:
         except (OSError, subprocess.SubprocessError):
             return "", "nvidia-smi is installed but fails"
         return (rows[0][0], ", ".join(row[-1] for row in rows)) if rows else ("", "")
-    if Path("/proc/driver/nvidia/version").exists():
-        return "", "an NVIDIA driver is loaded"
     return "", ""
 
 
 def open_files(limits: tuple[int, int] | None = None) -> Iterator[Finding]:
     """The limit on open files and connections of a process."""
-    import resource
-
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return  # Windows
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= 4096:
         yield Finding("files", "ok", f"a process may open {'any number of' if soft < 0 else soft} files")

@@ -294,6 +294,7 @@ def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, 
         yield f"devices: {', '.join(names)}; training times are those of {names[0]}"
     if (examination := overall(profile.examination for profile in everywhere)) is not None:
         yield from examination.lines
+    yield from dict.fromkeys(profile.neighbours for profile in everywhere if profile.neighbours)
     if any(profile.validates_on_training for profile in everywhere):
         yield "the validation data are the training data: the front shows what trials memorise"
     yield from step_time_summary(spec, next(iter(profiles.values())).values())

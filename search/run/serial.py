@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -10,12 +9,13 @@ from contextlib import closing
 from multiprocessing import get_context
 from typing import Literal
 
-import torch
-
+from ...objectives.machine.device_memory import process_fault
+from ...objectives.machine.gpus import UsableGpus, usable_gpus
+from ...objectives.machine.host import cores_here
 from ...objectives.profiling.probe import device_name, profile_in_subprocess, profile_task
 from ...objectives.state.leaving import stay
 from ...objectives.trial import leave, start_attempt
-from ...spaces.errors import Fault, StudyFileError
+from ...spaces.errors import ClusterError, Fault, StudyFileError
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.study.devices import Devices
 from ...spaces.trial import Measurement, Outcome, TrialSetup
@@ -32,16 +32,14 @@ class SerialRunner:
 
     def __init__(self, devices: Devices) -> None:
         self._saves = False  # the running attempt writes checkpoints
-        self.device: Literal["cpu", "gpu"] = devices.kind_with(torch.cuda.device_count())
-        if self.device == "gpu" and not torch.cuda.is_available():
-            raise StudyFileError(
-                Fault("devices.kind", "expected a GPU that torch can use, got none here. Write kind: cpu or auto.")
-            )
+        usable = UsableGpus() if devices.kind == "cpu" else usable_gpus()
+        self.device: Literal["cpu", "gpu"]
+        self.device, self.on = devices.kind_with(usable.count, usable.reason)
         devices.check_share(self.device)
-        have, things = torch.cuda.device_count(), "GPUs"
-        self.cores = devices.cores(self.device, (os.cpu_count() or 1) // max(have, 1))
+        have, things = usable.count, "GPUs"
+        self.cores = devices.cores(self.device, cores_here() // max(have, 1))
         if self.device == "cpu":
-            have, things = (os.cpu_count() or 1) // self.cores, f"times {self.cores} cores"
+            have, things = cores_here() // self.cores, f"times {self.cores} cores"
         if max(devices.counts) > max(have, 1):
             message = f"expected at most the {have} {things} of this machine, got {max(devices.counts)}"
             raise StudyFileError(Fault("devices.per_trial", message))
@@ -91,6 +89,11 @@ class SerialRunner:
             if study.stop_reason and outcome.kind == "stopped":
                 return  # interrupted; `StudyRun.sweep` queues it again
             study.end(setup.number, outcome)
+            if fault := process_fault(self.device):
+                raise ClusterError(
+                    f"this process cannot train any more: {fault}. What has finished is kept: run the study again, and it "
+                    "goes on in a new one. Without --serial, Ray replaces such processes by itself."
+                )
 
 
 def _interruptible(study: StudyRun, attempt: Iterator[Measurement | Outcome]) -> Iterator[Measurement | Outcome]:

@@ -765,8 +765,8 @@ class StudyRun:
         if outcome.kind != "error":
             self._same_errors = ("", 0)
             return
-        # Errors that differ only in their numbers (a batch, a rate) are the same error.
-        pattern = re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", outcome.message)
+        # Errors that differ only in numbers (a batch, a rate), addresses and paths are the same error.
+        pattern = re.sub(r"0x[0-9a-f]+|(?<!\w)/\S+|\d+(\.\d+)?(e[-+]?\d+)?", "#", outcome.message)
         message, times = self._same_errors
         self._same_errors = (pattern, times + 1 if message == pattern else 1)
         if self._same_errors[1] >= SAME_ERRORS:

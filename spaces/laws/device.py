@@ -57,6 +57,7 @@ class DeviceProfile:
         sharing: total samples per second by the number of runs side by side on the device, where that was asked for.
         note: why memory is not known, where it could have been.
         no_energy: why energy is not known, where it was asked for.
+        neighbours: what other programs held of the GPU while it was profiled, as a sentence; empty: nothing, or not known.
         activation_checkpointing: what the laws hold for: the least that fits.
         embedding: the same of a loss over a whole batch's embeddings: "whole" where they are of a single micro-batch.
         largest_batch: the most samples of a step whose loss over embeddings fits; None: no limit.
@@ -93,6 +94,7 @@ class DeviceProfile:
     sharing: tuple[tuple[int, float], ...] = ()
     note: str = ""
     no_energy: str = ""
+    neighbours: str = ""
     validates_on_training: bool = False
     activation_checkpointing: ActivationCheckpointing = "none"
     embedding: Embedding = ""

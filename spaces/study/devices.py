@@ -199,6 +199,37 @@ class Devices(Section):
             message = f"expected a whole number of devices, since trials run on CPUs here, got {self.share:g}. Write 1."
             raise StudyFileError(Fault("devices.per_trial", message))
 
-    def kind_with(self, gpus: float) -> Literal["cpu", "gpu"]:
-        """The kind, with auto resolved by the number of GPUs available."""
-        return self.kind if self.kind != "auto" else "gpu" if gpus else "cpu"
+    def kind_with(self, gpus: int, reason: str = "", of_ray: int | None = None) -> tuple[Literal["cpu", "gpu"], str]:
+        """The kind, with auto resolved, and a sentence that says so.
+
+        Args:
+            gpus: those that torch can use, on the machine that has most.
+            reason: why it can use none.
+            of_ray: those that Ray counts there; None: trials run without Ray.
+
+        Raises:
+            StudyFileError: a GPU is required and cannot be used, or Ray promises more of them than there are.
+        """
+        if self.kind == "cpu":
+            return "cpu", "Trials run on the CPU, as devices.kind says."
+        counts = f"Ray counts {_gpus(of_ray)}, but torch can use none" if of_ray else "torch can use no GPU"
+        counts += f": {reason}" if reason else ""
+        if of_ray == 0 and gpus:
+            counts = f"torch can use {_gpus(gpus)}, but Ray counts none. Start Ray with --num-gpus {gpus}"
+        elif of_ray is not None and 0 < gpus < of_ray:
+            message = (
+                f"expected as many GPUs as Ray promises; it counts {of_ray}, torch can use {gpus}. Start Ray with --num-gpus "
+                f"{gpus}, without RAY_OVERRIDE_RESOURCES; or write kind: cpu."
+            )
+            raise StudyFileError(Fault("devices.kind", message))
+        elif gpus:
+            fewer = of_ray is not None and of_ray < gpus
+            return "gpu", f"Trials run on {_gpus(of_ray or gpus)}{f', of {gpus} that torch can use' * fewer}."
+        if self.kind == "gpu":
+            message = f"expected a GPU that trials can use; {counts}. `bsearch doctor` says more; or write kind: cpu or auto."
+            raise StudyFileError(Fault("devices.kind", message))
+        return "cpu", f"Trials run on the CPU: {counts}."
+
+
+def _gpus(count: int | None) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"

@@ -17,6 +17,8 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study.file import read_study
+from fake_gpu.child import environment
+from fake_gpu.device import VARIABLE, Cards
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -139,7 +141,9 @@ def test_cards_of_one_name_and_two_sizes_are_two_kinds(study_file: Callable[...,
             for number, mebibytes in enumerate((81920, 81920, 40960)):
                 path = f"{nvidia_smi(tmp_path / str(number), mebibytes)}:{os.environ['PATH']}"
                 resources = {"accelerator_type:A100": 1}
-                machines.add_node(num_cpus=6, num_gpus=2, resources=resources, env_vars={"PATH": path})
+                # Ray is told of GPUs, and torch in its workers finds them, too.
+                gpus = {name: environment(Cards(count=2))[name] for name in ("PYTHONPATH", VARIABLE)}
+                machines.add_node(num_cpus=6, num_gpus=2, resources=resources, env_vars={"PATH": path, **gpus})
             spec = read_study(study_file(devices={"kind": "gpu", "per_trial": 0.5}, cluster={"address": machines.address}))
             with TuneRunner(spec.cluster, spec.devices, tmp_path / "ray.log") as runner:
                 assert runner.kinds == ("A100 80GB", "A100 40GB")

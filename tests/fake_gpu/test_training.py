@@ -215,7 +215,6 @@ def test_a_limit_refuses_what_is_over_it_and_leaves_nothing_behind(found: dict[s
     assert found["cap"]["between"] == [0, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="device_memory.limit_memory: None keeps the limit of the attempt before")
 def test_a_limit_ends_with_its_trial(found: dict[str, Any]) -> None:
     assert len(found["cap"]["then"]) == 2
     assert not isinstance(found["cap"]["then"][-1], str)

@@ -114,9 +114,11 @@ def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
 
 
 def examination_parts(profiles: Iterable[DeviceProfile]) -> Iterator[str]:
-    """The examination's verdict, and each thing that it found."""
+    """The examination's verdict, and each thing that it found; and who else was on the device."""
+    profiles = [*profiles]
     if (examination := overall(profile.examination for profile in profiles)) is not None:
         yield from examination.lines
+    yield from dict.fromkeys(profile.neighbours for profile in profiles if profile.neighbours)
 
 
 def _loop_parts(profile: DeviceProfile) -> Iterator[str]:

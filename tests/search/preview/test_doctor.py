@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 from bsearch.cli import main
+from bsearch.objectives.machine.host import cgroup_limit
 from bsearch.search.preview.doctor import (
     Finding,
     bytecode,
-    cgroup_limit,
     cpu,
     disk,
     examined,

@@ -1,0 +1,178 @@
+"""Which GPUs torch can really use here, and why it cannot: one answer for every command, the profile and Ray's start.
+
+torch is asked in a process of its own, where each GPU has to hold a tensor and compute: this process gets no CUDA context, and
+a driver that hangs or crashes ends that process alone. Others count differently: Ray by NVML and by what lies in /dev, and
+Apple's GPUs too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+# How long a process may take to import torch and to use each GPU, on a machine that is busy.
+_ANSWERS_WITHIN_S = 120.0
+# What the drivers of NVIDIA's cards (also in WSL2 and on Jetson) and of AMD's leave behind.
+_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
+# Variables that hide GPUs from torch.
+_HIDES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as torch describes it.
+
+    Args:
+        fault: what it failed at, and how; empty: nothing.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    free_bytes: int
+    total_bytes: int
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UsableGpus:
+    """What torch answers.
+
+    Args:
+        gpus: all that torch finds.
+        reason: why none can be used; empty where all can, and where nothing speaks for one.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    reason: str = ""
+
+    @property
+    def count(self) -> int:
+        """GPUs that trials may run on: all, or none where one of them fails, since trials go to them by number."""
+        return 0 if self.reason else len(self.gpus)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> UsableGpus:
+        gpus = [Gpu(**{**one, "capability": tuple(one["capability"])}) for one in values["gpus"]]
+        return cls(tuple(gpus), values["reason"])
+
+    @classmethod
+    def promised(cls, count: int) -> UsableGpus:
+        """So many, of which nothing else is known."""
+        return cls((Gpu("", (0, 0), 0, 0),) * count)
+
+
+@cache
+def usable_gpus(*, tries: bool = False) -> UsableGpus:
+    """The GPUs of this process, asked once.
+
+    Args:
+        tries: also multiply matrices, under autocast too.
+    """
+    if sys.platform == "darwin":
+        return UsableGpus(reason="Apple's GPUs are not supported yet")
+    if not _may_have_one():
+        return UsableGpus()
+    # -P: no file of the current folder is taken for a module of torch's.
+    command = [sys.executable, "-P", "-m", __name__, *(["tries"] if tries else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return UsableGpus(reason=f"torch did not answer within {_ANSWERS_WITHIN_S:.0f} s")
+    try:
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return UsableGpus(reason=f"asking torch failed: {said}")
+    return UsableGpus.from_dict(answer)
+
+
+def _may_have_one() -> bool:
+    """Whether anything speaks for a GPU here; asking torch takes seconds."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.device_count():
+        return True
+    return any(Path(sign).exists() for sign in _SIGNS) or any(map(shutil.which, ("nvidia-smi", "rocm-smi", "amd-smi")))
+
+
+def _asked(tries: bool) -> UsableGpus:
+    """The answer, in the process of its own."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            gpus = tuple(_described(torch, index, tries) for index in range(count))
+        except Exception as error:
+            return UsableGpus(reason=_first_line(error))
+    faults = [f"GPU {index} ({one.name}): {one.fault}" for index, one in enumerate(gpus) if one.fault]
+    if not gpus:
+        return UsableGpus(reason=_why_none(torch, [str(one.message) for one in caught]))
+    leave_out = ""
+    if faults and len(faults) < len(gpus):
+        leave_out = f"; to leave it out: CUDA_VISIBLE_DEVICES={','.join(str(i) for i, one in enumerate(gpus) if not one.fault)}"
+    return UsableGpus(gpus, "; ".join(faults) + leave_out)
+
+
+def _described(torch: Any, index: int, tries: bool) -> Gpu:
+    fault = ""
+    for what, use in _uses(torch, f"cuda:{index}", tries):
+        try:
+            use()
+        except Exception as error:
+            fault = f"{what} failed: {_first_line(error)}"
+            break
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+    except Exception as error:
+        free, total, fault = 0, torch.cuda.get_device_properties(index).total_memory, fault or _first_line(error)
+    return Gpu(torch.cuda.get_device_name(index), tuple(torch.cuda.get_device_capability(index)), free, total, fault)
+
+
+def _uses(torch: Any, device: str, tries: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What a GPU has to be good for."""
+    yield "a tensor", lambda: (torch.ones(1, device=device) + 1).item()
+    if not tries:
+        return
+    matrix = torch.ones(64, 64, device=device)
+    yield "a product of matrices", lambda: (matrix @ matrix).sum().item()
+
+    def product(dtype: Any) -> None:
+        with torch.autocast("cuda", dtype):
+            (matrix @ matrix).sum().item()
+
+    for dtype in (torch.bfloat16, torch.float16):
+        yield f"a product in {dtype}", partial(product, dtype)
+
+
+def _why_none(torch: Any, said: list[str]) -> str:
+    """Why torch finds no GPU, where something speaks for one."""
+    build = f"torch {torch.__version__}"
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        if hasattr(torch, "xpu") and torch.xpu.is_available():
+            return "Intel's GPUs are not supported yet"
+        return f"{build} is built for CPUs alone"
+    for name in _HIDES:
+        if os.environ.get(name, "0").strip() in ("", "-1"):
+            return f"{name}={os.environ[name]!r} hides it"
+    if said:
+        return said[-1].strip().splitlines()[0]
+    library = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    return f"{build} for {library} finds none"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_asked("tries" in sys.argv[1:]))))

@@ -1,0 +1,57 @@
+"""Cores and memory of this machine that this process may use: fewer where it is bound to some cores, or in a container."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+
+def bound_cores() -> int:
+    """Cores that this process may run on, whatever a container limits it to."""
+    # Neither macOS nor Windows binds a process to cores.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_here() -> int:
+    """Cores that this process may use: `bound_cores`, or fewer where its container gets less time; at least 1."""
+    return max(int(min([float(bound_cores()), *container_cores()])), 1)
+
+
+def container_cores(limits: Sequence[Sequence[str]] | None = None) -> list[float]:
+    """What each control group of this process allows, in cores; empty where none does."""
+    read = cgroup_limit("cpu.max") if limits is None else limits
+    return [int(quota) / int(period) for quota, period in read if quota != "max"]
+
+
+def host_bytes() -> int:
+    """Physical memory of this machine, or what its container may use."""
+    pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 0
+    total = os.sysconf("SC_PAGE_SIZE") * pages
+    return min([total, *container_bytes()])
+
+
+def container_bytes(limits: Sequence[Sequence[str]] | None = None) -> list[int]:
+    """What each control group of this process allows; empty where none does."""
+    read = cgroup_limit("memory.max") if limits is None else limits
+    return [int(words[0]) for words in read if words and words[0] != "max"]
+
+
+def cgroup_limit(file: str, cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[list[str]]:
+    """The fields of a limit file (`cpu.max`, `memory.max`) in this process's control group and all its ancestors."""
+    try:
+        own = re.search(r"^0::/(.*)$", mine.read_text(), re.MULTILINE)
+    except OSError:
+        return []
+    group = PurePosixPath(own[1] if own else "")
+    found = []
+    for folder in (group, *group.parents):
+        try:
+            found.append((cgroups / folder / file).read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+__all__ = ["bound_cores", "cgroup_limit", "container_bytes", "container_cores", "cores_here", "host_bytes"]
