@@ -1,5 +1,5 @@
-# make run       install, then the example study
-# make test      the quick tier: laws, the command line, no Ray (under 3 minutes on two idle cores)
+# make run       install what a study needs, then run the example
+# make test      install the rest; the quick tier: laws, the command line, no Ray (under 3 minutes on two idle cores)
 # make test-all  everything that .ci/run runs: the quick tier, the targets below but for test-long, and the checks
 # make test-slow        laws and commands that take longer: ranks, real step times, live terminals, trainings
 # make test-ray         the runners' contract over Ray Tune, drivers that are killed
@@ -16,6 +16,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What a study needs, and what the tests need beside it.
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 # Tests and studies keep to their own threads; Ray does not report usage.
 export RAY_USAGE_STATS_ENABLED := 0
@@ -28,13 +30,17 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: install run test test-all test-rest test-slow test-ray test-cluster test-browser test-frameworks test-docs test-long mutants faults docs check lint clean
 install: $(STAMP)
 
-# The stamp follows pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
-$(STAMP): pyproject.toml
+# The stamps follow pyproject.toml: a change of dependencies installs again, anything else reuses the environment.
+$(RUNS): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile --editable .
+	touch $@
+
+$(STAMP): $(RUNS)
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev,dashboard,notebook,postgres,huggingface,language,lightning,tracking,metrics,energy,docs]"
 	touch $@
 
-run: install
+run: $(RUNS)
 	$(BIN)/bsearch run examples/digits.yaml
 
 # Two at a time, whatever they are: while one waits for Ray or a browser, the other computes. Files stay whole, so that fixtures
