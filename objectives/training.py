@@ -121,6 +121,8 @@ class TrainingRun(TrainingSamples):
         else:
             self._set_model(model.to(self.device))
             if setup.training.compile:
+                # Dynamo counts what it compiles for a whole process: beyond its limit, later trials would silently run eagerly.
+                torch.compiler.reset()
                 self.model.compile()
             self.loss: Any = self._loss_module()
             if self.ranks.count > 1:

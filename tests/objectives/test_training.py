@@ -306,6 +306,30 @@ def test_layout_changes_nothing_but_rounding() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trials_of_one_process_are_each_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo's limit of recompilations holds for a process: without a reset, from the fifth width on none was compiled."""
+    graphs: list[int] = []
+    honest = nn.Module.compile
+
+    def compile_here(module: nn.Module) -> None:
+        def backend(graph: Any, inputs: Any) -> Any:
+            graphs[-1] += 1
+            return graph.forward
+
+        honest(module, backend=backend)
+
+    monkeypatch.setattr(nn.Module, "compile", compile_here)
+    for width in range(10, 110, 10):
+        graphs.append(0)
+        model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 5)).double()
+        task = Net()
+        task.model = lambda setup, model=model: model  # type: ignore[method-assign]
+        assert list(TrainingRun(task, setup(50, 3, budget=300, training={"compile": True})).measurements())
+    assert min(graphs) >= 1 and len({*graphs}) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_model_learns_the_same() -> None:
