@@ -741,7 +741,16 @@ def configure_torch(setup: TrialSetup) -> None:
         torch.set_num_threads(setup.cpus)
     torch.backends.cudnn.benchmark = setup.training.cudnn_benchmark
     # By default convolutions round their factors and matrix products do not: fp32 would mean two things.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    allow_tf32(precision != "fp32")
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Let matrix products and convolutions of a GPU round their factors to TF32, or not."""
+    if hasattr(torch.backends, "fp32_precision"):
+        # torch 2.9 and newer have names per operation beside these. These set those too, unless this one, which the user's
+        # code may have set, says otherwise: then even reading them raises.
+        torch.backends.fp32_precision = "none"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
 
 
 def _disable_heap_trimming() -> None:

@@ -17,7 +17,7 @@ from .adapters.loop_task import uses_loop
 from .loading import load_task, user_code_location
 from .loop import forget_loop, newest_loop
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, process_fault, release_memory
-from .parallel.machines import RankDiedError
+from .parallel.rank_main import RankDiedError
 from .parallel.rank_processes import ask_ranks_to_leave, close_ranks, rank_processes
 from .state.leaving import Leaving, ask_to_leave, asked_to_leave, stay
 from .task import Task, TrainFunction

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..objectives.examination.examine import examined
 from ..objectives.parallel.rank_processes import close_ranks
-from ..objectives.training import TrainingRun
+from ..objectives.training import TrainingRun, allow_tf32
 from ..objectives.trial import start_attempt
 from ..search.store.stored import StoredStudy
 from ..spaces.errors import BsearchError
@@ -33,7 +33,7 @@ from .tasks import SMALL_GPT, TINY_GPT, TOKENS, models, setup_of, task_of
 
 def exact(stage: Stage) -> Iterator[Found]:
     """Gradients of one batch in uneven micro-batches against those of the whole; then whole trainings against each other."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    allow_tf32(False)
     differences = []
     for name, (reference, parameters) in (("small GPT", (TOKENS, SMALL_GPT)), (models("cpu")[2][0], models("cpu")[2][1])):
         whole = _gradients(reference, parameters, BatchPlan(37), stage.device)

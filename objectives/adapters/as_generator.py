@@ -114,7 +114,8 @@ def _run(train: Callable[[Report[T]], object], report: Report[T], apply_settings
 
 def _thread_settings() -> Callable[[], None]:
     """A function that applies this thread's torch settings in another: GPU, CPU threads, grad mode."""
-    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+    # Asking for it would open a context, also in a study on the CPU.
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     threads, grad_enabled = torch.get_num_threads(), torch.is_grad_enabled()
 
     def apply() -> None:

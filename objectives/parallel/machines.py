@@ -17,7 +17,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
 from typing import Any, Protocol
 
-from .rank_main import Meeting, death, start_ranks
+from .rank_main import Meeting, RankDiedError, death, start_ranks
 
 # A machine that answers nothing for about this long is lost: a cable that was pulled says nothing.
 SILENT_S = 20
@@ -27,18 +27,6 @@ _SHOWS_KEY_S = 5
 _TELLS_S = 2.0
 # How often it is checked whether the other machines have given up starting.
 _CHECKED_S = 0.2
-
-
-class RankDiedError(Exception):
-    """A rank's process died or did not respond.
-
-    Attributes:
-        machine: the machine is lost, rather than the process alone.
-    """
-
-    def __init__(self, message: str, *, machine: bool = False) -> None:
-        super().__init__(message)
-        self.machine = machine
 
 
 class Machines(Protocol):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from ...spaces.errors import BsearchError, TaskError
 from ...spaces.trial import COUNTED, Outcome
 from ..loading import user_code_location
+from ..machine.device_memory import is_out_of_memory
 from ..machine.environment import environment
 from ..state.leaving import LEAVE_SIGNAL, ask_to_leave, stay
 
@@ -78,6 +79,18 @@ def death(process: BaseProcess) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with code {code}"
 
 
+class RankDiedError(Exception):
+    """A rank's process died or did not respond.
+
+    Attributes:
+        machine: the machine is lost, rather than the process alone.
+    """
+
+    def __init__(self, message: str, *, machine: bool = False) -> None:
+        super().__init__(message)
+        self.machine = machine
+
+
 def is_failure(report: Any) -> bool:
     """Whether the other ranks may still wait for this one after the report: an outcome that does not count as a trial's end."""
     return isinstance(report, Outcome) and report.kind not in COUNTED
@@ -88,6 +101,31 @@ def _rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(LEAVE_SIGNAL, lambda number, frame: ask_to_leave())
     _exit_with_parent()
+    try:
+        _meet(rank, device, meeting)
+    except Exception as error:
+        with contextlib.suppress(EOFError, OSError):
+            pipe.recv()  # "start"
+            # The text, since a backend's errors name their cause nowhere else.
+            pipe.send(("raised", RankDiedError(f"rank {rank} could not join the others: {type(error).__name__}: {error}")))
+        return
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv()  # "start"
+        pipe.send(("started", None))
+        while True:
+            _, job, arguments = pipe.recv()
+            stay()
+            _run_job(pipe, job, arguments)
+            gc.collect()  # a DistributedDataParallel that outlives its job aborts the process when the group is destroyed
+    dist.destroy_process_group()
+
+
+def _meet(rank: int, device: int, meeting: Meeting) -> None:
+    """Join the group of all ranks.
+
+    Raises:
+        RuntimeError: of the backend.
+    """
     _choose_interface(meeting)
     if meeting.kind == "gpu":
         torch.cuda.set_device(device)
@@ -98,15 +136,6 @@ def _rank_main(pipe: Connection, rank: int, device: int, meeting: Meeting) -> No
         world_size=meeting.count,
         device_id=torch.device("cuda", device) if meeting.kind == "gpu" else None,
     )
-    with contextlib.suppress(EOFError, OSError):
-        pipe.recv()  # "start"
-        pipe.send(("started", None))
-        while True:
-            _, job, arguments = pipe.recv()
-            stay()
-            _run_job(pipe, job, arguments)
-            gc.collect()  # a DistributedDataParallel that outlives its job aborts the process when the group is destroyed
-    dist.destroy_process_group()
 
 
 def _run_job(pipe: Connection, job: Callable[..., Iterator[Any]], arguments: Any) -> None:
@@ -132,7 +161,9 @@ def _run_job(pipe: Connection, job: Callable[..., Iterator[Any]], arguments: Any
 
 
 def _picklable(error: Exception) -> Exception:
-    """The error itself if it can be pickled, else a TaskError with its message."""
+    """The error itself if it can be pickled; one of memory, whatever a library calls it; else a TaskError of its text."""
+    if is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError):
+        return torch.OutOfMemoryError(str(error))
     with contextlib.suppress(Exception):
         if isinstance(pickle.loads(pickle.dumps(error)), BsearchError | torch.OutOfMemoryError):  # noqa: S301  # our own bytes
             return error

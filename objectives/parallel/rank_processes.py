@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from ..state.leaving import LEAVE_SIGNAL
-from .machines import SILENT_S, Machines, RankDiedError, RemoteRanks
-from .rank_main import LOOPBACK, Meeting, death, start_ranks
+from .machines import SILENT_S, Machines, RemoteRanks
+from .rank_main import LOOPBACK, Meeting, RankDiedError, death, start_ranks
 
 # How long the other ranks may take to notice that one has failed.
 _GRACE_S = 2.0
@@ -56,8 +56,9 @@ class RankProcesses:
         try:
             if self._remote is not None:
                 self._pipes += self._remote.connected(_START_S)
-            for _ in self._round("start", timeout_s=_START_S):
-                pass
+            for _, (answer, error) in self._round("start", timeout_s=_START_S):
+                if answer == "raised":
+                    raise error
         except BaseException:
             self.close()
             raise

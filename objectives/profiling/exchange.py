@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ...spaces.errors import ProfilingError
 from ...spaces.laws.step_time import Exchange
-from ..parallel.machines import RankDiedError
+from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes
 
 # The first sums open connections.

@@ -23,7 +23,7 @@ from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..loading import load_task
 from ..machine.energy import EnergyCounter
-from ..parallel.machines import RankDiedError
+from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes, ranks_here
 from ..steps.step_clock import StepClock
 from ..task import Task

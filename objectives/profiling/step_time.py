@@ -26,7 +26,7 @@ from ..adapters.loop_task import uses_loop
 from ..data.batches import in_order
 from ..loading import load_task
 from ..machine.processor import OtherPrograms, waited_s
-from ..parallel.machines import RankDiedError
+from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes
 from ..steps.step_clock import StepClock, trains_alone
 from ..task import Task

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.objectives.parallel.machines import RankDiedError
+import torch
+from bsearch.objectives.parallel.rank_main import RankDiedError, _picklable
 from bsearch.objectives.parallel.rank_processes import RankProcesses, close_ranks, rank_processes
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.trial import start_attempt
@@ -241,3 +242,12 @@ def test_the_number_of_devices_is_searched_and_many_are_not_free(study_file: Cal
         assert record.facts.device_s == pytest.approx(record.facts.train_s * record.facts.devices)
         assert record.facts.train_s_source == "known"
     assert result.study.front.speed == "device_s"
+
+
+def test_memory_that_ends_in_a_rank_is_no_fault_of_the_task() -> None:
+    for text in (
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "Cuda failure 2 'out of memory'",
+    ):
+        assert isinstance(_picklable(RuntimeError(text)), torch.OutOfMemoryError)
+    assert isinstance(_picklable(RuntimeError("another")), TaskError)

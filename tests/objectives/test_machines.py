@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from bsearch.objectives.parallel import machines as machines_module
-from bsearch.objectives.parallel.machines import RankDiedError, RemoteRanks
-from bsearch.objectives.parallel.rank_main import Meeting
+from bsearch.objectives.parallel.machines import RemoteRanks
+from bsearch.objectives.parallel.rank_main import Meeting, RankDiedError
 from bsearch.objectives.parallel.rank_processes import RankProcesses
 from bsearch.spaces.plan import BatchPlan
 from conftest import TASKS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from bsearch.objectives.digits import Digits
 from bsearch.objectives.profiling.live_bytes import LiveBytes
 from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.task import Loss, Score, Task, named_scores
-from bsearch.objectives.training import TrainingRun, rescale_gradients, train_task
+from bsearch.objectives.training import TrainingRun, allow_tf32, rescale_gradients, train_task
 from bsearch.spaces.errors import StudyFileError, TaskError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.learning_rate import OptimizerSettings
@@ -297,6 +298,20 @@ def test_every_precision_learns(precision: str) -> None:
     last = list(train_task(Digits(), setup(50, 2, 1197 * 4, training={"precision": precision})))[-1]
     assert last.accuracy is not None
     assert last.accuracy > 0.8
+
+
+@pytest.mark.parametrize("prior", [*itertools.product(("none", "ieee", "tf32"), repeat=3)])
+def test_tf32_is_what_the_study_says_whatever_was_set_before(prior: tuple[str, str, str]) -> None:
+    """By names per operation, by the old ones, by a general one: readers of either raise where they disagree."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    if not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("torch before 2.9 has the old names alone")
+    for allowed in (True, False):
+        torch.backends.fp32_precision, cuda.matmul.fp32_precision, cudnn.conv.fp32_precision = prior
+        allow_tf32(allowed)
+        assert cuda.matmul.allow_tf32 == cudnn.allow_tf32 == allowed
+        assert ("tf32" in {cuda.matmul.fp32_precision, cudnn.conv.fp32_precision}) == allowed
+        assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
 
 
 def test_layout_changes_nothing_but_rounding() -> None:
