@@ -6,10 +6,13 @@ import gc
 import os
 import re
 from contextlib import suppress
+from functools import cache
 
-# Read when CUDA's allocator starts. Segments that grow suit micro-batches of changing sizes; others reserve 5 to 20 % more.
-if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+from .gpus import GROWING, allocator_is_ours
+
+# Read when CUDA's allocator starts.
+if allocator_is_ours():
+    os.environ["PYTORCH_ALLOC_CONF"] = GROWING
 
 import torch
 
@@ -30,11 +33,25 @@ _AMBIGUOUS = re.compile(
 _SHORT = 0.05
 
 
-# Whether the allocator grows its segments, in this process and those that it starts.
+# Whether the allocator was asked to grow its segments, in this process and those that it starts.
 EXPANDABLE_SEGMENTS = (
     "expandable_segments:true"
     in (os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")).lower()
 )
+
+
+@cache
+def segments_grow() -> bool:
+    """Whether the allocator of this process's GPU really grows its segments: it was asked to, and says so of those it has.
+
+    A setting is ignored where it comes after the allocator has started, or where the driver lacks what it takes.
+    """
+    if not EXPANDABLE_SEGMENTS or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return EXPANDABLE_SEGMENTS
+    one = torch.ones(1, device="cuda")
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    del one
+    return any(segment.get("is_expandable") for segment in segments)
 
 
 class EvaluationMemoryError(torch.OutOfMemoryError):

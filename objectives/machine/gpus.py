@@ -21,6 +21,9 @@ from typing import Any
 
 # How long a process may take to import torch and to use each GPU, on a machine that is busy.
 _ANSWERS_WITHIN_S = 120.0
+# How torch's allocator is set up where the user does not say, by `device_memory`: segments that grow suit micro-batches of
+# changing sizes; others reserve 5 to 20 % more.
+GROWING = "expandable_segments:True"
 # What the drivers of NVIDIA's cards (also in WSL2 and on Jetson) and of AMD's leave behind.
 _SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
 # Variables that hide GPUs from torch.
@@ -70,6 +73,11 @@ class UsableGpus:
         return cls((Gpu("", (0, 0), 0, 0),) * count)
 
 
+def allocator_is_ours() -> bool:
+    """Whether the user leaves it to us how torch's allocator is set up."""
+    return "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and os.environ.get("PYTORCH_ALLOC_CONF", GROWING) == GROWING
+
+
 @cache
 def usable_gpus(*, tries: bool = False) -> UsableGpus:
     """The GPUs of this process, asked once.
@@ -81,10 +89,24 @@ def usable_gpus(*, tries: bool = False) -> UsableGpus:
         return UsableGpus(reason="Apple's GPUs are not supported yet")
     if not _may_have_one():
         return UsableGpus()
+    found = _answer(tries)
+    if found.reason and allocator_is_ours():
+        # Some drivers, as of WSL2, fail at the first tensor where segments grow (pytorch/pytorch 192330).
+        fixed = _answer(tries, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"})
+        if not fixed.reason:
+            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"  # of all processes that this one starts
+            return fixed
+    return found
+
+
+def _answer(tries: bool, variables: Mapping[str, str] | None = None) -> UsableGpus:
     # -P: no file of the current folder is taken for a module of torch's.
     command = [sys.executable, "-P", "-m", __name__, *(["tries"] if tries else [])]
+    given = {**os.environ, **(variables or {})}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=False, env=given
+        )
     except subprocess.TimeoutExpired:
         return UsableGpus(reason=f"torch did not answer within {_ANSWERS_WITHIN_S:.0f} s")
     try:
@@ -104,8 +126,10 @@ def _may_have_one() -> bool:
 
 
 def _asked(tries: bool) -> UsableGpus:
-    """The answer, in the process of its own."""
-    import torch
+    """The answer, in the process of its own, whose allocator is set up as a trial's."""
+    from . import device_memory  # noqa: F401  # before torch
+
+    import torch  # isort: skip
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

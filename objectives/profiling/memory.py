@@ -26,7 +26,7 @@ from ...spaces.plan import Embedding
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..data.batches import SampleKeys, in_order, to_device
-from ..machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
+from ..machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory, segments_grow
 from ..machine.host import host_bytes
 from ..parallel.fsdp2 import imagined_ranks
 from ..task import Task
@@ -94,6 +94,7 @@ class MemoryProbe:
             self.run.resident_bytes = self.run.resident_within(cap_bytes)
         self.setup = self.run.setup = setup
         self.run.model.cpu()  # copies are probed; on the device it would add to their memory
+        self._expandable = EXPANDABLE_SEGMENTS if like_gpu or self.setup.device == "cpu" else segments_grow()
         self.note = ""
         self.cap_bytes = cap_bytes
         self._peaks: dict[tuple[str, int], Peak] = {}
@@ -206,7 +207,7 @@ class MemoryProbe:
         """What CUDA's allocator would reserve for a traced step under a cap; without one where it does not fit."""
         counter, before = self._counted_step(run, kind, size, batch, None)
         for cap in (self.cap_bytes, math.inf):
-            allocator = CachingAllocator(cap, expandable=EXPANDABLE_SEGMENTS)
+            allocator = CachingAllocator(cap, expandable=self._expandable)
             try:
                 allocator.allocate("resident data", run.resident_bytes)
                 allocator.replay(counter.events[:before])

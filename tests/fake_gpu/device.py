@@ -53,12 +53,14 @@ class Cards:
         mib: memory of each.
         neighbour_mib: what other programs take of each.
         broken: the error that every use of a card raises; empty: none.
+        maps: the driver can map memory into segments that grow; those of WSL2 could not.
     """
 
     count: int = 1
     mib: float = 512
     neighbour_mib: float = 0
     broken: str = ""
+    maps: bool = True
 
     def to_variable(self) -> str:
         return json.dumps(asdict(self))
@@ -77,7 +79,7 @@ class Card:
         self.index, self.device = index, torch.device("cuda", index)
         self.total_bytes = int(cards.mib * MIB)
         self.neighbour_bytes = int(cards.neighbour_mib * MIB)
-        self.broken = cards.broken
+        self.broken, self._maps = cards.broken, cards.maps
         self.counts: Counter[str] = Counter()
         self.limit_bytes = float("inf")  # of `set_per_process_memory_fraction`
         self.peak_live_bytes = 0
@@ -133,6 +135,8 @@ class Card:
         key, size = storage._cdata, storage.nbytes()
         if not size or key in self._storages:
             return
+        if self.allocator.expandable and not self._maps:
+            raise torch.AcceleratorError("CUDA driver error: operation not supported")
         self.allocator.cap_bytes = min(self.limit_bytes, self.total_bytes - self.neighbour_bytes - CONTEXT_BYTES)
         try:
             self.allocator.allocate(key, size)
@@ -486,6 +490,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "max_memory_allocated": lambda device=None: card(device).peak_live_bytes,
     "max_memory_reserved": lambda device=None: card(device).allocator.peak_reserved_bytes,
     "reset_peak_memory_stats": lambda device=None: card(device).reset_peaks(),
+    "memory_snapshot": lambda: [{"is_expandable": each.allocator.expandable} for each in cards if each.allocator.live_bytes],
     "memory_stats": lambda device=None: {"num_alloc_retries": card(device).allocator.retries},
     "empty_cache": lambda: [each.release_cached() for each in cards] and None,
     "set_per_process_memory_fraction": lambda share, device=None: setattr(

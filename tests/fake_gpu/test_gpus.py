@@ -77,15 +77,28 @@ def test_without_ray_torchs_count_is_all_there_is() -> None:
 def asked() -> dict[str, Any]:
     usable, tried = usable_gpus(), usable_gpus(tries=True)
     names = [one.name for one in usable.gpus]
-    return {"counts": [usable.count, tried.count], "names": names, "reasons": [usable.reason, tried.reason]}
+    set_up = os.environ.get("PYTORCH_ALLOC_CONF", "")
+    return {"set up": set_up, "counts": [usable.count, tried.count], "names": names, "reasons": [usable.reason, tried.reason]}
 
 
 @pytest.mark.slow
 def test_torch_is_asked_what_it_can_really_use() -> None:
-    assert in_child(asked, Cards(count=2)) == {"counts": [2, 2], "names": ["Fake GPU"] * 2, "reasons": ["", ""]}
+    found = in_child(asked, Cards(count=2))
+    assert (found["counts"], found["names"], found["reasons"]) == ([2, 2], ["Fake GPU"] * 2, ["", ""])
+    assert found["set up"] in ("", "expandable_segments:True")
     broken = in_child(asked, Cards(broken="CUDA error: uncorrectable ECC error encountered"))
     assert broken["counts"] == [0, 0]
     assert "GPU 0 (Fake GPU): a tensor failed: CUDA error: uncorrectable ECC error encountered" in broken["reasons"][0]
+
+
+@pytest.mark.slow
+def test_where_segments_cannot_grow_the_allocator_is_set_up_without() -> None:
+    found = in_child(asked, Cards(maps=False))
+    assert (found["counts"], found["reasons"]) == ([1, 1], ["", ""])
+    assert found["set up"] == "expandable_segments:False"
+    users = in_child(asked, Cards(maps=False), PYTORCH_ALLOC_CONF="expandable_segments:True,max_split_size_mb:64")
+    assert users["counts"] == [0, 0]
+    assert "a tensor failed: CUDA driver error: operation not supported" in users["reasons"][0]
 
 
 def test_where_nothing_speaks_for_a_gpu_torch_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
