@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from click.testing import CliRunner
 from helpers import setup
 
 from fake_gpu import device as fake
-from fake_gpu.child import in_child
+from fake_gpu.child import environment, in_child
 from fake_gpu.device import ASSERT, MIB, Cards
 
 FAULTY, CONVNET = "fake_gpu.tasks:Faulty", "fake_gpu.tasks:ConvNet"
@@ -239,3 +241,39 @@ def test_a_card_that_is_broken_from_the_start_ends_the_run_in_words_for_its_user
     assert found["code"] != 0
     assert "internal error" not in found["printed"]
     assert "ECC error" in found["printed"]
+
+
+@pytest.mark.ray
+def test_over_ray_a_trial_that_breaks_its_card_costs_no_other(tmp_path: Path) -> None:
+    """Two cards, one trial on each; the process whose card a failed assertion has broken is replaced."""
+    program = tmp_path / "nvidia-smi"  # a sign of a card, so that torch is asked
+    program.write_text("#!/bin/sh\nexit 6\n")
+    program.chmod(0o755)
+    values = {
+        "study": "over-ray",
+        "task": FAULTY,
+        "space": {
+            "effective_batch": {"low": 40, "high": 60},
+            "reference_rate": {"low": 0.02, "high": 0.5, "at_batch": 64},
+            "epochs": 1,
+            "fault": "assert",
+        },
+        "devices": {"kind": "gpu"},
+        "training": {"evaluations": 1},
+        "budget": {"trials": 4, "profile_s": 0},
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(values))
+    done = subprocess.run(
+        [sys.executable, "-m", "bsearch", "run", "study.yaml"],
+        cwd=tmp_path,
+        env={**environment(Cards(count=2)), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    trials = {one.number: one for one in StoredStudy.open(str(tmp_path / "study.yaml")).records}
+    assert "device-side assert triggered" in trials[1].message
+    assert [one.outcome for number, one in sorted(trials.items()) if number != 1] == ["complete"] * (len(trials) - 1)
+    assert len(trials) == 5 and all(one.facts.peak_reserved_bytes for number, one in trials.items() if number != 1)
