@@ -153,7 +153,8 @@ class TuneRunner:
         of_ray = int(largest["Resources"].get("GPU", 0))
         if usable is None:
             usable = UsableGpus() if self._devices.kind == "cpu" else _gpus_of(largest["NodeID"], of_ray)
-        kind, sentence = self._devices.kind_with(usable.count, usable.reason, of_ray)
+        reason = usable.reason or "no driver for one was found" * (of_ray > 0 == usable.count)
+        kind, sentence = self._devices.kind_with(usable.count, reason, of_ray)
         if (
             kind == "cpu" and self._devices.kind == "auto" and (of_ray or usable.count or usable.reason)
         ) or of_ray < usable.count:

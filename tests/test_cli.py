@@ -164,6 +164,7 @@ def test_a_task_runs_without_a_study_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_parameters_of_a_task_are_set_or_searched_without_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.py").write_text(

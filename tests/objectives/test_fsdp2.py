@@ -105,8 +105,17 @@ def test_every_sample_is_evaluated_once(ranks: RankProcesses, batch: int) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "frozen"),
+    [
+        ("full", False),
+        ("none", True),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in [("none", False), ("selective", False), ("selective", True), ("full", True)]
+        ),
+    ],
+)
 def test_the_memory_of_a_rank_is_known_without_the_others(
     ranks: RankProcesses, mode: ActivationCheckpointing, frozen: bool
 ) -> None:

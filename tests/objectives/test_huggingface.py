@@ -190,5 +190,6 @@ class TestHuggingFace(TrainerContract):
         assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
+@pytest.mark.long
 def test_the_example_runs_from_the_command_line_to_a_front(tmp_path: Path) -> None:
     ends_with_a_front("huggingface", tmp_path)

@@ -193,7 +193,7 @@ class Checkpointed(Tokens):
 MODELS: list[Any] = [
     (Digits(), 200),
     (Images("resnet18", 32), 24),
-    (Images("mobilenet_v3_large", 64), 16),
+    pytest.param(Images("mobilenet_v3_large", 64), 16, marks=pytest.mark.long),
     pytest.param(Images("vit_b_16", 64, adam=True), 4, marks=pytest.mark.long),
     (Tokens(), 32),
     (Checkpointed(), 32),
@@ -214,7 +214,11 @@ def test_the_trace_is_within_four_percent_of_real_tensors(task: Task, size: int,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [Digits(), Tokens(), Checkpointed(), Images("resnet18", 32)], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize(
+    "task",
+    [Digits(), Checkpointed(), *(pytest.param(one, marks=pytest.mark.long) for one in (Tokens(), Images("resnet18", 32)))],
+    ids=lambda t: type(t).__name__,
+)
 def test_the_largest_micro_batch_fits_and_one_more_does_not(task: Task) -> None:
     probe = MemoryProbe(task, setup(rate=0.01, smallest_micro_batch=2))
     limit = round(probe.train_peak(20).total * 1.01)

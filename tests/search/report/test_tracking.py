@@ -217,6 +217,7 @@ def _finished(database: Path) -> bool:
 
 @pytest.mark.browser
 @pytest.mark.frameworks
+@pytest.mark.long
 def test_a_person_finds_the_trials_in_mlflow(study: StoredStudy, tmp_path: Path) -> None:
     pytest.importorskip("mlflow.server")
     playwright = pytest.importorskip("playwright.sync_api")
