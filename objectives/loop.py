@@ -35,6 +35,7 @@ from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .data.batches import mixed, to_device
 from .data.training_samples import TrainingSamples
 from .loading import schedule_of
+from .machine.accelerator import device_of, pins
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.buffers import SharedBuffers
 from .model.modes import TrainingModes
@@ -168,7 +169,7 @@ class Loop(TrainingSamples):
         self.models, self.optimizers, self.others = dict(models), dict(optimizers), dict(state or {})
         self._check_supported()
         self.ranks = Ranks.of(setup.plan.devices)
-        self.device = torch.device("cuda", torch.cuda.current_device()) if setup.device == "gpu" else torch.device("cpu")
+        self.device = device_of(setup.device)
         configure_torch(setup)
         self.model: nn.Module = nn.ModuleDict(self.models).to(self.device)
         self._check_optimizers()
@@ -350,8 +351,8 @@ class Loop(TrainingSamples):
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
         """This device's micro-batches for steps with these plans, from a position in training."""
         training = self.setup.training
-        pins = training.pin_memory and self.device.type == "cuda"
-        return self.micro_batches_of(plans, position, training.workers, pin_memory=pins)
+        pin_memory = training.pin_memory and pins(self.device)
+        return self.micro_batches_of(plans, position, training.workers, pin_memory=pin_memory)
 
     def on_device(self, batch: Any) -> Any:
         return batch if self.device.type == "cpu" else to_device(batch, self.device)

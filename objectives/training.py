@@ -30,6 +30,7 @@ from .data.batches import AHEAD, Fetcher, SampleKeys, batches, in_order, mixed, 
 from .data.training_samples import TrainingSamples
 from .evaluation import Evaluation, undefined
 from .loading import schedule_of
+from .machine.accelerator import device_of, is_gpu, pins, total_bytes
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
@@ -87,7 +88,7 @@ class TrainingRun(TrainingSamples):
             )
         self.ranks = Ranks.of(setup.plan.devices)
         # A rank's own is its process's current device.
-        self.device = torch.device("cuda", torch.cuda.current_device()) if setup.device == "gpu" else torch.device("cpu")
+        self.device = device_of(setup.device)
         self.schedule = schedule_of(setup)
         configure_torch(setup)
         limit_memory(setup.memory_limit_bytes, self.device)
@@ -95,9 +96,8 @@ class TrainingRun(TrainingSamples):
         self.open_data(checked_data(task.data(setup)))
         self.validation_fetcher = self.fetcher(self.data.validation)
         self.resident_bytes = 0
-        if self.device.type == "cuda":
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            self.resident_bytes = self.resident_within(setup.memory_limit_bytes or total)
+        if is_gpu(self.device):
+            self.resident_bytes = self.resident_within(setup.memory_limit_bytes or total_bytes(self.device))
         if self.resident_bytes:
             self.train_fetcher.move_to(self.device)
             self.validation_fetcher.move_to(self.device)
@@ -589,7 +589,7 @@ class TrainingRun(TrainingSamples):
     @property
     def _pins(self) -> bool:
         """Whether batches are copied to the device from page-locked memory."""
-        return self.setup.training.pin_memory and self.device.type == "cuda" and not self.resident_bytes
+        return self.setup.training.pin_memory and pins(self.device) and not self.resident_bytes
 
     def _evaluation_batches(self, fetcher: Fetcher, keys: Sequence[SampleKeys]) -> Iterator[Any]:
         """Batches for evaluation; processes that load them cost a moment to start, so only several batches are worth them."""

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-import torch
-
 from ..spaces.errors import BsearchError, InfeasiblePlanError, TaskError
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .adapters.loop_task import uses_loop
 from .loading import load_task, user_code_location
 from .loop import forget_loop, newest_loop
+from .machine.accelerator import device_of
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory, process_fault, release_memory
 from .parallel.rank_main import RankDiedError
 from .parallel.rank_processes import ask_ranks_to_leave, close_ranks, rank_processes
@@ -84,7 +83,7 @@ def _attempt(task: Task | TrainFunction, setup: TrialSetup, reference: str) -> A
         return
     if not isinstance(task, Task):
         seed_everything(setup.seed)  # so that initial weights of a custom loop follow the trial's seed
-        limit_memory(setup.memory_limit_bytes, torch.device("cuda" if setup.device == "gpu" else "cpu"))
+        limit_memory(setup.memory_limit_bytes, device_of(setup.device))
     measurements = train_task(task, setup) if isinstance(task, Task) else task(setup)
     last: Measurement | None = None
     forget_loop()

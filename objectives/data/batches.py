@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from ...spaces.errors import TaskError
 from ...spaces.plan import BatchPlan
+from ..machine import accelerator
 
 # Micro-batches are indexed together up to this many bytes, half of a small cache: of steps of 1.3 ms, indexing each
 # by itself took 4 % (docs/log.md).
@@ -187,29 +188,29 @@ class RandomState:
     python: Any
     numpy: Any
     torch: Tensor
-    cuda: Tensor | None = None
+    gpu: Tensor | None = None
 
     @classmethod
     def now(cls, device: Any = None) -> Self:
         """The state of the CPU's generators, and of a GPU's where the torch device `device` is one."""
         # A step that is traced for a GPU has none, nor draws.
-        on_gpu = device is not None and device.type == "cuda" and detect_fake_mode() is None
-        cuda = torch.cuda.get_rng_state(device) if on_gpu else None
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
+        on_gpu = device is not None and accelerator.is_gpu(device) and detect_fake_mode() is None
+        gpu = accelerator.random_state(device) if on_gpu else None
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), gpu)
 
     def restore(self) -> None:
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda)
+        if self.gpu is not None:
+            accelerator.set_random_state(self.gpu)
 
     def unchanged(self) -> bool:
         """Whether no random number has been drawn since."""
         numpy: Any = np.random.get_state()
         return (
             torch.equal(self.torch, torch.get_rng_state())
-            and (self.cuda is None or torch.equal(self.cuda, torch.cuda.get_rng_state()))
+            and (self.gpu is None or torch.equal(self.gpu, accelerator.random_state()))
             and np.array_equal(self.numpy[1], numpy[1])
             and self.numpy[2:] == numpy[2:]
             and self.python == random.getstate()
@@ -275,7 +276,7 @@ class Fetcher(Dataset[Any]):
         tensors: Any = self._tensors
         chosen = group[0].index if len(group) == 1 else np.concatenate([keys.index for keys in group])
         index = torch.from_numpy(chosen if self._places is None else self._places[chosen])
-        if tensors[0].is_cuda:
+        if accelerator.is_gpu(tensors[0].device):
             index = index.to(tensors[0].device, non_blocking=True)
         return [tensor[index] for tensor in tensors]
 
@@ -434,7 +435,7 @@ def ahead(values: Iterator[Any], count: int = AHEAD) -> Iterator[Any]:
 
 def pinned(batch: Any) -> Any:
     """The batch in page-locked memory, from which copies to a GPU do not wait; batches that already lie on it stay."""
-    return with_tensors(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+    return with_tensors(batch, lambda tensor: tensor if accelerator.is_gpu(tensor.device) else tensor.pin_memory())
 
 
 def _unchanged(batch: Any) -> Any:

@@ -16,6 +16,8 @@ if allocator_is_ours():
 
 import torch
 
+from . import accelerator
+
 # Memory runs out in many places, each with words of its own: torch's allocators, CUDA's libraries, NCCL, Triton, the C library.
 _SIGNS = re.compile(
     r"out of memory|can't allocate memory|not enough memory|STATUS_?ALLOC_?FAILED|ALLOCATION_FAILED|cudaErrorMemoryAllocation"
@@ -80,8 +82,8 @@ def memory_is_short() -> bool:
     try:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return False
-        free, total = torch.cuda.mem_get_info()
-        reserved = torch.cuda.memory_reserved()
+        free, total = accelerator.memory_info()
+        reserved = accelerator.reserved_bytes()
     except RuntimeError:
         return False
     most = total if _limit_bytes is None else min(_limit_bytes, total)
@@ -97,11 +99,10 @@ def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
     (`LiveBytes`).
     """
     global _limit_bytes
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        total = torch.cuda.get_device_properties(index).total_memory
+    if accelerator.is_gpu(device):
         _limit_bytes = limit_bytes
-        torch.cuda.set_per_process_memory_fraction(1.0 if limit_bytes is None else min(limit_bytes / total, 1.0), index)
+        share = 1.0 if limit_bytes is None else min(limit_bytes / accelerator.total_bytes(device), 1.0)
+        accelerator.limit_share(share, device)
 
 
 def release_memory(kind: str) -> None:
@@ -109,7 +110,7 @@ def release_memory(kind: str) -> None:
     if kind == "gpu":
         gc.collect()
         with suppress(RuntimeError):  # of a device that has failed nothing is released
-            torch.cuda.empty_cache()
+            accelerator.release_cached()
 
 
 def process_fault(kind: str) -> str:
@@ -121,7 +122,7 @@ def process_fault(kind: str) -> str:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
         if kind == "gpu":
-            (torch.ones(1, device="cuda") + 1).item()
+            (torch.ones(1, device=accelerator.device_of("gpu")) + 1).item()
     except (OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...spaces.errors import TaskError
 from ...spaces.plan import even_parts
+from ..machine.accelerator import is_gpu
 from ..steps.noise_scale import NoiseScale
 
 _NO_CONTEXT = nullcontext()
@@ -50,7 +51,7 @@ class Ranks:
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             parallel = DistributedDataParallel(
                 loss,
-                device_ids=[device] if device.type == "cuda" else None,
+                device_ids=[device] if is_gpu(device) else None,
                 # Running statistics are synchronised before evaluation: `sync_batch_norm_statistics`.
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,

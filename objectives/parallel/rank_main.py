@@ -23,6 +23,7 @@ import torch.distributed as dist
 from ...spaces.errors import BsearchError, TaskError
 from ...spaces.trial import COUNTED, Outcome
 from ..loading import user_code_location
+from ..machine import accelerator
 from ..machine.device_memory import is_out_of_memory
 from ..machine.environment import environment
 from ..state.leaving import LEAVE_SIGNAL, ask_to_leave, stay
@@ -128,7 +129,7 @@ def _meet(rank: int, device: int, meeting: Meeting) -> None:
     """
     _choose_interface(meeting)
     if meeting.kind == "gpu":
-        torch.cuda.set_device(device)
+        accelerator.set_device(device)
     dist.init_process_group(
         "nccl" if meeting.kind == "gpu" else "gloo",
         store=dist.TCPStore(meeting.address, meeting.port, wait_for_workers=False),  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ...spaces.errors import ProfilingError
 from ...spaces.laws.step_time import Exchange
+from ..machine import accelerator
 from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes
 
@@ -37,9 +38,9 @@ def exchange_over(devices: int, kind: Literal["cpu", "gpu"], cpus: int, gradient
     return Exchange(len(ranks.shares), gradient_bytes, over_all_s, within_s)
 
 
-def exchange_in_rank(kind: str, gradient_bytes: int, shares: Sequence[int]) -> Iterator[tuple[float, float]]:
+def exchange_in_rank(kind: Literal["cpu", "gpu"], gradient_bytes: int, shares: Sequence[int]) -> Iterator[tuple[float, float]]:
     """One rank's part: the medians of seconds over all ranks, and over those of its own machine."""
-    device = torch.device("cuda", torch.cuda.current_device()) if kind == "gpu" else torch.device("cpu")
+    device = accelerator.device_of(kind)
     gradients = torch.zeros(max(gradient_bytes // 4, 1), device=device)
     first, own = 0, None
     for share in shares:
@@ -58,12 +59,10 @@ def _sum_s(gradients: torch.Tensor, group: Any) -> float:
     _wait_for_all(gradients)
     started = time.perf_counter()
     dist.all_reduce(gradients, group=group)
-    if gradients.device.type == "cuda":
-        torch.cuda.synchronize()
+    accelerator.synchronize(gradients.device)
     return time.perf_counter() - started
 
 
 def _wait_for_all(gradients: torch.Tensor) -> None:
     dist.barrier()
-    if gradients.device.type == "cuda":
-        torch.cuda.synchronize()
+    accelerator.synchronize(gradients.device)

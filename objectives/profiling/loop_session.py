@@ -29,6 +29,7 @@ from ..examination.causes import parts_cause
 from ..examination.copies import line_of
 from ..examination.examine import examined_loop
 from ..loop import Loop, Step, serving
+from ..machine import accelerator
 from ..machine.device_memory import release_memory
 from ..model.weight_average import WeightAverage
 from ..task import TrainFunction
@@ -80,8 +81,7 @@ class LoopSession:
                 started = time.perf_counter()
                 yield step
                 loop.finish(step)
-                if loop.device.type == "cuda":
-                    torch.cuda.synchronize()
+                accelerator.synchronize(loop.device)
                 took_s = time.perf_counter() - started
                 self._stack.close()
                 loop.end(step)
@@ -206,8 +206,8 @@ class LoopMemory:
         on_gpu = self.setup.device == "gpu"
         counter = LiveBytes(limit_bytes)
         if on_gpu:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            accelerator.release_cached()
+            accelerator.reset_peaks()
         try:
             for _ in range(_STEPS):
                 micro_batches = [(size, lambda: loop.train_fetcher.fetch(keys))] * _MICRO_BATCHES
@@ -219,7 +219,8 @@ class LoopMemory:
             self._restart()
             raise
         if on_gpu:
-            return Peak(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), {})
+            allocated, reserved = accelerator.peak_bytes()
+            return Peak(reserved, allocated, {})
         return Peak(counter.peak_bytes, counter.peak_bytes, dict(counter.peak_parts))
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from ...spaces.plan import Embedding
 from ...spaces.readable import readable_bytes
 from ...spaces.trial import TrialSetup
 from ..data.batches import SampleKeys, in_order, to_device
+from ..machine import accelerator
 from ..machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory, segments_grow
 from ..machine.host import host_bytes
 from ..parallel.fsdp2 import imagined_ranks
@@ -189,9 +190,9 @@ class MemoryProbe:
                 else f"one of {self.ranks} devices that its parameters are sharded over"
             )
             raise ProfilingError(f"expected a model that can be traced, to predict its memory on {where}; got {self.note}")
-        device = torch.device("cuda" if self.setup.device == "gpu" else "cpu")
+        device = accelerator.device_of(self.setup.device)
         run = self.run.on(copy.deepcopy(self.run.model).to(device), device)
-        if device.type == "cuda":
+        if accelerator.is_gpu(device):
             if self.setup.training.compile:
                 run.model.compile()  # copying a model drops its compiled call
             return self._peak_on_gpu(run, kind, size)
@@ -246,18 +247,19 @@ class MemoryProbe:
 
     def _peak_on_gpu(self, run: TrainingRun, kind: str, size: int) -> Peak:
         """Peak bytes reserved by CUDA's allocator, including fragmentation."""
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        accelerator.release_cached()
+        accelerator.reset_peaks()
         run.modes.train(run.model)
         trained = size if kind != "evaluation" else max(run.setup.smallest_micro_batch, 1)
         for _ in range(_STEPS):
             self._step(run, kind, trained, lambda count: _real_batch(run, count, "train"))
         if kind == "evaluation":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            accelerator.release_cached()
+            accelerator.reset_peaks()
             keys = in_order(size, size, run.setup.seed)[0]
             run.evaluate([replace(keys, index=keys.index % len(run.data.validation))])  # type: ignore[arg-type]
-        return Peak(torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated(), {})
+        allocated, reserved = accelerator.peak_bytes()
+        return Peak(reserved, allocated, {})
 
     def _step(
         self, run: TrainingRun, kind: str, size: int, batch: Callable[[int], Any], counter: LiveBytes | None = None

@@ -16,7 +16,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -35,6 +34,7 @@ from ..data.batches import in_order
 from ..examination.examine import examined
 from ..examination.scores import first_scores
 from ..loading import load_task, schedule_of
+from ..machine import accelerator
 from ..machine.device_memory import is_out_of_memory, process_fault, release_memory
 from ..machine.host import host_bytes
 from ..machine.nvidia import gpu_processes
@@ -88,8 +88,8 @@ def _profile_of(reference: str, request: ProfileRequest) -> DeviceProfile:
     profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes, neighbours=neighbours)
     if not isinstance(training, Task):
         return _profile_of_loop(training, reference, request, profile)
-    if kind == "gpu" and torch.cuda.device_count() < (here := ranks_here(max(request.devices))):
-        raise ProfilingError(f"devices.per_trial: expected {here} GPUs here, got {torch.cuda.device_count()}")
+    if kind == "gpu" and accelerator.device_count() < (here := ranks_here(max(request.devices))):
+        raise ProfilingError(f"devices.per_trial: expected {here} GPUs here, got {accelerator.device_count()}")
     parameters = ReadParameters(setup.parameters)
     setup = replace(setup, parameters=parameters, plan=BatchPlan(1))
     with user_code_errors(reference, "a test step"), _limit_named(setup, request):
@@ -609,7 +609,7 @@ def fastest_evaluation_batch(probe: MemoryProbe, most: int, least: int, limit_s:
     Each candidate evaluates the same samples once; candidates beyond the time limit are skipped, and those from the first that
     runs out of memory on.
     """
-    device = torch.device("cuda" if probe.setup.device == "gpu" else "cpu")
+    device = accelerator.device_of(probe.setup.device)
     run = probe.run.on(copy.deepcopy(probe.run.model).to(device), device)
     candidates = sorted({max(most // part, least) for part in (64, 16, 4, 1)})
     samples = min(most, len(run.data.validation))  # type: ignore[arg-type]
@@ -802,8 +802,8 @@ def verified(
 
 def _device_bytes(kind: str, share: float) -> int:
     if kind == "gpu":
-        free, total = torch.cuda.mem_get_info()
-        return usable_bytes(total, free + torch.cuda.memory_reserved(), share, _context_bytes())
+        free, total = accelerator.memory_info()
+        return usable_bytes(total, free + accelerator.reserved_bytes(), share, _context_bytes())
     return host_bytes()
 
 
@@ -813,7 +813,7 @@ def _context_bytes() -> int:
         own = [used for process, used in gpu_processes() if process == os.getpid()]
     except (OSError, subprocess.SubprocessError):
         return _CONTEXT_BYTES
-    return max(sum(own) - torch.cuda.memory_reserved(), 0) if own else _CONTEXT_BYTES
+    return max(sum(own) - accelerator.reserved_bytes(), 0) if own else _CONTEXT_BYTES
 
 
 def _neighbours() -> str:
@@ -858,7 +858,7 @@ def profile_in_subprocess(reference: str, request: ProfileRequest) -> DeviceProf
 def device_name(kind: str) -> str:
     """The device's model name."""
     if kind == "gpu":
-        return str(torch.cuda.get_device_name())
+        return accelerator.device_name()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

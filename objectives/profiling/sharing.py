@@ -12,13 +12,12 @@ from multiprocessing import get_context
 from threading import BrokenBarrierError
 from typing import Any
 
-import torch
-
 from ...spaces.errors import ProfilingError
 from ...spaces.laws.device import SHARING_PAYS, DeviceProfile, ProfileRequest
 from ...spaces.plan import plan_batch
 from ...spaces.trial import TrialSetup
 from ..loading import load_task
+from ..machine import accelerator
 from ..machine.device_memory import is_out_of_memory, release_memory
 from ..task import Task
 from ..training import TrainingRun
@@ -123,8 +122,7 @@ def _trained(reference: str, setup: TrialSetup, seconds: float) -> tuple[float |
             for _ in range(count):
                 run.set_rate(0.5)
                 run.step(run.micro_batches(setup.plan, loader), setup.plan.effective_batch)
-            if run.device.type == "cuda":
-                torch.cuda.synchronize(run.device)
+            accelerator.synchronize(run.device)
 
         steps(_STEPS)
         _meeting.wait(_READY_S)

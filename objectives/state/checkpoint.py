@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...spaces.files import write_file
 from ...spaces.trial import Measurement, Parameter, TrialSetup
+from ..machine import accelerator
 from .checkpoint_files import delete_parts, file_system_of
 from .leaving import asked_to_leave
 
@@ -206,7 +207,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
     version, words, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "cuda": accelerator.random_state(device) if accelerator.is_gpu(device) else None,
         "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
         "python": [version, list(words), gauss],
     }
@@ -215,8 +216,8 @@ def random_state(device: torch.device) -> dict[str, Any]:
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     """Restore the state from `random_state`."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if state["cuda"] is not None and accelerator.is_gpu(device):
+        accelerator.set_random_state(state["cuda"], device)
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, words, gauss = state["python"]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ...spaces.trial import Parameter, TrialSetup
+from ..machine import accelerator
 from ..machine.energy import counter_of
 from ..machine.processor import waited_s
 from ..profiling.live_bytes import LiveBytes
@@ -58,7 +59,7 @@ class StepClock:
         self._waited_s: float | None = 0.0 if self.device.type == "cpu" and trains_alone(run.setup) else None
         self._waited_before: float | None = None
         # On a CPU, the counter is that of the whole machine, with all that other trials do there.
-        counts = self.device.type == "cuda" and run.setup.counts_energy
+        counts = accelerator.is_gpu(self.device) and run.setup.counts_energy
         self._counter = counter_of("gpu") if counts else None
         self._energy_j, self._energy_before = 0.0, 0.0
         self._evaluated = False
@@ -104,8 +105,8 @@ class StepClock:
         """
         self._evaluated = self._evaluated or evaluated
         self._synchronize()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if accelerator.is_gpu(self.device):
+            accelerator.reset_peaks(self.device)
         self._waited_before = None if self._waited_s is None else waited_s()
         self._energy_before = self._counter.joules() if self._counter else 0.0
         self._started = time.perf_counter()
@@ -123,11 +124,12 @@ class StepClock:
         self._read_peaks()
 
     def _read_peaks(self) -> None:
-        if self.device.type != "cuda":
+        if not accelerator.is_gpu(self.device):
             return
-        self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated(self.device))
+        allocated, reserved = accelerator.peak_bytes(self.device)
+        self.peak_bytes = max(self.peak_bytes, allocated)
         if not self._evaluated:  # from the first evaluation on, what it left in the allocator's cache is reserved too
-            self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved(self.device))
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
 
     def facts(self) -> dict[str, Parameter]:
         """What is known of the training steps so far beside their time; called after `elapsed_s`.
@@ -177,5 +179,4 @@ class StepClock:
         self._energy_j = state.get("energy_j", 0.0)
 
     def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        accelerator.synchronize(self.device)

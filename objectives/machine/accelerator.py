@@ -1,0 +1,169 @@
+"""The accelerator that trials run on where a study says `gpu`, whoever made it: what of it depends on its backend is here.
+
+CUDA's, which is also ROCm's, by `torch.cuda`; any other by `torch.accelerator` and its own module, as far as they go: what a
+backend does not tell is left out, such as peaks of memory.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+
+@cache
+def backend() -> str:
+    """The name that torch has for it, such as cuda."""
+    if torch.cuda.is_available():
+        return "cuda"
+    found = torch.accelerator.current_accelerator()
+    return "cuda" if found is None else found.type
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether a device is an accelerator, rather than the CPU."""
+    return device.type not in ("cpu", "meta")
+
+
+def device_of(kind: Literal["cpu", "gpu"]) -> torch.device:
+    """The device of this process: the CPU, or its current accelerator."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if backend() == "cuda" else _current()
+
+
+def _current() -> torch.device:
+    return torch.device(backend(), torch.accelerator.current_device_index())
+
+
+def device_count() -> int:
+    """How many of them this process may use."""
+    return torch.cuda.device_count() if backend() == "cuda" else torch.accelerator.device_count()
+
+
+def set_device(index: int) -> None:
+    """Make one of them this process's, or this thread's, current one."""
+    if backend() == "cuda":
+        torch.cuda.set_device(index)
+    else:
+        torch.accelerator.set_device_index(index)
+
+
+def synchronize(device: torch.device | None = None) -> None:
+    """Wait until a device, by default the current accelerator, has done all its work; a CPU always has."""
+    if device is not None and not is_gpu(device):
+        return
+    if backend() == "cuda":
+        torch.cuda.synchronize(device)
+    else:
+        _module().synchronize()
+
+
+def pins(device: torch.device) -> bool:
+    """Whether copies to a device are faster from page-locked memory, which not every backend has."""
+    return device.type in ("cuda", "xpu")
+
+
+def release_cached() -> None:
+    """Give memory that the allocator keeps for later back to the device."""
+    if backend() == "cuda":
+        torch.cuda.empty_cache()
+        return
+    with suppress(AttributeError, RuntimeError):
+        torch.accelerator.empty_cache()
+
+
+def memory_info() -> tuple[int, int]:
+    """Free and all bytes of the current accelerator, as its driver counts them; (0, 0) where it does not."""
+    if backend() == "cuda":
+        return torch.cuda.mem_get_info()
+    with suppress(AttributeError, RuntimeError, NotImplementedError):
+        return torch.accelerator.get_memory_info()
+    return 0, 0
+
+
+def reserved_bytes() -> int:
+    """What this process's allocator has reserved of the current accelerator."""
+    return torch.cuda.memory_reserved() if backend() == "cuda" else 0
+
+
+def reset_peaks(device: torch.device | None = None) -> None:
+    """Begin to count peaks of memory anew."""
+    if backend() == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(AttributeError, RuntimeError):
+        torch.accelerator.reset_peak_memory_stats()
+
+
+def peak_bytes(device: torch.device | None = None) -> tuple[int, int]:
+    """Peak bytes since then, of live tensors and of what the allocator reserved; 0 where they are not counted."""
+    if backend() == "cuda":
+        return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    with suppress(AttributeError, RuntimeError):
+        return torch.accelerator.max_memory_allocated(), torch.accelerator.max_memory_reserved()
+    return 0, 0
+
+
+def total_bytes(device: torch.device) -> int:
+    """All memory of an accelerator."""
+    if backend() == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return memory_info()[1]
+
+
+def limit_share(share: float, device: torch.device) -> None:
+    """Let this process reserve at most this share of an accelerator's memory, where its backend can keep it to that."""
+    if backend() == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def random_state(device: torch.device | None = None) -> Tensor:
+    """The state of an accelerator's random generator."""
+    if backend() == "cuda":
+        return torch.cuda.get_rng_state("cuda" if device is None else device)
+    state: Tensor = _module().get_rng_state(_current() if device is None else device)
+    return state
+
+
+def set_random_state(state: Tensor, device: torch.device | None = None) -> None:
+    if backend() == "cuda":
+        torch.cuda.set_rng_state(state, "cuda" if device is None else device)
+    else:
+        _module().set_rng_state(state, _current() if device is None else device)
+
+
+def device_name() -> str:
+    """The current accelerator's model."""
+    if backend() == "cuda":
+        return str(torch.cuda.get_device_name())
+    named = getattr(_module(), "get_device_name", None)
+    return str(named()) if named is not None else backend()
+
+
+def _module() -> Any:
+    return torch.get_device_module(backend())
+
+
+__all__ = [
+    "backend",
+    "device_count",
+    "device_name",
+    "device_of",
+    "is_gpu",
+    "limit_share",
+    "memory_info",
+    "peak_bytes",
+    "pins",
+    "random_state",
+    "release_cached",
+    "reserved_bytes",
+    "reset_peaks",
+    "set_device",
+    "set_random_state",
+    "synchronize",
+    "total_bytes",
+]
