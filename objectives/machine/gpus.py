@@ -103,8 +103,8 @@ def _may_have_one() -> bool:
     return any(Path(sign).exists() for sign in _SIGNS) or any(map(shutil.which, ("nvidia-smi", "rocm-smi", "amd-smi")))
 
 
-def _asked(tries: bool) -> UsableGpus:
-    """The answer, in the process of its own."""
+def asked_here(*, tries: bool) -> UsableGpus:
+    """The answer for this process, which gets a context on every GPU."""
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
@@ -175,4 +175,4 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_asked("tries" in sys.argv[1:]))))
+    print(json.dumps(asdict(asked_here(tries="tries" in sys.argv[1:]))))

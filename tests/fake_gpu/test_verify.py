@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bsearch.cli import main
-from bsearch.verify.claims import Report
+from bsearch.verify.report import Report
 from click.testing import CliRunner
 
 from fake_gpu.child import in_child
