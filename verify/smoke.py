@@ -41,8 +41,10 @@ Check = Callable[[], str]
 
 def smoke(stage: Stage) -> Iterator[Found]:
     """Run every check that applies to the device, until one leaves it unusable."""
-    checks, failures = checks_of(stage.device), []
-    for name, check in checks.items():
+    failures: list[str] = []
+    count = 0
+    for name, check in checks_of(stage.device).items():
+        count += 1
         try:
             said = check()
         except Exception as error:
@@ -56,7 +58,7 @@ def smoke(stage: Stage) -> Iterator[Found]:
     if stage.device == "gpu" and not failures:
         yield Data("segments", "after the checks", {"segments": allocator_segments()})
     note = failures[0] if failures else ""
-    yield Claim("checks that fail", 0, float(len(failures)), unit="", cases=len(checks), note=note)
+    yield Claim("checks that fail", 0, float(len(failures)), unit="", cases=count, note=note)
 
 
 def checks_of(device: str) -> dict[str, Check]:

@@ -116,10 +116,14 @@ def _gradients(reference: str, parameters: dict[str, Any], plan: BatchPlan, devi
 
 def train_loss(reference: str, setup: TrialSetup) -> float:
     """The training loss of a whole training."""
-    *_, last, outcome = start_attempt(reference, setup)
-    if not isinstance(last, Measurement) or last.train_loss is None:
-        raise RuntimeError(f"expected a training, got {outcome}")
-    return last.train_loss
+    losses = []
+    for found in start_attempt(reference, setup):
+        if isinstance(found, Measurement):
+            losses.append(found.train_loss)
+        elif found.kind != "complete":
+            raise RuntimeError(found.message or found.kind)
+    assert losses[-1] is not None
+    return losses[-1]
 
 
 def _command(path: Path, stage: Stage) -> list[str]:

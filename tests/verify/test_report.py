@@ -92,7 +92,11 @@ def test_what_a_device_measured_leads_to_the_claims_of_its_report(path: Path) ->
     for claim in replayed:
         assert claim.measured == pytest.approx(told[claim.text].measured, rel=1e-6, abs=1e-9)
         assert claim.uncertainty == pytest.approx(told[claim.text].uncertainty, rel=1e-6, abs=1e-9)
-    assert {data.kind for stage in sent.stages for data in stage.data} >= RULES.keys()
+
+
+def test_there_are_data_of_every_kind_to_replay() -> None:
+    sent = [Report.read(path.read_text(encoding="utf-8")) for path in DEVICES]
+    assert {data.kind for report in sent for stage in report.stages for data in stage.data} >= RULES.keys()
 
 
 def claims_of(*data: Data) -> dict[str, Claim]:
