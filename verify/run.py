@@ -155,10 +155,10 @@ def run_stage(planned: Planned, told: Mapping[str, Any], stage: StageReport, gra
                 except subprocess.TimeoutExpired:
                     ended = f"killed after {limit_s:.0f} s"
                 finally:
-                    clocks_after = clocks() if on_gpu else ""
                     for one in processes_of_session(process.pid):
                         with suppress(ProcessLookupError, PermissionError):
                             os.kill(one, signal.SIGKILL)
+                    clocks_after = clocks() if on_gpu else ""
         finally:
             found = list(_lines(path))
             if not any("done" in one for one in found):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +22,7 @@ from ..objectives.machine.device_memory import (
 )
 from ..objectives.machine.gpus import asked_here
 from ..objectives.machine.host import cores_here, host_bytes
+from ..objectives.machine.nvidia import nvidia_smi
 from ..objectives.parallel.rank_processes import close_ranks
 from ..objectives.profiling.live_bytes import LiveBytes
 from ..objectives.training import TrainingRun
@@ -80,9 +83,13 @@ def checks_of(device: str) -> dict[str, Check]:
 
 def _usable() -> str:
     usable, count = asked_here(tries=True), torch.cuda.device_count()
-    if usable.count != count:
+    if not count or usable.count != count:
         raise RuntimeError(usable.reason or f"torch counts {count}, but can use {usable.count}")
-    return f"{count} usable: {', '.join(dict.fromkeys(gpu.name for gpu in usable.gpus))}"
+    said = f"{count} usable: {', '.join(dict.fromkeys(gpu.name for gpu in usable.gpus))}"
+    with suppress(OSError, subprocess.SubprocessError):
+        # Another number is no failure: slices of a card, for one, are not listed.
+        said += f"; nvidia-smi lists {len(nvidia_smi('name'))}"
+    return said
 
 
 def _allocated(device: str) -> str:
