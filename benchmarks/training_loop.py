@@ -22,6 +22,7 @@ from bsearch.objectives.vision import small_cnn
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.trial import TrialSetup
 from bsearch.verify.claims import of_repeats
+from bsearch.verify.measured import medians
 from bsearch.verify.speed import compared, our_loop, plain_loop
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -50,7 +51,7 @@ def main() -> None:
     print("our loop against the plain one               ours ms   plain ms   ours/plain")
     for (name, task), batch in itertools.product(tasks.items(), (64, 256, 1000)):
         build_ours, build_plain = partial(our_loop, task, BatchPlan(batch), device), partial(plain_loop, task, batch, device)
-        mine, theirs, ratios = compared(build_ours, build_plain, rounds)
+        mine, theirs, ratios = medians(compared(build_ours, build_plain, rounds))
         ratio = of_repeats("", 0.0, ratios)
         print(
             f"{name:<18} B {batch:<5} no accumulation   {mine * 1e3:9.3f}  {theirs * 1e3:9.3f}   "
@@ -61,7 +62,7 @@ def main() -> None:
     for name, task in tasks.items():
         for uneven, even in ((501, 500), (999, 1000), (257, 256)):
             plans = [BatchPlan(batch, 4) for batch in (uneven, even)]
-            a, b, ratios = compared(*(partial(our_loop, task, plan, device) for plan in plans), rounds=rounds)
+            a, b, ratios = medians(compared(*(partial(our_loop, task, plan, device) for plan in plans), rounds=rounds))
             ratio = 1 + of_repeats("", 0.0, ratios).measured
             print(
                 f"{name:<18} {uneven} = {plans[0].micro_batches()!s:<26} {a * 1e3:8.3f}  {b * 1e3:8.3f}  "

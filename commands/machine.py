@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import click
 from click.shell_completion import get_completion_class
@@ -59,14 +60,18 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
     ctx.exit(FAILED if document["counts"]["problem"] else 0)
 
 
-@main.command(epilog=epilog("bsearch verify --quick\n  bsearch verify --out verified.md"))
+@main.command(epilog=epilog("bsearch verify --stage smoke\n  bsearch verify --quick"))
 @click.option("--quick", is_flag=True, help="About four minutes: fewer cases, less time for each.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", help="What to verify on; default: a GPU if any."
 )
 @click.option("--stage", "stages", multiple=True, metavar="NAME", help="Only this stage; may be repeated.")
 @click.option("--serial", is_flag=True, help="Run the study without Ray.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the report to this file: .json or .md.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the report to this file, .md or .json; default: bsearch-verify-<card>-<date>.md.",
+)
 @json_option
 @click.pass_context
 def verify(
@@ -74,42 +79,53 @@ def verify(
 ) -> None:
     """Measure on this machine what bsearch claims: memory, step times, exactness, a study that is killed and resumes.
 
-    Ten minutes on a GPU or a CPU, alone on the machine. Prints every claim with its bound and the value measured here.
-    A value that misses its bound by less than its uncertainty is reported as unclear. Exit code 1 if a claim fails or a
-    stage does not finish.
+    The first stage, smoke, says within half a minute whether bsearch works on the card at all; where it does not, the others
+    do not run. All take ten minutes on a GPU or a CPU, alone on the machine. Prints every claim with its bound and the value
+    measured here, and writes a report that can be sent to the project. A value that misses its bound by less than its
+    uncertainty, or is more uncertain than its bound, is reported as unclear. Exit code 1 if a claim fails or a stage does not
+    finish.
     """
     if out is not None and out.suffix not in (".json", ".md"):
         raise OutputError(f"--out {out}: expected a file that ends in .json or .md")
     from ..objectives.machine.gpus import UsableGpus, usable_gpus
     from ..spaces.files import write_file
-    from ..spaces.study.devices import Devices
-    from ..verify.claims import Report
-    from ..verify.run import Planned
-    from ..verify.run import verify as verified
+    from ..verify.machine import report_here, where_to_send
+    from ..verify.report import SMOKE, StageReport
+    from ..verify.run import Planned, chosen
+    from ..verify.run import verify as run_stages
 
     console = terminal(as_json)
     usable = UsableGpus() if device == "cpu" else usable_gpus()
-    if device == "gpu" and not usable.count:
+    if device == "gpu" and not usable.gpus:
         raise StudyFileError(
             f"--device gpu: torch can use no GPU: {usable.reason or 'there is none'}; `bsearch doctor` says more"
         )
-    kind, _ = Devices(kind=device).kind_with(usable.count, usable.reason)
-    if device == "auto" and usable.reason:
+    if usable.reason and not usable.gpus:
         console.print(f"Verifying on the CPU: torch can use no GPU: {usable.reason}")
+    kind: Literal["cpu", "gpu"] = "gpu" if usable.gpus else "cpu"
+    chosen(stages, kind, quick=quick)  # a wrong name is refused before anything is written
+    report = report_here(kind, usable.gpus[0].name if usable.gpus else "")
+    path = out or report.file()
+    if report.busy:
+        console.print(report.busy)
 
-    def show(planned: Planned, report: Report | None) -> None:
-        if report is None:
+    def write() -> None:
+        document = json.dumps(report.to_dict(), indent=2) + "\n" if path.suffix == ".json" else report.document()
+        write_file(path, document)
+
+    def show(planned: Planned, stage: StageReport | None) -> None:
+        if stage is None:
             console.print(f"{planned.name:<18} {planned.about} ...", end="\r" if console.is_terminal else "\n")
             return
-        stage = report.stages[-1]
+        write()  # after every stage, so that an interrupted run leaves what it found
         console.print(f"{planned.name:<18} {planned.about}: {stage.outcome} ({stage.seconds:.0f} s)")
-        if out is not None:  # after every stage, so that an interrupted run leaves what it found
-            write_file(out, report.markdown() if out.suffix == ".md" else json.dumps(report.to_dict(), indent=2) + "\n")
+        if planned.name == SMOKE:
+            console.print(report.verdict)
 
-    report = verified(kind, stages, quick=quick, serial=serial, on_stage=show)
-    document = json.dumps(report.to_dict(), indent=2)
+    write()
+    run_stages(report, stages, quick=quick, serial=serial, on_stage=show)
     if as_json:
-        click.echo(document)
+        click.echo(json.dumps(report.to_dict(), indent=2))
     else:
         table = Table(
             "stage", "claim", "bound", "measured", "", box=None, pad_edge=False, title=f"\n{report.device} · {report.versions}"
@@ -118,6 +134,7 @@ def verify(
             table.add_row(*cells, Text(verdict, {"pass": "green", "unclear": "yellow"}.get(verdict, "bold red")))
         console.print(table)
         console.print("\n" + report.summary)
+    console.print(f"Written to {path}: {where_to_send()}.")
     ctx.exit(0 if report.holds else FAILED)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bsearch.verify.claims import Claim, Fact
+from bsearch.verify.claims import Claim, Data, Fact
 from bsearch.verify.stage import Found, Stage
 
 
@@ -28,6 +28,16 @@ def dies(stage: Stage) -> Iterator[Found]:
     yield Claim("share", 0.5, 0.25)
     print("what it said last", flush=True)
     os._exit(7)
+
+
+def measures(stage: Stage) -> Iterator[Found]:
+    yield Data("overhead", "a net", {"bursts": [[[1.25, 1.0]]]})
+    os._exit(7)
+
+
+def waits(stage: Stage) -> Iterator[Found]:
+    yield Claim("share", 0.5, 0.25)
+    time.sleep(600)
 
 
 def hangs(stage: Stage) -> Iterator[Found]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..objectives.machine.device_memory import EXPANDABLE_SEGMENTS, is_out_of_memory, release_memory
+from ..objectives.machine.device_memory import EXPANDABLE_SEGMENTS, allocator_segments, is_out_of_memory, release_memory
 from ..objectives.profiling.as_cuda import backward
 from ..objectives.profiling.live_bytes import LiveBytes
 from ..objectives.profiling.memory import MemoryProbe
@@ -25,19 +25,16 @@ from ..spaces.plan import BatchPlan
 from ..spaces.readable import readable_bytes
 from ..spaces.study.devices import Memory
 from ..spaces.trial import TrialSetup
-from .claims import Claim, Fact, worst
+from .claims import Claim, Data, Fact, worst
 from .stage import Found, Stage
 from .tasks import Images, models, setup_of, small_model, task_of
 
 _MIB = 1 << 20
-# The allocator reserves large blocks in pages of 20 MiB: two numbers of pages may differ by one each.
-_PAGES = 40 * _MIB
 _HEADROOM = 0.05
 
 
 def predictions(stage: Stage) -> Iterator[Found]:
     """Peaks of training steps traced without running anything, against the same steps on real tensors."""
-    live, reserved, uncalibrated, untraced, constants = (list[tuple[str, float]]() for _ in range(5))
     precisions = ("fp32",) if stage.quick else ("fp32", "bf16")
     every = models(stage.device)
     # All models first, in precisions that alternate, so that a stage that ends early has seen most models and each precision.
@@ -49,12 +46,10 @@ def predictions(stage: Stage) -> Iterator[Found]:
         release_memory(stage.device)
         setup = setup_of(BatchPlan(sizes[0]), stage.device, parameters, precision=precision)
         probe = MemoryProbe(task_of(reference), replace(setup, smallest_micro_batch=sizes[0]))
-        fixed = fixed_live = 0
+        found = []
         for size in sizes:
             predicted = probe.train_peak(size)
-            untraced.append((f"{name}, {precision}, {size}", float(bool(probe.note))))
             if probe.note:
-                yield Fact(f"{name}, {precision}", f"not traced: {probe.note}")
                 break
             try:
                 measured = probe.counted("train", size)
@@ -63,32 +58,9 @@ def predictions(stage: Stage) -> Iterator[Found]:
                     raise
                 release_memory(stage.device)
                 continue
-            case = f"{name}, {precision}, {size}"
-            if size == sizes[0] and stage.device == "gpu":
-                # As a study does: the smallest size tells what libraries take for themselves.
-                fixed, fixed_live = measured.total - predicted.total, measured.live - predicted.live
-                constants.append((f"{name}, {precision}", abs(fixed) / _MIB))
-                yield Fact(f"beside the traced tensors: {name}, {precision}", f"{fixed / _MIB:.1f} MiB")
-                continue
-            live.append((case, abs((predicted.live + fixed_live) / measured.live - 1)))
-            if stage.device == "gpu":
-                reserved.append((case, max(abs(predicted.total + fixed - measured.total) - _PAGES, 0) / measured.total))
-                uncalibrated.append((case, abs(predicted.total / measured.total - 1)))
-                yield Fact(
-                    case,
-                    f"live {predicted.live / _MIB:.0f} MiB traced, {measured.live / _MIB:.0f} measured; "
-                    f"reserved {predicted.total / _MIB:.0f}, {measured.total / _MIB:.0f}",
-                )
-    after = " after one run of the smallest micro-batch" if stage.device == "gpu" else ""
-    # Without segments that grow, a library's workspace may need one of its own, where the replay has room between blocks.
-    bound, allocator = (0.03, "") if EXPANDABLE_SEGMENTS else (0.08, ", default allocator")
-    yield from worst("steps that could not be traced", 0, untraced, unit="")
-    yield from worst(f"error of the predicted peak, live bytes{after}", 0.02, live)
-    text = f"error of the predicted peak beyond two of the allocator's pages, reserved bytes{after}{allocator}"
-    yield from worst(text, bound, reserved)
-    yield from worst("bytes that the smallest micro-batch takes beside its prediction", 256, constants, unit="MiB")
-    for claim in worst("", 0.0, uncalibrated):
-        yield Fact("reserved bytes before anything was measured", f"off by at most {claim.measured_text} ({claim.note})")
+            found.append((size, predicted.live, predicted.total, measured.live, measured.total))
+        told = {"device": stage.device, "expandable": EXPANDABLE_SEGMENTS, "sizes": found, "untraced": probe.note}
+        yield Data("peaks", f"{name}, {precision}", told)
 
 
 def graph(stage: Stage) -> Iterator[Found]:
@@ -130,8 +102,9 @@ def largest(stage: Stage) -> Iterator[Found]:
     chosen, gpu = models(stage.device), stage.device == "gpu"
     # A convolutional net and a transformer, the lower limit of each first.
     limits = ((0, 2048), (4, 4096), (0, 6144), (4, 8192)) if gpu else ((0, 48), (4, 48), (0, 96), (4, 96))
-    for place, mebibytes in limits:
-        (name, (reference, parameters), _), limit = chosen[place], _MIB * mebibytes
+    clipped = dict.fromkeys((place, _at_most(_MIB * mebibytes, stage.device)) for place, mebibytes in limits)
+    for place, limit in clipped:
+        name, (reference, parameters), _ = chosen[place]
         if stage.quick and place:
             continue
         if stage.expired:
@@ -139,10 +112,15 @@ def largest(stage: Stage) -> Iterator[Found]:
             continue
         setup = setup_of(BatchPlan(1), stage.device, parameters, **({"precision": "bf16"} if stage.device == "gpu" else {}))
         profile = _profile(reference, setup, limit)
-        assert profile.largest_micro_batch is not None
         found = profile.largest_micro_batch
+        if found is None:
+            yield Fact(f"{name} under {readable_bytes(limit)}", "not measured: one sample does not fit")
+            continue
         case = f"{name} under {readable_bytes(limit)}: {found}"
-        failures.append((case, 0.0 if _runs(reference, setup, found, limit, steps=20) else 1.0))
+        segments: list[Any] = []
+        failures.append((case, 0.0 if _runs(reference, setup, found, limit, steps=20, segments=segments) else 1.0))
+        if segments:
+            yield Data("segments", case, {"segments": segments})
         # Beyond it, under what the plan may use: the true maximum, by bisection.
         usable = int(limit * (1 - _HEADROOM))
         highest = profile.training_set or found
@@ -154,6 +132,11 @@ def largest(stage: Stage) -> Iterator[Found]:
             shortfalls.append((f"{case} of {fits}", max(fits - found - 1, 0) / fits))
     yield from worst("largest micro-batches that ran out of memory in 20 steps", 0, failures, unit="")
     yield from worst("shortfall of more than a sample against the largest micro-batch that runs", 0.05, shortfalls)
+
+
+def _at_most(limit: int, device: str) -> int:
+    """A limit that other programs on the GPU leave room for."""
+    return min(limit, int(0.9 * torch.cuda.mem_get_info()[0])) if device == "gpu" else limit
 
 
 class HiddenWorkspace(Images):
@@ -185,7 +168,7 @@ def out_of_memory(stage: Stage) -> Iterator[Found]:
     """Memory that the law does not know of: how many real runs lead to a plan that runs, for the same batch."""
     gpu = stage.device == "gpu"
     _, parameters = small_model(stage.device)
-    reference, limit = f"{__name__}:HiddenWorkspace", (1 << 30) if gpu else 16 * _MIB
+    reference, limit = f"{__name__}:HiddenWorkspace", _at_most(1 << 30, "gpu") if gpu else 16 * _MIB
     runs = []
     for hidden in (0.5,) if stage.quick else (0.5, 1.5, 0.25):
         if stage.expired:
@@ -232,8 +215,10 @@ def _profile(reference: str, setup: TrialSetup, limit: int, counted: list[int] |
         release_memory(setup.device)
 
 
-def _runs(reference: str, setup: TrialSetup, micro_batch: int, limit: int, *, steps: int) -> bool:
-    """Whether steps of two micro-batches of this size train within the limit."""
+def _runs(
+    reference: str, setup: TrialSetup, micro_batch: int, limit: int, *, steps: int, segments: list[Any] | None = None
+) -> bool:
+    """Whether steps of two micro-batches of this size train within the limit; `segments` collects the allocator's."""
     plan = BatchPlan(2 * micro_batch, 2)
     run = TrainingRun(task_of(reference), replace(setup, plan=plan, memory_limit_bytes=limit))
     loader = run.loader([plan] * steps)
@@ -245,6 +230,8 @@ def _runs(reference: str, setup: TrialSetup, micro_batch: int, limit: int, *, st
                 run.step(run.micro_batches(plan, loader), plan.effective_batch)
         if setup.device == "gpu":
             torch.cuda.synchronize()
+            if segments is not None:
+                segments += allocator_segments()
     except Exception as error:
         if not is_out_of_memory(error):
             raise

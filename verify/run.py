@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from ..objectives.machine.host import processes_of_session
 from ..spaces.errors import Fault, StudyFileError, near_miss
-from .claims import Claim, Fact, Report, StageReport
+from .claims import Claim, Data, Fact
+from .machine import clocks
+from .measured import following
+from .report import SMOKE, Report, StageReport
 
 # Beyond its own time a stage may finish what it began; then it is ended.
 _GRACE_S = 90.0
@@ -47,6 +50,7 @@ class Planned:
 
 # In order of value, in case the time ends.
 STAGES = (
+    Planned(SMOKE, ".smoke:smoke", "whether bsearch works here", 30, 30),
     Planned("machine", ".machine:facts", "hardware and libraries", 12, 12),
     Planned("memory", ".memory:predictions", "predicted against measured", 110, 28),
     Planned("largest", ".memory:largest", "the largest micro-batch under a limit", 75, 25),
@@ -90,43 +94,46 @@ def chosen(names: Sequence[str], device: str, *, quick: bool) -> list[Planned]:
 
 
 def verify(
-    device: Literal["cpu", "gpu"],
+    report: Report,
     names: Sequence[str] = (),
     *,
     quick: bool = False,
     serial: bool = False,
-    on_stage: Callable[[Planned, Report | None], None] = lambda stage, report: None,
-) -> Report:
-    """Run the stages and report.
+    on_stage: Callable[[Planned, StageReport | None], None] = lambda planned, stage: None,
+) -> None:
+    """Run the stages and add them to the report; those after a failed `smoke` only where they are named.
 
     Args:
         serial: run studies without Ray.
-        on_stage: called before each stage, and after it with the report so far.
+        on_stage: called before each stage, and after it with what it found, however it ended.
 
     Raises:
         StudyFileError: a stage of that name does not exist.
     """
-    from ..objectives.profiling.probe import device_name
-    from .machine import versions
-
-    report = Report(device_name(device), datetime.now().astimezone().strftime("%Y-%m-%d"), versions())
-    for planned in chosen(names, device, quick=quick):
+    for planned in chosen(names, report.kind, quick=quick):
         on_stage(planned, None)
-        seconds = planned.quick_s if quick and planned.quick_s else planned.seconds
-        stage = run_stage(planned, {"device": device, "seconds": seconds, "quick": quick, "serial": serial})
+        stage = StageReport(planned.name)
         report.stages.append(stage)
-        on_stage(planned, report)
-    return report
+        seconds = planned.quick_s if quick and planned.quick_s else planned.seconds
+        try:
+            run_stage(planned, {"device": report.kind, "seconds": seconds, "quick": quick, "serial": serial}, stage)
+        finally:
+            on_stage(planned, stage)
+        if planned.name == SMOKE and not stage.holds and not names:
+            break
 
 
-def run_stage(planned: Planned, told: Mapping[str, Any], grace_s: float = _GRACE_S) -> StageReport:
+def run_stage(planned: Planned, told: Mapping[str, Any], stage: StageReport, grace_s: float = _GRACE_S) -> None:
     """Run one stage in a process of its own; whatever it started ends with it.
 
     Args:
         told: the fields of its `Stage`.
-        grace_s: beyond its time, after which it is killed; what it had found by then is kept.
+        stage: what it finds is added to this, also where it is killed or interrupted.
+        grace_s: beyond its time, after which it is killed.
     """
     started = time.monotonic()
+    on_gpu = told["device"] == "gpu"
+    clocks_before = clocks() if on_gpu else ""
     # Stages and their studies run in other folders; this package may lie in a checkout that is not installed.
     places = os.pathsep.join(dict.fromkeys(str(Path(place).absolute()) for place in sys.path if Path(place or ".").is_dir()))
     environment = {**os.environ, "PYTHONPATH": places, **dict(planned.environment), "PYTHONUNBUFFERED": "1"}
@@ -134,41 +141,40 @@ def run_stage(planned: Planned, told: Mapping[str, Any], grace_s: float = _GRACE
     with tempfile.TemporaryDirectory(prefix="bsearch-verify-") as folder:
         path, log = Path(folder) / "found.jsonl", Path(folder) / "log"
         command = [sys.executable, "-m", f"{__package__}.stage", planned.function, json.dumps(told), str(path)]
-        with (
-            log.open("w") as output,
-            subprocess.Popen(  # noqa: S603
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-            ) as process,
-        ):
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=limit_s)
-            finally:
-                _end_session(process.pid)
-        over = process.returncode == -signal.SIGKILL and time.monotonic() - started >= limit_s
-        found = list(_lines(path))
-        problem = printed = ""
-        if not any("done" in one for one in found):
-            said = next((one["problem"] for one in found if "problem" in one), "")
-            died = f"its process ended with code {process.returncode}: {_last(log)}"
-            problem = said or (f"killed after {limit_s:.0f} s" if over else died)
-            printed = log.read_text(encoding="utf-8", errors="replace")[-_PRINTED:]
-    return StageReport(
-        planned.name,
-        round(time.monotonic() - started, 1),
-        problem,
-        [Claim(**one["Claim"]) for one in found if "Claim" in one],
-        [Fact(**one["Fact"]) for one in found if "Fact" in one],
-        printed,
-    )
-
-
-def _end_session(session: int) -> None:
-    """Kill every process of a stage: itself, the studies it started, and their workers."""
-    for entry in Path("/proc").iterdir():
-        with suppress(ValueError, ProcessLookupError, PermissionError):
-            if os.getsid(int(entry.name)) == session:
-                os.kill(int(entry.name), signal.SIGKILL)
+        ended = "interrupted"
+        try:
+            with (
+                log.open("w") as output,
+                subprocess.Popen(  # noqa: S603
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+                ) as process,
+            ):
+                try:
+                    code = process.wait(timeout=limit_s)
+                    ended = f"its process ended with code {code}: {_last(log)}"
+                except subprocess.TimeoutExpired:
+                    ended = f"killed after {limit_s:.0f} s"
+                finally:
+                    for one in processes_of_session(process.pid):
+                        with suppress(ProcessLookupError, PermissionError):
+                            os.kill(one, signal.SIGKILL)
+                    clocks_after = clocks() if on_gpu else ""
+        finally:
+            found = list(_lines(path))
+            if not any("done" in one for one in found):
+                stage.problem = next((one["problem"] for one in found if "problem" in one), ended)
+            stage.claims = [Claim(**one["Claim"]) for one in found if "Claim" in one]
+            stage.facts = [Fact(**one["Fact"]) for one in found if "Fact" in one]
+            stage.data = [Data(**one["Data"]) for one in found if "Data" in one]
+            for follows in following(stage.data):
+                (stage.claims if isinstance(follows, Claim) else stage.facts).append(follows)  # type: ignore[arg-type]
+            if clocks_before:
+                told_clocks = f"{clocks_before} before; {clocks_after} after"
+                stage.facts.append(Fact("clocks (MHz), temperature, power, throttling", told_clocks))
+            stage.seconds = round(time.monotonic() - started, 1)
+            if not stage.holds:
+                printed = log.read_text(encoding="utf-8", errors="replace")[-_PRINTED:]
+                stage.printed = printed.replace(str(Path.home()), "~")
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

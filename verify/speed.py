@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -18,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from ..objectives.digits import Digits
-from ..objectives.profiling.fit import with_uncertainty
-from ..objectives.profiling.step_time import Round, fitted, timed_rounds
+from ..objectives.machine.device_memory import is_out_of_memory
+from ..objectives.profiling.step_time import Round, timed_rounds
 from ..objectives.task import Task
 from ..objectives.training import TrainingRun
 from ..spaces.laws.step_time import timing_plans
 from ..spaces.plan import BatchPlan
-from .claims import Claim, Fact, of_repeats, worst
+from .claims import Claim, Data, Fact
+from .measured import law_of, rounded
 from .stage import Found, Stage
 from .tasks import IMAGES, SMALL_GPT, TINY_GPT, TOKENS, Images, ImagesOnHost, models, setup_of, small_model, task_of
 
@@ -92,8 +92,8 @@ def plain_loop(task: Task, batch: int, device: str, parameters: dict[str, Any] |
 
 def compared(
     first: Callable[[], Steps], second: Callable[[], Steps], rounds: int, builds: int = 7
-) -> tuple[float, float, list[float]]:
-    """Median seconds of a step of each of two loops, and the median of first / second - 1 for each time they were built.
+) -> list[list[tuple[float, float]]]:
+    """Seconds of a step of each of two loops, burst by burst, for each time they were built.
 
     Both are built anew several times, since where their tensors happen to lie moves a step by a few percent for as long as they
     live; then they run in bursts, in alternating order.
@@ -101,7 +101,7 @@ def compared(
     Args:
         rounds: bursts of each in total, at least one a build.
     """
-    pairs, ratios = [], []
+    bursts = []
     for _ in range(builds):
         one, other = first(), second()
         one(5)
@@ -112,9 +112,8 @@ def compared(
             order = (one, other) if number % 2 else (other, one)
             seconds = {id(loop): loop(count) / count for loop in order}
             built.append((seconds[id(one)], seconds[id(other)]))
-        pairs += built
-        ratios.append(median(a / b - 1 for a, b in built))
-    return median(a for a, _ in pairs), median(b for _, b in pairs), ratios
+        bursts.append(built)
+    return bursts
 
 
 def loop(stage: Stage) -> Iterator[Found]:
@@ -133,11 +132,10 @@ def loop(stage: Stage) -> Iterator[Found]:
             continue
         build_ours = partial(our_loop, task, BatchPlan(batch), stage.device, parameters)
         build_plain = partial(plain_loop, task, batch, stage.device, parameters)
-        ours_s, plain_s, ratios = compared(build_ours, build_plain, rounds, builds=3 if stage.quick else 7)
-        note = f"{1e3 * ours_s:.2f} ms against {1e3 * plain_s:.2f}"
-        claim = of_repeats(f"overhead of our loop over a minimal loop: {name}, batch {batch}", 0.02, ratios, note=note)
+        bursts = compared(build_ours, build_plain, rounds, builds=3 if stage.quick else 7)
         # The minimal loop's data lie on the GPU: what copies cost is not the loop's.
-        yield Fact(claim.text, claim.measured_text) if name == _COPIED else claim
+        kind = "overhead of copies" if name == _COPIED else "overhead"
+        yield Data(kind, f"{name}, batch {batch}", {"bursts": rounded(bursts)})
         if stage.device == "gpu":
             ours, plain = build_ours(), build_plain()
             ours(3), plain(3)
@@ -201,43 +199,31 @@ def known_times(stage: Stage) -> Iterator[Found]:
                 rounds.append(one)
                 if time.monotonic() - started > limit_s and len(rounds) > 3:
                     break
-        law = with_uncertainty(fitted([replace(one, steps=one.steps[: len(plans)]) for one in rounds], plans))
-        errors, noise = [], []
-        for index, plan in enumerate(unseen, start=len(plans)):
-            seconds = [one.steps[index][0] for one in rounds[1:]]
-            middle = median(seconds)
-            errors.append((f"{plan.effective_batch} in {plan.accumulation}", abs(law.step_s(plan) / middle - 1)))
-            spread = 1.4826 * median(abs(second / middle - 1) for second in seconds)
-            noise.append(2 * 1.2533 * spread / math.sqrt(len(seconds)))
-        uncertainty = math.hypot(median(noise), law.interval or 0.0)
-        note = f"{len(rounds) - 1} rounds"
-        middle = median(error for _, error in errors)
-        yield Claim(
-            f"median error of predicted step time, untimed plans: {name}", 0.03, middle, uncertainty, cases=12, note=note
+        timings = Data(
+            "step times",
+            name,
+            {
+                "plans": [(plan.effective_batch, plan.accumulation) for plan in (*plans, *unseen)],
+                "fitted": len(plans),
+                "rounds": [rounded(one.steps) for one in rounds],
+            },
         )
-        for claim in worst(f"largest error of predicted step time, untimed plans: {name}", 0.08, errors):
-            yield replace(claim, uncertainty=max(noise) + (law.interval or 0.0))
+        yield timings
+        predicted_s = law_of(timings).step_s(unseen[0])
+        bursts = _sustained(stage, our_loop(task_of(reference), unseen[0], stage.device, parameters), predicted_s)
         short = [one.steps[len(plans)][0] for one in rounds[1:]]
-        yield from _steady(stage, name, reference, setup, law.step_s(unseen[0]), unseen[0], short)
+        yield Data("sustained", name, rounded({"predicted_s": predicted_s, "short": short, "bursts": bursts}))
 
 
-def _steady(
-    stage: Stage, name: str, reference: str, setup: Any, law_s: float, plan: BatchPlan, short: Sequence[float]
-) -> Iterator[Found]:
-    """Seconds of steady training: clocks fall while a device grows warm."""
-    steps = our_loop(task_of(reference), plan, stage.device, dict(setup.parameters))
+def _sustained(stage: Stage, steps: Steps, step_s: float) -> list[float]:
+    """Seconds of a step in training that goes on, burst by burst."""
     steps(5)
-    count = max(5, int(_BURST_S / law_s))
+    count = max(5, int(_BURST_S / step_s))
     bursts: list[float] = []
     ends = time.monotonic() + min(5.0 if stage.quick else 20.0, max(stage.left_s, 2.0))
     while time.monotonic() < ends or len(bursts) < 8:
         bursts.append(steps(count) / count)
-    late = bursts[len(bursts) // 2 :]
-    error = of_repeats("", 0.0, [second / law_s - 1 for second in late]).uncertainty
-    spread = 1.4826 * median(abs(second / median(short) - 1) for second in short)
-    uncertainty = error + 2 * 1.2533 * spread / math.sqrt(len(short))
-    text = f"error of predicted step time in sustained training: {name}"
-    yield Claim(text, 0.05, abs(median(late) / law_s - 1), uncertainty, note=f"{median(late) / law_s - 1:+.1%}")
+    return bursts
 
 
 def edges(stage: Stage) -> Iterator[Found]:
@@ -258,12 +244,19 @@ def edges(stage: Stage) -> Iterator[Found]:
                     BatchPlan(size), "gpu", parameters | {"samples": 520}, precision=precision, channels_last=channels_last
                 ),
             )
-            loops[size] = _on_one_batch(run, size)
-            loops[size](3)
+            steps = _on_one_batch(run, size)
+            try:
+                steps(3)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                yield Fact(f"{name}, {precision}, {size} and more", "not measured: out of memory")
+                break
+            loops[size] = steps
         for turn in range(2 if stage.quick else 6):
             if turn >= 2 and time.monotonic() > ends:
                 break
-            for size in sizes:
+            for size in loops:
                 seconds.setdefault(size, []).append(loops[size](3) / 3)
         loops.clear()
         torch.cuda.empty_cache()

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from .claims import Claim, Fact
+from .claims import Claim, Data, Fact
 
-Found = Claim | Fact
+Found = Claim | Data | Fact
 
 # A stage's time includes what its process imports.
 _BEGUN = time.monotonic()

@@ -49,15 +49,15 @@ def exact(stage: Stage) -> Iterator[Found]:
     found = 0 if examination.verdict == "exact" else 1
     yield Claim("small GPT not exact in the examination", 0, found, unit="", note=examination.note)
     setup = replace(setup_of(BatchPlan(32), stage.device, SMALL_GPT), samples_budget=512)
-    first, second = (_train_loss(TOKENS, setup) for _ in range(2))
+    first, second = (train_loss(TOKENS, setup) for _ in range(2))
     yield Fact("training loss of two runs of one seed", f"{first:.9g} and {second:.9g}, {abs(second / first - 1):.1g} apart")
     devices = torch.cuda.device_count() if stage.device == "gpu" else 2
     if devices > 1:
-        alone = _train_loss(TOKENS, replace(setup, plan=BatchPlan(33)))
+        alone = train_loss(TOKENS, replace(setup, plan=BatchPlan(33)))
         what = f"{devices} GPUs" if stage.device == "gpu" else f"{devices} processes"
         for sharding in get_args(Sharding):
             several = replace(setup, plan=BatchPlan(33, devices=devices), sharding=sharding)
-            difference = abs(_train_loss(TOKENS, several) / alone - 1)
+            difference = abs(train_loss(TOKENS, several) / alone - 1)
             kind = "uneven shares" if sharding == "ddp" else f"sharded by {sharding}"
             yield Claim(f"training loss on {what} against one, {kind}", 1e-4, difference, unit="")
         close_ranks()
@@ -114,11 +114,16 @@ def _gradients(reference: str, parameters: dict[str, Any], plan: BatchPlan, devi
     return kept[0]
 
 
-def _train_loss(reference: str, setup: TrialSetup) -> float:
-    *_, last, outcome = start_attempt(reference, setup)
-    if not isinstance(last, Measurement) or last.train_loss is None:
-        raise RuntimeError(f"expected a training, got {outcome}")
-    return last.train_loss
+def train_loss(reference: str, setup: TrialSetup) -> float:
+    """The training loss of a whole training."""
+    losses = []
+    for found in start_attempt(reference, setup):
+        if isinstance(found, Measurement):
+            losses.append(found.train_loss)
+        elif found.kind != "complete":
+            raise RuntimeError(found.message or found.kind)
+    assert losses[-1] is not None
+    return losses[-1]
 
 
 def _command(path: Path, stage: Stage) -> list[str]:

@@ -105,6 +105,23 @@ def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
         accelerator.limit_share(share, device)
 
 
+def allocator_segments() -> list[tuple[str, int, bool, list[int]]]:
+    """The segments of the current GPU's allocator: small or large, bytes, whether it grows, and its blocks' bytes in order,
+    negative where free.
+    """
+    here = torch.cuda.current_device()
+    return [
+        (
+            segment["segment_type"],
+            segment["total_size"],
+            bool(segment.get("is_expandable")),
+            [-block["size"] if block["state"] == "inactive" else block["size"] for block in segment["blocks"]],
+        )
+        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        if segment["device"] == here
+    ]
+
+
 def release_memory(kind: str) -> None:
     """Release unused GPU memory; DistributedDataParallel and its buckets form a reference cycle."""
     if kind == "gpu":

@@ -125,8 +125,8 @@ def _may_have_one() -> bool:
     return any(Path(sign).exists() for sign in _SIGNS) or any(map(shutil.which, ("nvidia-smi", "rocm-smi", "amd-smi")))
 
 
-def _asked(tries: bool) -> UsableGpus:
-    """The answer, in the process of its own, whose allocator is set up as a trial's."""
+def asked_here(*, tries: bool) -> UsableGpus:
+    """The answer for this process, which gets a context on every GPU, with the allocator set up as a trial's."""
     from . import device_memory  # noqa: F401  # before torch
 
     import torch  # isort: skip
@@ -199,4 +199,4 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_asked("tries" in sys.argv[1:]))))
+    print(json.dumps(asdict(asked_here(tries="tries" in sys.argv[1:]))))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 
@@ -38,6 +40,29 @@ def container_bytes(limits: Sequence[Sequence[str]] | None = None) -> list[int]:
     return [int(words[0]) for words in read if words and words[0] != "max"]
 
 
+def load_average() -> float | None:
+    """Processes that ran or waited for a core, averaged over the last minute; None where nobody counts them."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def processes_of_session(session: int) -> list[int]:
+    """The living processes of a session, which `start_new_session` began."""
+    try:
+        listed = [entry.name for entry in Path("/proc").iterdir()]
+    except OSError:  # macOS
+        command = ["ps", "-A", "-o", "pid="]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()  # noqa: S603
+    found = []
+    for process in map(int, filter(str.isdecimal, listed)):
+        with suppress(OSError):  # it has ended, or is not ours to ask
+            if os.getsid(process) == session:
+                found.append(process)
+    return found
+
+
 def cgroup_limit(file: str, cgroups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> list[list[str]]:
     """The fields of a limit file (`cpu.max`, `memory.max`) in this process's control group and all its ancestors."""
     try:
@@ -54,4 +79,13 @@ def cgroup_limit(file: str, cgroups: Path = Path("/sys/fs/cgroup"), mine: Path =
     return found
 
 
-__all__ = ["bound_cores", "cgroup_limit", "container_bytes", "container_cores", "cores_here", "host_bytes"]
+__all__ = [
+    "bound_cores",
+    "cgroup_limit",
+    "container_bytes",
+    "container_cores",
+    "cores_here",
+    "host_bytes",
+    "load_average",
+    "processes_of_session",
+]

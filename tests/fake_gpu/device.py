@@ -54,6 +54,7 @@ class Cards:
         neighbour_mib: what other programs take of each.
         broken: the error that every use of a card raises; empty: none.
         maps: the driver can map memory into segments that grow; those of WSL2 could not.
+        caps: whether `set_per_process_memory_fraction` has an effect.
     """
 
     count: int = 1
@@ -61,6 +62,7 @@ class Cards:
     neighbour_mib: float = 0
     broken: str = ""
     maps: bool = True
+    caps: bool = True
 
     def to_variable(self) -> str:
         return json.dumps(asdict(self))
@@ -79,7 +81,7 @@ class Card:
         self.index, self.device = index, torch.device("cuda", index)
         self.total_bytes = int(cards.mib * MIB)
         self.neighbour_bytes = int(cards.neighbour_mib * MIB)
-        self.broken, self._maps = cards.broken, cards.maps
+        self.broken, self._maps, self.caps = cards.broken, cards.maps, cards.caps
         self.counts: Counter[str] = Counter()
         self.limit_bytes = float("inf")  # of `set_per_process_memory_fraction`
         self.peak_live_bytes = 0
@@ -137,7 +139,8 @@ class Card:
             return
         if self.allocator.expandable and not self._maps:
             raise torch.AcceleratorError("CUDA driver error: operation not supported")
-        self.allocator.cap_bytes = min(self.limit_bytes, self.total_bytes - self.neighbour_bytes - CONTEXT_BYTES)
+        room = self.total_bytes - self.neighbour_bytes - CONTEXT_BYTES
+        self.allocator.cap_bytes = min(self.limit_bytes, room) if self.caps else room
         try:
             self.allocator.allocate(key, size)
         except AllocatorFullError:
@@ -460,6 +463,20 @@ def _memory_info(of: Card) -> tuple[int, int]:
     return of.free_bytes, of.total_bytes
 
 
+def _snapshot() -> list[dict[str, Any]]:
+    found = []
+    for each in cards:
+        for segment in each.allocator.segments():
+            states = {"used": "active_allocated", "free": "inactive"}
+            blocks = [{"size": size, "state": states[state]} for _, size, state in segment if state in states]
+            total = sum(block["size"] for block in blocks)
+            kind = "small" if total <= 2 * MIB else "large"
+            if blocks:
+                about = {"device": each.index, "segment_type": kind, "is_expandable": each.allocator.expandable}
+                found.append({**about, "total_size": total, "blocks": blocks})
+    return found
+
+
 def _seed(of: Card, seed: int) -> None:
     of.set_random_state(torch.Generator().manual_seed(seed & ((1 << 63) - 1)).get_state())
 
@@ -490,8 +507,8 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "max_memory_allocated": lambda device=None: card(device).peak_live_bytes,
     "max_memory_reserved": lambda device=None: card(device).allocator.peak_reserved_bytes,
     "reset_peak_memory_stats": lambda device=None: card(device).reset_peaks(),
-    "memory_snapshot": lambda: [{"is_expandable": each.allocator.expandable} for each in cards if each.allocator.live_bytes],
     "memory_stats": lambda device=None: {"num_alloc_retries": card(device).allocator.retries},
+    "memory_snapshot": _snapshot,
     "empty_cache": lambda: [each.release_cached() for each in cards] and None,
     "set_per_process_memory_fraction": lambda share, device=None: setattr(
         card(device), "limit_bytes", share * card(device).total_bytes
