@@ -89,7 +89,8 @@ def resumed(reference: str) -> dict[str, Any]:
         fake.card().set_random_state(torch.Generator().manual_seed(99).get_state())  # as in another process
         torch.manual_seed(99)
         again = list(start_attempt(reference, setup(**options)))
-        saved = torch.load(Path(folder) / "trial.pt", weights_only=True)
+        file = Path(folder) / "trial.pt"
+        saved = torch.load(file, weights_only=True)
         tensors = torch.utils._pytree.tree_leaves(saved["state"])
         devices = sorted({str(one.device) for one in tensors if isinstance(one, torch.Tensor)})
     numbers = [[one.train_loss, sorted(one.scores.items())] for one in again if isinstance(one, Measurement)]
