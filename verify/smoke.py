@@ -19,6 +19,7 @@ from ..objectives.machine.device_memory import (
     limit_memory,
     process_fault,
     release_memory,
+    segments_grow,
 )
 from ..objectives.machine.gpus import asked_here
 from ..objectives.machine.host import cores_here, host_bytes
@@ -102,10 +103,7 @@ def _allocated(device: str) -> str:
 
 
 def _segments_grow() -> str:
-    held = torch.ones(_MIB, device="cuda")
-    grow = any(expandable for _, _, expandable, _ in allocator_segments())
-    del held
-    if grow:
+    if segments_grow():
         return "on"
     return f"{'asked for, but off' if EXPANDABLE_SEGMENTS else 'off'}: steps reserve 5 to 20 % more"
 

@@ -51,9 +51,9 @@ def segments_grow() -> bool:
     if not EXPANDABLE_SEGMENTS or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return EXPANDABLE_SEGMENTS
     one = torch.ones(1, device="cuda")
-    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    grow = any(expandable for _, _, expandable, _ in allocator_segments())
     del one
-    return any(segment.get("is_expandable") for segment in segments)
+    return grow
 
 
 class EvaluationMemoryError(torch.OutOfMemoryError):
