@@ -435,7 +435,10 @@ def _runner(spec: StudySpec, out: Path, *, serial: bool, say: Callable[[str], No
     if serial:
         from ..search.run.serial import SerialRunner
 
-        yield SerialRunner(spec.devices)
+        runner = SerialRunner(spec.devices)
+        if runner.notice:
+            say(runner.notice)
+        yield runner
         return
     say(f"study {spec.study}: starting Ray (its messages: {from_here(out / 'ray.log')})")
     from .tune import TuneRunner

@@ -83,7 +83,7 @@ class TuneRunner:
         usable = usable_gpus() if wanted else UsableGpus()
         self._ray = RayConnection(self._cluster.address, self.cores, usable.count, self._log_file, self._say)
         try:
-            self.device, self.on = self._kind(usable if self._ray.started_here else None)
+            self.device = self._kind(usable if self._ray.started_here else None)
             self._devices.check_share(self.device)
         except StudyFileError:
             self.__exit__()
@@ -140,8 +140,8 @@ class TuneRunner:
         self.__exit__()
         raise ClusterError(message)
 
-    def _kind(self, usable: UsableGpus | None) -> tuple[Literal["cpu", "gpu"], str]:
-        """The kind of the trials' devices, and a sentence that says why.
+    def _kind(self, usable: UsableGpus | None) -> Literal["cpu", "gpu"]:
+        """The kind of the trials' devices; says why where the user may not expect it.
 
         Args:
             usable: the GPUs of this machine; None: its largest machine is asked.
@@ -159,7 +159,7 @@ class TuneRunner:
             kind == "cpu" and self._devices.kind == "auto" and (of_ray or usable.count or usable.reason)
         ) or of_ray < usable.count:
             self._say(sentence)
-        return kind, sentence
+        return kind
 
     @property
     def _bundle(self) -> Callable[[int], dict[str, float]]:

@@ -34,7 +34,9 @@ class SerialRunner:
         self._saves = False  # the running attempt writes checkpoints
         usable = UsableGpus() if devices.kind == "cpu" else usable_gpus()
         self.device: Literal["cpu", "gpu"]
-        self.device, self.on = devices.kind_with(usable.count, usable.reason)
+        self.device, sentence = devices.kind_with(usable.count, usable.reason)
+        # What the user may not expect: a GPU that cannot be used.
+        self.notice = sentence if devices.kind == "auto" and usable.reason else ""
         devices.check_share(self.device)
         have, things = usable.count, "GPUs"
         self.cores = devices.cores(self.device, cores_here() // max(have, 1))

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from bsearch import Data, Task, TaskError, balanced
-from bsearch.objectives import training as training_module
 from bsearch.objectives.data.batches import _DRAW, Fetcher, SampleKeys, SampleStream, _drawn, mixed
 from bsearch.objectives.data.sample_weights import checked_weights
 from bsearch.objectives.digits import Digits
@@ -281,7 +280,7 @@ class DrawnSentences(Sentences):
 
 @pytest.mark.parametrize("at_a_time", [7, 1 << 20])
 def test_tokens_are_counted_as_they_were_drawn(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_module, "_COUNTED_DRAWS", at_a_time)
+    monkeypatch.setattr("bsearch.objectives.data.training_samples._COUNTED_DRAWS", at_a_time)
     task: Task = DrawnSentences()
     made = setup(14, 2, budget=300, training={"evaluations": 4})
     run, seen = TrainingRun(task, made), 0
