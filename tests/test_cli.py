@@ -127,6 +127,7 @@ def test_optuna_reads_the_same_front_from_the_storage(study_file: Callable[..., 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_task_runs_without_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = [

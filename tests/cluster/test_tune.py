@@ -43,6 +43,7 @@ class TestStudiesOverTune(StudyContract):
 
 
 class TestTuneRunner(RunnerContract):
+    @pytest.mark.long
     def test_short_trials_need_no_more_processes_than_slots(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         remembered: list[int] = []
 

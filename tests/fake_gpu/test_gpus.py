@@ -215,6 +215,7 @@ def test_a_gpu_that_only_ray_counts_ends_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_a_run_on_one_core_of_several_has_one(tmp_path: Path) -> None:
     done = bound_to_one_core(["-m", "bsearch", "run", "--json", str(written(tmp_path))], tmp_path)
     assert done.returncode == 0, done.stderr

@@ -83,6 +83,7 @@ def smoked(simulated: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_cards_train_together() -> None:
     found = in_child(smoked, Cards(count=2), "two ranks")
     assert (found["verdict"], found["cases"]) == ("pass", 8)
@@ -99,6 +100,7 @@ def test_two_cards_that_cannot_train_together_are_told() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_segments_that_do_not_grow_are_told_and_no_failure() -> None:
     found = in_child(smoked, Cards(), "default allocator")
     assert found["verdict"] == "pass"
@@ -121,6 +123,7 @@ def limits() -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_more_memory_is_asked_for_than_the_card_has_free() -> None:
     found = in_child(limits, Cards(mib=6000, neighbour_mib=1976))
     free = (6000 - 1976 - 24) * MIB

@@ -137,6 +137,7 @@ def test_the_memory_of_a_rank_is_known_without_the_others(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_more_devices_leave_less_on_each_and_a_gpu_that_is_not_here_is_traced() -> None:
     made = replace(setup(1), sharding="fsdp2")
     task: Any = load_task(BLOCKS)

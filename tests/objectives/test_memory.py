@@ -470,6 +470,7 @@ def limited_study(study_file: Callable[..., Path], trials: int, limit: str = "60
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(study_file: Callable[..., Path], tmp_path: Path) -> None:
     run(limited_study(study_file, 40))
     trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials

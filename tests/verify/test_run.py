@@ -168,6 +168,7 @@ def test_where_a_report_is_sent_is_what_the_package_says(urls: list[str], where:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_stages_run_without_what_linux_alone_has(tmp_path: Path) -> None:
     """In every process: the command's, each stage's, and those that a stage starts."""
     site = tmp_path / "sitecustomize.py"

@@ -132,6 +132,7 @@ class TestStudyRun(Studies):
         assert not [trial for trial in kept().trials if trial.state.name in ("RUNNING", "WAITING")]
 
     @pytest.mark.slow
+    @pytest.mark.long
     def test_members_of_the_front_are_trained_again_with_other_seeds(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 16, "high": 64}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
         training = {"evaluations": 10, "samples": 400}

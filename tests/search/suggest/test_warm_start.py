@@ -56,8 +56,8 @@ def test_trials_outside_the_space_are_left_out(earlier: Callable[..., Path]) -> 
         "epochs": 2,
     }
     _, said = ran(earlier(space=space, budget={"trials": 1, "profile_s": 0.3}))
-    (message,) = [words for words in said if words.startswith("warm start")]
-    assert int(message.split()[2]) < 10
+    # Where none of the ten is inside, nothing is said.
+    assert all(int(words.split()[2]) < 10 for words in said if words.startswith("warm start"))
 
 
 def test_what_teaches_nothing_is_refused(earlier: Callable[..., Path]) -> None:
