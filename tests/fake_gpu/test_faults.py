@@ -211,6 +211,7 @@ def of_studies() -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_study_whose_second_trial_never_fits_goes_on(of_studies: dict[str, Any]) -> None:
     found = of_studies["well"]
     assert found["code"] == 0
@@ -222,6 +223,7 @@ def test_a_study_whose_second_trial_never_fits_goes_on(of_studies: dict[str, Any
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_study_whose_second_trial_breaks_the_card_ends_in_words_for_its_user(of_studies: dict[str, Any]) -> None:
     found = of_studies["assert"]
     assert "internal error" not in found["printed"]
@@ -230,12 +232,14 @@ def test_a_study_whose_second_trial_breaks_the_card_ends_in_words_for_its_user(o
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_was_finished_before_the_card_broke_is_kept(of_studies: dict[str, Any]) -> None:
     assert of_studies["assert"]["trials"][0][0] == "complete"
     assert "device-side assert triggered" in of_studies["assert"]["printed"]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_card_that_is_broken_from_the_start_ends_the_run_in_words_for_its_user(of_studies: dict[str, Any]) -> None:
     found = of_studies["broken"]
     assert found["code"] != 0

@@ -92,6 +92,7 @@ def test_torch_is_asked_what_it_can_really_use() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_where_segments_cannot_grow_the_allocator_is_set_up_without() -> None:
     found = in_child(asked, Cards(maps=False))
     assert (found["count"], found["reason"]) == (1, "")

@@ -54,7 +54,7 @@ def test_a_card_that_works_is_told_so() -> None:
     ("cards", "why"),
     [
         (Cards(broken=ECC), f"GPUs: GPU 0 (Fake GPU): a tensor failed: {ECC}"),
-        (Cards(caps=False), "memory cap: 128 MiB were allocated under a cap of 64"),
+        pytest.param(Cards(caps=False), "memory cap: 128 MiB were allocated under a cap of 64", marks=pytest.mark.long),
     ],
     ids=["broken", "no cap"],
 )
