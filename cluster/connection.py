@@ -63,7 +63,7 @@ class RayConnection:
     Args:
         address: `local` to start one here, `auto`, or host:port of a cluster that this machine is part of.
         threads: of a worker.
-        gpus: that a Ray started here is given, instead of those that it counts itself.
+        gpus: how many a Ray that is started here gets, instead of those that it counts itself.
         log_file: where Ray's own messages go.
         say: is told what happens to it.
 
@@ -76,7 +76,7 @@ class RayConnection:
         unused: not set while Tune's thread has outlived the wait for it, and may be in one of Ray's calls.
     """
 
-    def __init__(self, address: str, threads: int, gpus: int, log_file: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, address: str, threads: int, gpus: Callable[[], int], log_file: Path, say: Callable[[str], None]) -> None:
         self._address = os.environ.get("RAY_ADDRESS", "local") if address == "local" else address
         self._threads, self._gpus, self._log_file, self._say = threads, gpus, log_file, say
         self._restarts = 0
@@ -139,7 +139,7 @@ class RayConnection:
         for again in (False, True):
             try:
                 with _stderr_to(self._log_file):
-                    start_local_ray(self._threads, num_cpus=cores_here(), num_gpus=self._gpus)
+                    start_local_ray(self._threads, num_cpus=cores_here(), num_gpus=self._gpus())
             except Exception as error:  # Ray raises bare ones here
                 with contextlib.suppress(Exception):
                     disconnect()

@@ -64,6 +64,9 @@ def ray_findings(cluster: Cluster, devices: Devices, limit_s: float = LIMIT_S) -
         yield Finding("ray", "warning", f"{found}; its workers run Python {answer['python']}, this is {here}", advice)
     else:
         yield Finding("ray", "ok", found)
+    for sentence in answer["said"]:
+        if "Ray counts" in sentence:  # another number of GPUs than torch can use
+            yield Finding("ray", "warning", masked(sentence), "docs/machines.md says which devices trials run on.")
 
 
 def _advice(message: str, otherwise: str) -> str:
@@ -82,7 +85,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     import ray  # isort: skip
 
     with tempfile.TemporaryDirectory(prefix="bsearch-doctor-") as folder:
-        runner = TuneRunner(Cluster(**request["cluster"]), Devices(**request["devices"]), Path(folder) / "ray.log")
+        said: list[str] = []
+        runner = TuneRunner(Cluster(**request["cluster"]), Devices(**request["devices"]), Path(folder) / "ray.log", said.append)
         with runner:
             version = ray.remote(num_cpus=0, max_calls=1)(platform.python_version)
             return {
@@ -92,6 +96,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
                 "address": ray.get_runtime_context().gcs_address,
                 "machines": sum(bool(node["Alive"]) for node in ray.nodes()),
                 "slots": runner.slots,
+                "said": said,
             }
 
 

@@ -79,11 +79,10 @@ class TuneRunner:
         self._machines: list[dict[str, Any]] = []
 
     def __enter__(self) -> TuneRunner:
-        wanted = self._devices.kind != "cpu"
-        usable = usable_gpus() if wanted else UsableGpus()
-        self._ray = RayConnection(self._cluster.address, self.cores, usable.count, self._log_file, self._say)
+        here = UsableGpus if self._devices.kind == "cpu" else usable_gpus
+        self._ray = RayConnection(self._cluster.address, self.cores, lambda: here().count, self._log_file, self._say)
         try:
-            self.device = self._kind(usable if self._ray.started_here else None)
+            self.device = self._kind(here() if self._ray.started_here else None)
             self._devices.check_share(self.device)
         except StudyFileError:
             self.__exit__()
@@ -153,11 +152,12 @@ class TuneRunner:
         of_ray = int(largest["Resources"].get("GPU", 0))
         if usable is None:
             usable = UsableGpus() if self._devices.kind == "cpu" else _gpus_of(largest["NodeID"], of_ray)
-        reason = usable.reason or "no driver for one was found" * (of_ray > 0 == usable.count)
+        reason = usable.reason
+        if of_ray and not usable.gpus and not reason:
+            reason = "no driver for one was found"
         kind, sentence = self._devices.kind_with(usable.count, reason, of_ray)
-        if (
-            kind == "cpu" and self._devices.kind == "auto" and (of_ray or usable.count or usable.reason)
-        ) or of_ray < usable.count:
+        falls_back = kind == "cpu" and self._devices.kind == "auto" and (of_ray or reason)
+        if falls_back or of_ray < usable.count:
             self._say(sentence)
         return kind
 

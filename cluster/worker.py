@@ -69,10 +69,9 @@ class AttemptTrainable(tune.Trainable):
         # Serialised, because Tune flattens dicts and drops empty ones.
         if isinstance(report, Measurement):
             return {"measurement": json.dumps(report.to_dict())}
-        # After running out of memory a process keeps fragments and half-freed graphs. Its outcome is reported first; failing
-        # at the next step then makes Tune replace the process instead of reusing it.
-        # Where a machine of several was lost, the placement group is incomplete.
-        # So does a process that cannot train any more, whatever it trains.
+        # After running out of memory a process keeps fragments and half-freed graphs; where a machine of several was lost, the
+        # placement group is incomplete; and after some errors a process can train nothing. Its outcome is reported first;
+        # failing at the next step then makes Tune replace the process instead of reusing it.
         self._needs_new_process = (
             report.kind == "out_of_memory"
             or (report.kind == "interrupted" and len(self._shares) > 1)

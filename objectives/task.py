@@ -213,7 +213,8 @@ def _logits(task: Task, method: str, model: nn.Module, inputs: Any) -> Tensor:
 # What is checked of it
 
 
-def name_of(task: Task) -> str:
+def name_of(task: object) -> str:
+    """The class of a task, or of what stands for one, for messages."""
     return type(task).__name__
 
 

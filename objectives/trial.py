@@ -22,8 +22,8 @@ from .state.leaving import Leaving, ask_to_leave, asked_to_leave, stay
 from .task import Task, TrainFunction
 from .training import seed_everything, train_task
 
-# The beginning of the message of an attempt that could not begin, since nothing can train in its process any more.
-PROCESS_FAILED = "its process cannot train any more"
+# The beginning of the message of an attempt that could not begin, since nothing can train in its process.
+PROCESS_FAILED = "its process cannot train"
 
 
 def leave() -> None:

@@ -25,7 +25,6 @@ from ..data.batches import to_device
 from ..examination.copies import line_of
 from ..parallel.data_parallel import Ranks
 from ..steps.gradient_cache import EmbeddingsOf, GradientCache
-from ..task import Data, Task
 
 # A model, a batch on its device and the setup: what the loss needs of each sample.
 Embed = Callable[[nn.Module, Any, TrialSetup], Any]
@@ -33,8 +32,8 @@ Embed = Callable[[nn.Module, Any, TrialSetup], Any]
 BatchLoss = Callable[[nn.Module, Any, TrialSetup], Tensor]
 
 
-class CoupledLoss(Task):
-    """The two functions as a Task has them; it has nothing else."""
+class CoupledLoss:
+    """The two functions, called as a Task's methods of these names are."""
 
     def __init__(self, embed: Embed, batch_loss: BatchLoss) -> None:
         self._embed, self._batch_loss = embed, batch_loss
@@ -66,14 +65,8 @@ class CoupledLoss(Task):
         """Where the user has written it, for messages."""
         return f"{line_of(self._embed, setup.folder)}{getattr(self._embed, '__name__', 'embed')}"
 
-    def data(self, setup: TrialSetup) -> Data:
-        raise NotImplementedError
 
-    def model(self, setup: TrialSetup) -> nn.Module:
-        raise NotImplementedError
-
-
-# For messages, which name a task's class.
+# For messages, which name the class that has them.
 CoupledLoss.__name__ = "train_with"
 
 
@@ -117,11 +110,15 @@ class CoupledSteps:
         on_device: Callable[[Any], Any] | None = None,
     ) -> None:
         self.task, self.model, self.setup, self.ranks = task, model, setup, Ranks()
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.device = self.parameters[0].device
+        self.device = next(model.parameters()).device
         self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
         self.autocast, self.loss = autocast, EmbeddingsOf(task, model, setup)
         self._prepared, self._cache = on_device, GradientCache()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that learn now: a callback may thaw more."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def on_device(self, batch: Any) -> Any:
         return to_device(batch, self.device) if self._prepared is None else self._prepared(batch)

@@ -80,7 +80,7 @@ def memory_info() -> tuple[int, int]:
     """Free and all bytes of the current accelerator, as its driver counts them; (0, 0) where it does not."""
     if backend() == "cuda":
         return torch.cuda.mem_get_info()
-    with suppress(AttributeError, RuntimeError, NotImplementedError):
+    with suppress(AttributeError, RuntimeError):
         return torch.accelerator.get_memory_info()
     return 0, 0
 

@@ -52,10 +52,12 @@ class UsableGpus:
     Args:
         gpus: all that torch finds.
         reason: why none can be used; empty where all can, and where nothing speaks for one.
+        advice: what to do about it; empty where nothing can be done.
     """
 
     gpus: tuple[Gpu, ...] = ()
     reason: str = ""
+    advice: str = ""
 
     @property
     def count(self) -> int:
@@ -65,7 +67,7 @@ class UsableGpus:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UsableGpus:
         gpus = [Gpu(**{**one, "capability": tuple(one["capability"])}) for one in values["gpus"]]
-        return cls(tuple(gpus), values["reason"])
+        return cls(tuple(gpus), values["reason"], values["advice"])
 
     @classmethod
     def promised(cls, count: int) -> UsableGpus:
@@ -140,7 +142,7 @@ def asked_here(*, tries: bool) -> UsableGpus:
             return UsableGpus(reason=_first_line(error))
     faults = [f"GPU {index} ({one.name}): {one.fault}" for index, one in enumerate(gpus) if one.fault]
     if not gpus:
-        return UsableGpus(reason=_why_none(torch, [str(one.message) for one in caught]))
+        return _none(torch, [str(one.message) for one in caught])
     leave_out = ""
     if faults and len(faults) < len(gpus):
         leave_out = f"; to leave it out: CUDA_VISIBLE_DEVICES={','.join(str(i) for i, one in enumerate(gpus) if not one.fault)}"
@@ -178,20 +180,19 @@ def _uses(torch: Any, device: str, tries: bool) -> Iterator[tuple[str, Callable[
         yield f"a product in {dtype}", partial(product, dtype)
 
 
-def _why_none(torch: Any, said: list[str]) -> str:
+def _none(torch: Any, said: list[str]) -> UsableGpus:
     """Why torch finds no GPU, where something speaks for one."""
-    build = f"torch {torch.__version__}"
+    build, other = f"torch {torch.__version__}", "https://pytorch.org/get-started has a build of torch for each driver."
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         if hasattr(torch, "xpu") and torch.xpu.is_available():
-            return "Intel's GPUs are not supported yet"
-        return f"{build} is built for CPUs alone"
+            return UsableGpus(reason="Intel's GPUs are not supported yet")
+        return UsableGpus(reason=f"{build} is built for CPUs only", advice=other)
     for name in _HIDES:
         if os.environ.get(name, "0").strip() in ("", "-1"):
-            return f"{name}={os.environ[name]!r} hides it"
-    if said:
-        return said[-1].strip().splitlines()[0]
+            return UsableGpus(reason=f"{name}={os.environ[name]!r} hides it", advice=f"Unset {name}, or list GPUs in it.")
     library = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
-    return f"{build} for {library} finds none"
+    reason = said[-1].strip().splitlines()[0] if said else f"{build} for {library} finds none"
+    return UsableGpus(reason=reason, advice=f"Update the driver, or install another torch: {other}")
 
 
 def _first_line(error: Exception) -> str:

@@ -29,9 +29,7 @@ def container_cores(limits: Sequence[Sequence[str]] | None = None) -> list[float
 
 def host_bytes() -> int:
     """Physical memory of this machine, or what its container may use."""
-    pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 0
-    total = os.sysconf("SC_PAGE_SIZE") * pages
-    return min([total, *container_bytes()])
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *container_bytes()])
 
 
 def container_bytes(limits: Sequence[Sequence[str]] | None = None) -> list[int]:

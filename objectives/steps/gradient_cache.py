@@ -26,7 +26,7 @@ from ..model.batch_norm import once_per_step
 from ..model.buffers import KeptBuffers
 from ..parallel.data_parallel import Ranks
 from ..profiling.live_bytes import LiveBytes
-from ..task import Task, name_of
+from ..task import name_of
 from .two_passes import fresh, held
 
 
@@ -40,7 +40,7 @@ class CachedTraining(Protocol):
     """
 
     @property
-    def task(self) -> Task: ...
+    def task(self) -> Embeds: ...
 
     @property
     def model(self) -> nn.Module: ...
@@ -71,10 +71,18 @@ class CachedTraining(Protocol):
     def autocast(self) -> AbstractContextManager[Any]: ...
 
 
+class Embeds(Protocol):
+    """A task with a loss over embeddings, or the two functions that make one."""
+
+    def embed(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any: ...
+
+    def batch_loss(self, model: nn.Module, embeddings: Any, setup: TrialSetup) -> Tensor: ...
+
+
 class EmbeddingsOf(nn.Module):
     """A micro-batch's embeddings as a module, so that DistributedDataParallel can wrap any use a task makes of its model."""
 
-    def __init__(self, task: Task, model: nn.Module, setup: TrialSetup) -> None:
+    def __init__(self, task: Embeds, model: nn.Module, setup: TrialSetup) -> None:
         super().__init__()
         self.task, self.model, self.setup = task, model, setup
         self.structure: TreeSpec | None = None  # of what `embed` returns; its tensors are passed around as a list
@@ -202,7 +210,7 @@ def _split(gradient: Tensor | None, own: slice, sizes: Sequence[int]) -> Sequenc
     return [None] * len(sizes) if gradient is None else torch.split(gradient[own], list(sizes))
 
 
-def _back_propagate(task: Task, outputs: Sequence[Tensor], gradients: Rows) -> None:
+def _back_propagate(task: Embeds, outputs: Sequence[Tensor], gradients: Rows) -> None:
     """Back-propagate the gradients of a micro-batch's embeddings.
 
     Raises:
@@ -219,7 +227,7 @@ def _back_propagate(task: Task, outputs: Sequence[Tensor], gradients: Rows) -> N
     torch.stack([one.float() for one in used]).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _concatenated(task: Task, tensors: Sequence[Tensor]) -> Tensor:
+def _concatenated(task: Embeds, tensors: Sequence[Tensor]) -> Tensor:
     """One tensor of embeddings from those of the micro-batches."""
     if len(tensors) == 1:
         return tensors[0]
@@ -241,7 +249,7 @@ def _unwrapped(module: Any) -> EmbeddingsOf:
 _EXPECTED_EMBEDDINGS = "expected a tensor of shape (samples, ...), or a tuple, list or dict of such tensors"
 
 
-def check_embeddings(task: Task, embedded: Any, samples: int) -> None:
+def check_embeddings(task: Embeds, embedded: Any, samples: int) -> None:
     """Check what `embed` returned: tensors in whatever container.
 
     Raises:
@@ -263,7 +271,7 @@ def check_embeddings(task: Task, embedded: Any, samples: int) -> None:
             )
 
 
-def check_batch_loss(task: Task, loss: Any, *, drew: bool = False) -> None:
+def check_batch_loss(task: Embeds, loss: Any, *, drew: bool = False) -> None:
     """Check what `batch_loss` returned.
 
     Args:

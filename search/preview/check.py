@@ -41,12 +41,14 @@ class CheckedStudy:
         feasible: the effective batches that can be planned, lowest and highest.
         forecast: None where steps cannot be timed beforehand, as in a training loop that is not made of `Loop`.
         slots: trials that would run side by side here.
+        notice: where trials run, if the user may not expect it.
     """
 
     profiles: Mapping[CostKey, DeviceProfile]
     feasible: tuple[int, int]
     forecast: Forecast | None
     slots: int
+    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def check_study(spec: StudySpec) -> CheckedStudy:
     timed = all(profile.step_times for profile in profiles.values())
     at_once = slots if runner.device == "cpu" else 1
     forecasted = forecast(spec, profiles, at_once, _earlier_factors(spec)) if timed else None
-    return CheckedStudy(profiles, feasible, forecasted, slots)
+    return CheckedStudy(profiles, feasible, forecasted, slots, runner.notice)
 
 
 def _earlier_factors(spec: StudySpec) -> ClockFactors | None:

@@ -233,9 +233,11 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
     if usable.gpus:
         return
     there = f"{machine}, driver {driver or 'unknown'}, but " if machine else ""
-    if usable.reason:
-        advice = "https://pytorch.org/get-started has the build for each driver; trials run on the CPU without one."
+    if usable.reason and (usable.advice or required):
+        advice = usable.advice or "Set devices.kind to auto or cpu."
         yield Finding("gpu", state, f"{there}torch can use no GPU: {usable.reason}", advice)
+    elif usable.reason:
+        yield Finding("gpu", "ok", f"none: {usable.reason}; trials run on the CPU")
     elif required:
         yield Finding("gpu", "problem", "the study requires a GPU, but there is none", "Set devices.kind to auto or cpu.")
     else:

@@ -31,6 +31,8 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
         study: as the user named it.
     """
     profiles, forecast, slots = checked.profiles, checked.forecast, checked.slots
+    if checked.notice:
+        yield checked.notice
     if forecast is None:
         yield f"{study}: valid. {spec.task} is a training loop: its steps cannot be timed beforehand."
         yield from _loop_parts(next(iter(profiles.values())))
