@@ -39,7 +39,7 @@ from bsearch.search.store.records import Records
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.readable import readable_bytes
 from bsearch.spaces.study.file import read_study
-from bsearch.verify.tasks import GPU_MODELS, setup_of, task_of
+from bsearch.verify.stages.tasks import GPU_MODELS, setup_of, task_of
 from helpers import setup
 from test_memory import Checkpointed, Images, Tokens
 

@@ -23,7 +23,7 @@ from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.trial import TrialSetup
 from bsearch.verify.claims import of_repeats
 from bsearch.verify.measured import medians
-from bsearch.verify.speed import compared, our_loop, plain_loop
+from bsearch.verify.stages.speed import compared, our_loop, plain_loop
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -23,6 +23,7 @@ from trainer_contract import (
     sgd,
     troubles,
     weighted_cross_entropy,
+    wrongly_contrasted,
 )
 from transformers import (
     BatchEncoding,
@@ -187,12 +188,7 @@ class OwnStep(Trainer):
 
 
 def contrasted_wrong(setup: TrialSetup) -> Iterator[Measurement]:
-    wrong: dict[str, Any] = dict(CONTRASTED)
-    if setup.parameters["wrong"] == "alone":
-        del wrong["batch_loss"]
-    elif setup.parameters["wrong"] == "couples":
-        wrong["couples_samples"] = True
-    yield from trained(setup, Plain(), OwnStep, **wrong, denominator=len)
+    yield from trained(setup, Plain(), OwnStep, **wrongly_contrasted(setup), denominator=len)
 
 
 class Encoded(UserDict[str, Any]):

@@ -23,6 +23,7 @@ from trainer_contract import (
     sgd,
     troubles,
     weighted_cross_entropy,
+    wrongly_contrasted,
 )
 
 
@@ -263,12 +264,7 @@ def contrasted(setup: TrialSetup) -> Iterator[Measurement]:
 
 
 def contrasted_wrong(setup: TrialSetup) -> Iterator[Measurement]:
-    wrong: dict[str, Any] = dict(CONTRASTED)
-    if setup.parameters["wrong"] == "alone":
-        del wrong["batch_loss"]
-    elif setup.parameters["wrong"] == "couples":
-        wrong["couples_samples"] = True
-    yield from trained(setup, Module(setup), **wrong)
+    yield from trained(setup, Module(setup), **wrongly_contrasted(setup))
 
 
 class Skipping(Module):

@@ -173,6 +173,12 @@ def triplets(model: nn.Module, embeddings: Any, setup: TrialSetup) -> torch.Tens
 CONTRASTED = {"embed": embed, "batch_loss": triplets}
 
 
+def wrongly_contrasted(setup: TrialSetup) -> dict[str, Any]:
+    """The same with what the parameter `wrong` says."""
+    wrong = {"alone": {"batch_loss": None}, "couples": {"couples_samples": True}}
+    return {**CONTRASTED, **wrong[str(setup.parameters["wrong"])]}
+
+
 def relative(gradient: torch.Tensor, expected: torch.Tensor) -> float:
     return float((gradient - expected).norm() / expected.norm())
 

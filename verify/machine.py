@@ -15,9 +15,9 @@ from typing import Literal
 
 import torch
 
+from ..objectives.machine.device import device_name
 from ..objectives.machine.host import cores_here, host_bytes, load_average
 from ..objectives.machine.nvidia import gpu_processes, nvidia_smi
-from ..objectives.profiling.probe import device_name
 from ..spaces.readable import readable_bytes
 from .claims import Fact
 from .report import Report

@@ -144,6 +144,14 @@ def device_name() -> str:
     return str(named()) if named is not None else backend()
 
 
+def device_uuid(index: int | None = None) -> str:
+    """The name by which NVIDIA's programs know a GPU, by default the current one; empty of any other accelerator."""
+    if backend() != "cuda":
+        return ""
+    uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+    return uuid if not uuid or uuid.startswith("GPU-") else f"GPU-{uuid}"
+
+
 def _module() -> Any:
     return torch.get_device_module(backend())
 
@@ -153,6 +161,7 @@ __all__ = [
     "device_count",
     "device_name",
     "device_of",
+    "device_uuid",
     "is_gpu",
     "limit_share",
     "memory_info",

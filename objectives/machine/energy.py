@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from ...spaces.errors import ProfilingError
+from . import accelerator
 
 # Where Linux shows the counters of Intel's and AMD's processors (RAPL), one folder each; those within belong to parts of one.
 POWERCAP = Path("/sys/class/powercap")
@@ -107,8 +108,7 @@ def _handle(index: int) -> Any:
 
     nvml: Any = pynvml
     nvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(index).uuid)
-    return nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    return nvml.nvmlDeviceGetHandleByUUID(accelerator.device_uuid(index))
 
 
 @cache

@@ -15,14 +15,18 @@ def nvidia_smi(query: str) -> list[list[str]]:
     return _answered(f"--query-gpu={query}")
 
 
-def gpu_processes() -> list[tuple[int, int]]:
-    """The processes that compute on the GPUs that this one may use, and the bytes of each there, its context included.
+def gpu_processes(uuid: str = "") -> list[tuple[int, int]]:
+    """The processes that compute on a GPU, and the bytes of each there, its context included.
+
+    Args:
+        uuid: of the GPU; default: all that this process may use.
 
     Raises:
         OSError, subprocess.SubprocessError: `nvidia-smi` is not installed, or fails.
     """
-    rows = _answered("--query-compute-apps=pid,used_memory")
-    return [(int(process), int(mib) << 20) for process, mib in rows if process.isdecimal() and mib.isdecimal()]
+    rows = [row for row in _answered("--query-compute-apps=gpu_uuid,pid,used_memory") if len(row) == 3]
+    of_gpu = [row[1:] for row in rows if uuid in ("", row[0])]
+    return [(int(process), int(mib) << 20) for process, mib in of_gpu if process.isdecimal() and mib.isdecimal()]
 
 
 def _answered(query: str) -> list[list[str]]:

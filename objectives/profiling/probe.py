@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -26,7 +24,6 @@ from ...spaces.laws.examination import Examination
 from ...spaces.laws.memory import MemoryLaw
 from ...spaces.laws.step_time import StepTime, timing_plans
 from ...spaces.plan import BatchPlan, Embedding
-from ...spaces.readable import readable_bytes
 from ...spaces.study.devices import Memory
 from ...spaces.trial import EVALUATION_BATCH, Outcome, Parameter, TrialSetup
 from ..adapters.loop_task import LoopTask, NoTrainingError, uses_adapter, uses_loop
@@ -35,9 +32,8 @@ from ..examination.examine import examined
 from ..examination.scores import first_scores
 from ..loading import load_task, schedule_of
 from ..machine import accelerator
+from ..machine.device import bytes_here, device_name, neighbours_here, usable_bytes
 from ..machine.device_memory import is_out_of_memory, process_fault, release_memory
-from ..machine.host import host_bytes
-from ..machine.nvidia import gpu_processes
 from ..model.batch_norm import batch_norms
 from ..optimizers import decouples_decay, has_adams_betas, shown_kind, takes_shards
 from ..parallel.rank_processes import close_ranks, ranks_here
@@ -56,9 +52,6 @@ from .step_time import measured_step_time, refined_step_time, timed_rounds
 # Real runs that may look for the largest micro-batch.
 _MOST_RUNS = 4
 
-# At most what a process's context takes of a GPU, with the libraries' kernels; what more is missing is other programs'.
-_CONTEXT_BYTES = 512 << 20
-
 # From this factor between two parameter values, in a step's bytes or operations, one law does not cover both.
 _COST_FACTOR = 1.1
 
@@ -73,19 +66,16 @@ def profile_task(reference: str, request: ProfileRequest) -> DeviceProfile:
     """
     if fault := process_fault(request.setup.device):
         raise ProfilingError(f"the {request.setup.device.upper()} of this process does not work: {fault}")
-    return _profile_of(reference, request)
-
-
-def _profile_of(reference: str, request: ProfileRequest) -> DeviceProfile:
     training = load_task(reference)
     setup, kind = request.setup, request.setup.device
     schedule_of(setup)  # or raises
-    device_bytes = _device_bytes(kind, request.share)
+    device_bytes = bytes_here(kind, request.share)
     if kind == "gpu":  # as in a trial; on a CPU the limit is that of a virtual device, which is counted where it matters
         setup = replace(setup, memory_limit_bytes=request.memory.limit_bytes(device_bytes, kind))
         request = replace(request, setup=setup)
-    neighbours = _neighbours() if kind == "gpu" else ""
-    profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes, neighbours=neighbours)
+    profile = DeviceProfile(kind, device_name(kind), setup.training.samples, device_bytes=device_bytes)
+    if kind == "gpu":
+        profile = replace(profile, neighbours=neighbours_here())
     if not isinstance(training, Task):
         return _profile_of_loop(training, reference, request, profile)
     if kind == "gpu" and accelerator.device_count() < (here := ranks_here(max(request.devices))):
@@ -135,7 +125,7 @@ def _profile_of(reference: str, request: ProfileRequest) -> DeviceProfile:
     advice = "lower memory.largest_micro_batch, or write budget: {profile_s: 0} to measure trial times instead"
     with user_code_errors(reference, f"timing its steps (batches of up to {largest}; {advice})"):
         profile = with_step_times(reference, profile, request)
-    return with_sharing(reference, profile, request, partial(_device_bytes, kind))
+    return with_sharing(reference, profile, request, partial(bytes_here, kind))
 
 
 def _profile_of_loop(function: TrainFunction, reference: str, request: ProfileRequest, profile: DeviceProfile) -> DeviceProfile:
@@ -800,68 +790,9 @@ def verified(
     return law, max(fits, min(candidate, ran))
 
 
-def _device_bytes(kind: str, share: float) -> int:
-    if kind == "gpu":
-        free, total = accelerator.memory_info()
-        return usable_bytes(total, free + accelerator.reserved_bytes(), share, _context_bytes())
-    return host_bytes()
-
-
-def _context_bytes() -> int:
-    """What this process's context takes of its GPU; the most that one usually does where the driver does not say."""
-    try:
-        own = [used for process, used in gpu_processes() if process == os.getpid()]
-    except (OSError, subprocess.SubprocessError):
-        return _CONTEXT_BYTES
-    return max(sum(own) - accelerator.reserved_bytes(), 0) if own else _CONTEXT_BYTES
-
-
-def _neighbours() -> str:
-    """What other programs hold of this process's GPUs, as a sentence; empty where they hold nothing or the driver is silent."""
-    try:
-        others = [used for process, used in gpu_processes() if process != os.getpid()]
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    if not others:
-        return ""
-    many = "another program holds" if len(others) == 1 else f"{len(others)} other programs hold"
-    return (
-        f"{many} {readable_bytes(sum(others))} of the GPU: the study's memory limit is what they leave now, and its step times "
-        "hold beside them"
-    )
-
-
-def usable_bytes(total: int, usable: int, share: float, context: int = _CONTEXT_BYTES) -> int:
-    """Bytes that each of 1 / share processes may allocate on a GPU, given what one alone could: each has a context of its own,
-    and what other programs take is missing once.
-
-    Args:
-        context: bytes of one, outside the allocator.
-
-    >>> usable_bytes(1000, 900, 1.0), usable_bytes(1000, 900, 0.5)
-    (900, 400)
-    >>> [usable_bytes(8192 << 20, 6246 << 20, share) >> 20 for share in (1, 0.5, 0.25, 0.125)]  # beside a desktop
-    [6246, 2867, 1177, 332]
-    """
-    context = min(total - usable, context)
-    return max(int(share * (usable + context)) - context, 0)
-
-
 def profile_in_subprocess(reference: str, request: ProfileRequest) -> DeviceProfile:
     """`profile_task` for a separate process: ends its ranks, which would otherwise keep the process alive."""
     try:
         return profile_task(reference, request)
     finally:
         close_ranks()
-
-
-def device_name(kind: str) -> str:
-    """The device's model name."""
-    if kind == "gpu":
-        return accelerator.device_name()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else "CPU"

@@ -15,6 +15,7 @@ from bsearch.cli import main
 from bsearch.objectives.machine.device_memory import is_out_of_memory, memory_is_short
 from bsearch.objectives.trial import start_attempt
 from bsearch.search.store.stored import StoredStudy
+from bsearch.spaces.errors import BsearchError
 from bsearch.spaces.trial import Measurement
 from click.testing import CliRunner
 from helpers import setup
@@ -184,7 +185,7 @@ def study(name: str, **changes: Any) -> dict[str, Any]:
     os.chdir(folder.parent)
     try:
         records = StoredStudy.open(str(folder / "study.yaml")).records
-    except Exception:
+    except BsearchError:  # it was refused before there was a database
         records = []
     return {
         "code": result.exit_code,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from bsearch.objectives.loading import load_task
-from bsearch.objectives.profiling import probe
+from bsearch.objectives.machine import device
+from bsearch.objectives.machine.device import usable_bytes
 from bsearch.objectives.profiling.memory import MemoryProbe
-from bsearch.objectives.profiling.probe import profile_task, usable_bytes
+from bsearch.objectives.profiling.probe import profile_task
 from bsearch.objectives.trial import start_attempt
 from bsearch.spaces.errors import BsearchError
 from bsearch.spaces.laws.device import ProfileRequest
@@ -20,9 +21,9 @@ from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.devices import Memory
 from bsearch.spaces.trial import Measurement, Outcome
 from bsearch.verify.claims import Fact
-from bsearch.verify.energy import known_power
 from bsearch.verify.machine import facts
 from bsearch.verify.stage import Stage
+from bsearch.verify.stages.energy import known_power
 from helpers import setup
 
 from fake_gpu import device as fake
@@ -81,7 +82,8 @@ def profiles() -> dict[str, Any]:
     found["limited trains"] = trained(found["limited"]["largest"], memory_limit_bytes=24 * MIB)
     card.neighbour_bytes = 400 * MIB
     # What the driver says of them: this process's context, and the neighbour's.
-    probe.gpu_processes = lambda: [(os.getpid(), CONTEXT_BYTES + card.allocator.reserved_bytes), (1, 400 * MIB)]  # type: ignore[assignment]
+    mine = CONTEXT_BYTES + card.allocator.reserved_bytes
+    device.gpu_processes = lambda uuid: [(os.getpid(), mine), (1, 400 * MIB)]  # type: ignore[assignment]
     found["neighbour"] = profiled(CONVNET, parameters=WIDE)
     found["neighbour, share"] = profiled(CONVNET, share=0.25, parameters=WIDE)
     card.neighbour_bytes = 0

@@ -27,8 +27,8 @@ from bsearch.spaces.laws.step_time import StepTime, TimedPlan, timing_plans
 from bsearch.spaces.plan import BatchPlan, Embedding, step_plans
 from bsearch.spaces.study.file import read_study
 from bsearch.verify.claims import Fact
-from bsearch.verify.energy import known_power
 from bsearch.verify.stage import Stage
+from bsearch.verify.stages.energy import known_power
 from click.testing import CliRunner
 from embedding_tasks import Metered
 from helpers import SPACE, setup

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..objectives.machine.device_memory import (
+from ...objectives.machine.device_memory import (
     EXPANDABLE_SEGMENTS,
     allocator_segments,
     is_out_of_memory,
@@ -21,15 +21,15 @@ from ..objectives.machine.device_memory import (
     release_memory,
     segments_grow,
 )
-from ..objectives.machine.gpus import asked_here
-from ..objectives.machine.host import cores_here, host_bytes
-from ..objectives.machine.nvidia import nvidia_smi
-from ..objectives.parallel.rank_processes import close_ranks
-from ..objectives.profiling.live_bytes import LiveBytes
-from ..objectives.training import TrainingRun
-from ..spaces.plan import BatchPlan
-from .claims import Claim, Data, Fact
-from .stage import Found, Stage
+from ...objectives.machine.gpus import asked_here
+from ...objectives.machine.host import cores_here, host_bytes
+from ...objectives.machine.nvidia import nvidia_smi
+from ...objectives.parallel.rank_processes import close_ranks
+from ...objectives.profiling.live_bytes import LiveBytes
+from ...objectives.training import TrainingRun
+from ...spaces.plan import BatchPlan
+from ..claims import Claim, Data, Fact
+from ..stage import Found, Stage
 from .tasks import IMAGES, TINY_GPT, TOKENS, setup_of, task_of
 from .training import train_loss
 

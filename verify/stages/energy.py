@@ -8,15 +8,15 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 
-from ..objectives.machine.energy import EnergyCounter
-from ..objectives.profiling.power import PowerReading, with_power
-from ..objectives.profiling.step_time import fitted, timed_rounds
-from ..spaces.errors import ProfilingError
-from ..spaces.laws.step_time import timing_plans
-from ..spaces.plan import BatchPlan
-from .claims import Fact, worst
+from ...objectives.machine.energy import EnergyCounter
+from ...objectives.profiling.power import PowerReading, with_power
+from ...objectives.profiling.step_time import fitted, timed_rounds
+from ...spaces.errors import ProfilingError
+from ...spaces.laws.step_time import timing_plans
+from ...spaces.plan import BatchPlan
+from ..claims import Fact, worst
+from ..stage import Found, Stage
 from .speed import our_loop
-from .stage import Found, Stage
 from .tasks import IMAGES, setup_of, small_model, task_of
 
 _HIGHEST = 512

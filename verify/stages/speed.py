@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..objectives.digits import Digits
-from ..objectives.machine.device_memory import is_out_of_memory
-from ..objectives.profiling.step_time import Round, timed_rounds
-from ..objectives.task import Task
-from ..objectives.training import TrainingRun
-from ..spaces.laws.step_time import timing_plans
-from ..spaces.plan import BatchPlan
-from .claims import Claim, Data, Fact
-from .measured import law_of, rounded
-from .stage import Found, Stage
+from ...objectives.digits import Digits
+from ...objectives.machine.device_memory import is_out_of_memory
+from ...objectives.profiling.step_time import Round, timed_rounds
+from ...objectives.task import Task
+from ...objectives.training import TrainingRun
+from ...spaces.laws.step_time import timing_plans
+from ...spaces.plan import BatchPlan
+from ..claims import Claim, Data, Fact
+from ..measured import law_of, rounded
+from ..stage import Found, Stage
 from .tasks import IMAGES, SMALL_GPT, TINY_GPT, TOKENS, Images, ImagesOnHost, models, setup_of, small_model, task_of
 
 # The case whose batches are copied to the GPU.

@@ -18,16 +18,16 @@ import torch
 import yaml
 from torch import Tensor
 
-from ..objectives.examination.examine import examined
-from ..objectives.parallel.rank_processes import close_ranks
-from ..objectives.training import TrainingRun, allow_tf32
-from ..objectives.trial import start_attempt
-from ..search.store.stored import StoredStudy
-from ..spaces.errors import BsearchError
-from ..spaces.plan import BatchPlan, Sharding
-from ..spaces.trial import COUNTED, Measurement, TrialSetup
-from .claims import Claim, Fact, worst
-from .stage import Found, Stage
+from ...objectives.examination.examine import examined
+from ...objectives.parallel.rank_processes import close_ranks
+from ...objectives.training import TrainingRun, allow_tf32
+from ...objectives.trial import start_attempt
+from ...search.store.stored import StoredStudy
+from ...spaces.errors import BsearchError
+from ...spaces.plan import BatchPlan, Sharding
+from ...spaces.trial import COUNTED, Measurement, TrialSetup
+from ..claims import Claim, Fact, worst
+from ..stage import Found, Stage
 from .tasks import SMALL_GPT, TINY_GPT, TOKENS, models, setup_of, task_of
 
 
