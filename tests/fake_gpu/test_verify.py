@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from bsearch.cli import main
 from bsearch.objectives.profiling.allocator import CachingAllocator
-from bsearch.verify import memory
-from bsearch.verify import smoke as smoke_stage
 from bsearch.verify.claims import Claim, Fact
 from bsearch.verify.report import Report
 from bsearch.verify.stage import Stage
+from bsearch.verify.stages import memory
+from bsearch.verify.stages import smoke as smoke_stage
 from click.testing import CliRunner
 
 from fake_gpu import device as fake

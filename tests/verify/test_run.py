@@ -126,7 +126,7 @@ def test_the_report_is_written_after_every_stage_and_says_where_it_is(tmp_path: 
 
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
-*compute-apps*) echo "1234, 2048";;
+*compute-apps*) echo "GPU-1, 1234, 2048";;
 *throttle*) exit 1;;
 *clocks*) echo "1980, 2619, 41, 120.5";;
 *compute_mode*) echo "Default, Enabled";;
