@@ -123,6 +123,9 @@ def verify(
             console.print(report.verdict)
 
     write()
+    if kind == "gpu" and not stages and not usable.gpus[0].is_cuda:
+        stages = (SMOKE,)
+        console.print("The other stages measure what holds of CUDA; of this accelerator there is the first one.")
     run_stages(report, stages, quick=quick, serial=serial, on_stage=show)
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))

@@ -35,7 +35,7 @@ from ..spaces.trial import Measurement, Parameter, TrialSetup
 from .data.batches import mixed, to_device
 from .data.training_samples import TrainingSamples
 from .loading import schedule_of
-from .machine.accelerator import device_of, pins
+from .machine.accelerator import device_of, moved, pins
 from .model.batch_norm import batch_norms, correct_batch_norm
 from .model.buffers import SharedBuffers
 from .model.modes import TrainingModes
@@ -171,7 +171,7 @@ class Loop(TrainingSamples):
         self.ranks = Ranks.of(setup.plan.devices)
         self.device = device_of(setup.device)
         configure_torch(setup)
-        self.model: nn.Module = nn.ModuleDict(self.models).to(self.device)
+        self.model: nn.Module = moved(nn.ModuleDict(self.models), self.device)
         self._check_optimizers()
         self._schedule = schedule_of(setup)
         self.open_data(checked_data(data))

@@ -30,7 +30,7 @@ from .data.batches import AHEAD, Fetcher, SampleKeys, batches, in_order, mixed, 
 from .data.training_samples import TrainingSamples
 from .evaluation import Evaluation, undefined
 from .loading import schedule_of
-from .machine.accelerator import device_of, is_gpu, pins, total_bytes
+from .machine.accelerator import device_of, is_gpu, pins, total_bytes, widest_float
 from .machine.device_memory import EvaluationMemoryError, is_out_of_memory, limit_memory
 from .model.activation_checkpointing import checkpoint_activations
 from .model.batch_norm import batch_norms, correct_batch_norm
@@ -55,6 +55,7 @@ from .state.branches import forks, trained
 from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving, asked_to_leave
 from .steps.gradient_cache import EmbeddingsOf, GradientCache
+from .steps.loss_sum import LossSum
 from .steps.noise_scale import NoiseScale
 from .steps.step_clock import COUNTED_STEPS, StepClock
 from .steps.two_passes import HeldStep
@@ -416,7 +417,7 @@ class TrainingRun(TrainingSamples):
 
         self.modes.train(self.model)
         due, loss_steps = next(points), since.steps
-        loss_sum = torch.full((), since.loss_sum, device=self.device, dtype=torch.float64)
+        loss_sum = LossSum(self.device, since.loss_sum)
         clock.restart()
         for number, plan in enumerate(plans[done:], start=done + 1):
             size = plan.effective_batch
@@ -476,7 +477,7 @@ class TrainingRun(TrainingSamples):
                 return
             if leaves and seen < setup.samples_budget:
                 raise Leaving
-            loss_sum, loss_steps = torch.zeros_like(loss_sum), 0
+            loss_sum, loss_steps = LossSum(self.device), 0
             due = next((point for point in points if point > seen), setup.samples_budget)
             clock.restart()
 
@@ -563,12 +564,12 @@ class TrainingRun(TrainingSamples):
         return steps, seen, _SinceEvaluation.from_dict(state["since_evaluation"])
 
     def train_step(
-        self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: Tensor, growth: int = 1
+        self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: LossSum, growth: int = 1
     ) -> None:
         """One planned step at a fraction of the budget, the same in trials and in step-time profiles.
 
         Args:
-            loss_sum: the step's mean loss is added to it, in place.
+            loss_sum: the step's mean loss is added to it.
         """
         with clock.step(plan.effective_batch):
             self.set_rate(fraction, growth)
@@ -704,11 +705,11 @@ def rescale_gradients(gradients: list[Tensor], denominator: Tensor | float, size
         if denominator == size:
             return
         # Unlike a copy, a fill does not synchronise with the GPU.
-        denominator = torch.full((), denominator, device=gradients[0].device, dtype=torch.float64)
-    # In double precision: in single, the ratio of two counts would lose eight digits.
-    denominator = denominator.double()
+        denominator = torch.full((), denominator, device=gradients[0].device, dtype=widest_float(gradients[0].device))
+    # In double precision where there is one: in single, the ratio of two counts would lose eight digits.
+    denominator = denominator.to(widest_float(denominator.device))
     # Where every label of a step is ignored, its gradient is 0 rather than 0/0.
-    ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    ratio = torch.where(denominator > 0, size / denominator.clamp_min(torch.finfo(denominator.dtype).tiny), 0.0)
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients:
         by_type.setdefault(gradient.dtype, []).append(gradient._values() if gradient.is_sparse else gradient)

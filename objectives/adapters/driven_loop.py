@@ -29,6 +29,7 @@ from ..model.batch_norm import batch_norms, correct_batch_norm
 from ..optimizers import shown_kind
 from ..profiling.live_bytes import LiveBytes
 from ..state.checkpoint import Checkpoint, random_state, set_random_state
+from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock
 from ..task import check_optimizer
 from ..training import configure_torch, seed_everything
@@ -347,7 +348,7 @@ class DrivenLoop:
 
     def resume_clock(self) -> None:
         """Start the clock, or restart it after a measurement."""
-        self._loss_sum, self._loss_steps = torch.zeros((), device=self.device, dtype=torch.float64), 0
+        self._loss_sum, self._loss_steps = LossSum(self.device), 0
         self.measuring = False
         self.clock.restart()
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...spaces.errors import TaskError
 from ..data.batches import leaves, to_device
+from ..machine.accelerator import widest_float
 from .coupled_loss import CoupledSteps
 from .driven_loop import DrivenLoop, zero_gradients
 
@@ -91,6 +92,10 @@ class DrivenTrainer:
         self.step_loss = self.accumulate_step(model, micro_batches, num_items_in_batch)
         return self.step_loss
 
+    def _wide(self, count: Any) -> Tensor:
+        """A count, a number or a tensor, on the device, in what it computes sums in."""
+        return torch.as_tensor(count, device=self.driven.device).to(widest_float(self.driven.device))
+
     def accumulate_step(self, model: nn.Module, micro_batches: list[tuple[int, Any]], items: Any) -> Tensor:
         """Back-propagate a step's micro-batches, so that their gradients add up to that of the one large batch.
 
@@ -116,7 +121,7 @@ class DrivenTrainer:
             part = items
             if items is not None and len(counts) > 1:
                 dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
-                part = (torch.as_tensor(items, device=self.driven.device).double() * self._share).to(dtype)
+                part = (self._wide(items) * self._share).to(dtype)
             loss = loss + super().training_step(model, batch, part)  # type: ignore[misc]
         self._share = None
         if not total:
@@ -205,13 +210,13 @@ class DrivenTrainer:
     def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **more: Any) -> Any:
         if self.driven.coupled_loss is not None:
             return self._prediction_of_coupled(model, inputs, *args, **more)
-        count = torch.as_tensor(self._batch_denominator(inputs, _samples_in(inputs)), device=self.driven.device).double()
+        count = self._wide(self._batch_denominator(inputs, _samples_in(inputs)))
         self._evaluated_denominator = count
         loss, *others = super().prediction_step(model, inputs, *args, **more)  # type: ignore[misc]
         self._evaluated_denominator = None
         if loss is not None:
             # Where no label counts, the loss is 0/0.
-            batch = torch.stack([torch.where(count > 0, loss.double() * count, 0.0), count])
+            batch = torch.stack([torch.where(count > 0, loss.to(count.dtype) * count, 0.0), count])
             self._evaluation_sums = batch if self._evaluation_sums is None else self._evaluation_sums + batch
         return (loss if self._passes_losses else None, *others)
 

@@ -30,6 +30,7 @@ from ...spaces.laws.examination import Examination
 from ...spaces.trial import Measurement, TrialSetup
 from ..data.batches import to_device
 from ..examination.copies import line_of
+from ..machine.accelerator import widest_float
 from ..machine.device_memory import is_out_of_memory
 from ..optimizers import Joined
 from ..training import rescale_gradients
@@ -237,7 +238,7 @@ class _Accumulation:
 
     def __init__(self, module: LightningModule, size: int, outputs: Callable[[Any, int], Any]) -> None:
         self.module, self.size, self._outputs = module, size, outputs
-        self._total = torch.zeros((), dtype=torch.float64, device=module.device)  # the summed loss
+        self._total = torch.zeros((), dtype=widest_float(module.device), device=module.device)  # the summed loss
         self._denominator = 0.0  # that of its mean
 
     def add(self, batch: Any, index: int, samples: int) -> Any:
@@ -255,7 +256,7 @@ class _Accumulation:
         if denominator:  # otherwise the mean is 0/0, and NaN times a weight of 0 is NaN
             # Summed over the step's samples; for another denominator, the gradient is rescaled in `end`.
             self.module.manual_backward(loss * (denominator / self.size))
-            self._total = self._total + detached.double() * denominator
+            self._total = self._total + detached.to(self._total.dtype) * denominator
             self._denominator += denominator
         return {**output, "loss": detached} if isinstance(output, Mapping) else detached
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..machine.accelerator import widest_float
+
 # `rows`: a number depends on its place within its sample (dimensions after the first); `constant`: all are the same.
 NoisePattern = Literal["rows", "constant"]
 
@@ -113,7 +115,8 @@ class FixedNoise(TorchFunctionMode):
         """Numbers in (0, 1) of a tensor's shape, the same for every index of the first dimension."""
         size = math.prod(like.shape[1:]) if self.noise == "rows" else 1
         # Multiples of the golden ratio, modulo 1: evenly spread whatever their number.
-        row = (torch.arange(1, size + 1, dtype=torch.float64, device=like.device) * 0.6180339887498949) % 1.0
+        row = (torch.arange(1, size + 1, dtype=torch.float64) * 0.6180339887498949) % 1.0
+        row = row.to(like.device, widest_float(like.device))
         return (row.view(1, *like.shape[1:]) if self.noise == "rows" and like.dim() else row.view([1] * like.dim())).expand(
             like.shape
         )

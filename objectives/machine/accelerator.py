@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @cache
@@ -52,6 +52,20 @@ def set_device(index: int) -> None:
         torch.accelerator.set_device_index(index)
 
 
+def moved(model: nn.Module, device: torch.device) -> nn.Module:
+    """A model on a device, with the same parameters, so that optimizers that were made of them before still hold them.
+
+    By default torch makes new ones on the backends of vendors outside its tree.
+    """
+    future = torch.__future__
+    before = future.get_swap_module_params_on_conversion()
+    future.set_swap_module_params_on_conversion(before or device.type not in ("cpu", "cuda"))
+    try:
+        return model.to(device)
+    finally:
+        future.set_swap_module_params_on_conversion(before)
+
+
 def synchronize(device: torch.device | None = None) -> None:
     """Wait until a device, by default the current accelerator, has done all its work; a CPU always has."""
     if device is not None and not is_gpu(device):
@@ -67,6 +81,24 @@ def pins(device: torch.device) -> bool:
     return device.type in ("cuda", "xpu")
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """What sums and ratios of counts are computed in: double precision where a device has it, which Apple's and some of Intel's
+    do not.
+    """
+    return _widest_float(device.type)
+
+
+@cache
+def _widest_float(device_type: str) -> torch.dtype:
+    if device_type in ("cpu", "meta", "cuda"):
+        return torch.float64
+    try:
+        (torch.ones((), dtype=torch.float64, device=device_type) + 1).item()
+    except (RuntimeError, TypeError):
+        return torch.float32
+    return torch.float64
+
+
 def release_cached() -> None:
     """Give memory that the allocator keeps for later back to the device."""
     if backend() == "cuda":
@@ -76,12 +108,12 @@ def release_cached() -> None:
         torch.accelerator.empty_cache()
 
 
-def memory_info() -> tuple[int, int]:
-    """Free and all bytes of the current accelerator, as its driver counts them; (0, 0) where it does not."""
+def memory_info(device: torch.device | None = None) -> tuple[int, int]:
+    """Free and all bytes of an accelerator, by default the current one, as its driver counts them; (0, 0) where it does not."""
     if backend() == "cuda":
-        return torch.cuda.mem_get_info()
+        return torch.cuda.mem_get_info(device)
     with suppress(AttributeError, RuntimeError):
-        return torch.accelerator.get_memory_info()
+        return torch.accelerator.get_memory_info(device)
     return 0, 0
 
 
@@ -112,13 +144,19 @@ def total_bytes(device: torch.device) -> int:
     """All memory of an accelerator."""
     if backend() == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return memory_info()[1]
+    return memory_info(device)[1]
+
+
+def limits_memory() -> bool:
+    """Whether `limit_share` has an effect."""
+    return hasattr(_module(), "set_per_process_memory_fraction")
 
 
 def limit_share(share: float, device: torch.device) -> None:
     """Let this process reserve at most this share of an accelerator's memory, where its backend can keep it to that."""
-    if backend() == "cuda":
-        torch.cuda.set_per_process_memory_fraction(share, device)
+    limit = getattr(_module(), "set_per_process_memory_fraction", None)
+    if limit is not None:
+        limit(share, device)
 
 
 def random_state(device: torch.device | None = None) -> Tensor:
@@ -136,12 +174,15 @@ def set_random_state(state: Tensor, device: torch.device | None = None) -> None:
         _module().set_rng_state(state, _current() if device is None else device)
 
 
-def device_name() -> str:
-    """The current accelerator's model."""
-    if backend() == "cuda":
-        return str(torch.cuda.get_device_name())
+def device_name(device: torch.device | None = None) -> str:
+    """The model of an accelerator, by default the current one."""
     named = getattr(_module(), "get_device_name", None)
-    return str(named()) if named is not None else backend()
+    return str(named(device)) if named is not None else backend()
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """CUDA's compute capability; (0, 0) of other accelerators, which have none."""
+    return torch.cuda.get_device_capability(device) if backend() == "cuda" else (0, 0)
 
 
 def device_uuid(index: int | None = None) -> str:
@@ -158,13 +199,16 @@ def _module() -> Any:
 
 __all__ = [
     "backend",
+    "capability",
     "device_count",
     "device_name",
     "device_of",
     "device_uuid",
     "is_gpu",
     "limit_share",
+    "limits_memory",
     "memory_info",
+    "moved",
     "peak_bytes",
     "pins",
     "random_state",
@@ -175,4 +219,5 @@ __all__ = [
     "set_random_state",
     "synchronize",
     "total_bytes",
+    "widest_float",
 ]

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,16 @@ _ANSWERS_WITHIN_S = 120.0
 # How torch's allocator is set up where the user does not say, by `device_memory`: segments that grow suit micro-batches of
 # changing sizes; others reserve 5 to 20 % more.
 GROWING = "expandable_segments:True"
-# What the drivers of NVIDIA's cards (also in WSL2 and on Jetson) and of AMD's leave behind.
-_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
+# What the drivers of NVIDIA's cards (also in WSL2 and on Jetson), of AMD's and of Intel's leave behind.
+_SIGNS = (
+    "/dev/nvidiactl",
+    "/dev/nvidia0",
+    "/proc/driver/nvidia/version",
+    "/dev/dxg",
+    "/dev/nvmap",
+    "/dev/kfd",
+    "/dev/dri/renderD128",
+)
 # Variables that hide GPUs from torch.
 _HIDES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -43,6 +52,11 @@ class Gpu:
     free_bytes: int
     total_bytes: int
     fault: str = ""
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is NVIDIA's, or AMD's, which torch calls the same; others have no compute capability."""
+        return any(self.capability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +138,8 @@ def _may_have_one() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.device_count():
         return True
+    if entry_points(group="torch.backends"):  # a vendor's, which `import torch` loads
+        return True
     return any(Path(sign).exists() for sign in _SIGNS) or any(map(shutil.which, ("nvidia-smi", "rocm-smi", "amd-smi")))
 
 
@@ -133,11 +149,12 @@ def asked_here(*, tries: bool) -> UsableGpus:
 
     import torch  # isort: skip
 
+    from . import accelerator
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            gpus = tuple(_described(torch, index, tries) for index in range(count))
+            gpus = tuple(_described(torch, index, tries) for index in range(accelerator.device_count()))
         except Exception as error:
             return UsableGpus(reason=_first_line(error))
     faults = [f"GPU {index} ({one.name}): {one.fault}" for index, one in enumerate(gpus) if one.fault]
@@ -150,21 +167,24 @@ def asked_here(*, tries: bool) -> UsableGpus:
 
 
 def _described(torch: Any, index: int, tries: bool) -> Gpu:
+    from . import accelerator
+
     fault = ""
-    for what, use in _uses(torch, f"cuda:{index}", tries):
+    device = torch.device(accelerator.backend(), index)
+    for what, use in _uses(torch, device, tries):
         try:
             use()
         except Exception as error:
             fault = f"{what} failed: {_first_line(error)}"
             break
     try:
-        free, total = torch.cuda.mem_get_info(index)
+        free, total = accelerator.memory_info(device)
     except Exception as error:
-        free, total, fault = 0, torch.cuda.get_device_properties(index).total_memory, fault or _first_line(error)
-    return Gpu(torch.cuda.get_device_name(index), tuple(torch.cuda.get_device_capability(index)), free, total, fault)
+        free, total, fault = 0, accelerator.total_bytes(device), fault or _first_line(error)
+    return Gpu(accelerator.device_name(device), accelerator.capability(device), free, total, fault)
 
 
-def _uses(torch: Any, device: str, tries: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _uses(torch: Any, device: Any, tries: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What a GPU has to be good for."""
     yield "a tensor", lambda: (torch.ones(1, device=device) + 1).item()
     if not tries:
@@ -173,7 +193,7 @@ def _uses(torch: Any, device: str, tries: bool) -> Iterator[tuple[str, Callable[
     yield "a product of matrices", lambda: (matrix @ matrix).sum().item()
 
     def product(dtype: Any) -> None:
-        with torch.autocast("cuda", dtype):
+        with torch.autocast(device.type, dtype):
             (matrix @ matrix).sum().item()
 
     for dtype in (torch.bfloat16, torch.float16):
@@ -184,8 +204,6 @@ def _none(torch: Any, said: list[str]) -> UsableGpus:
     """Why torch finds no GPU, where something speaks for one."""
     build, other = f"torch {torch.__version__}", "https://pytorch.org/get-started has a build of torch for each driver."
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
-        if hasattr(torch, "xpu") and torch.xpu.is_available():
-            return UsableGpus(reason="Intel's GPUs are not supported yet")
         return UsableGpus(reason=f"{build} is built for CPUs only", advice=other)
     for name in _HIDES:
         if os.environ.get(name, "0").strip() in ("", "-1"):

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...spaces.errors import TaskError
 from ...spaces.plan import even_parts
-from ..machine.accelerator import is_gpu
+from ..machine.accelerator import device_of, is_gpu, widest_float
 from ..steps.noise_scale import NoiseScale
 
 _NO_CONTEXT = nullcontext()
@@ -92,13 +92,13 @@ class Ranks:
         """
         if len(totals) == 1 and self.count == 1:
             return totals[0], denominator
-        total = torch.stack(totals).sum(dtype=torch.float64)
+        total = torch.stack(totals).sum(dtype=widest_float(totals[0].device))
         if self.count == 1:
             return total, denominator
         if isinstance(denominator, Tensor):
-            denominator = denominator.detach().to(total.device, torch.float64)
+            denominator = denominator.detach().to(total.device, total.dtype)
         else:
-            denominator = torch.full((), denominator, dtype=torch.float64, device=total.device)
+            denominator = torch.full((), denominator, dtype=total.dtype, device=total.device)
         both = torch.stack([total, denominator])
         return both, dist.all_reduce(both, async_op=True)
 
@@ -119,7 +119,7 @@ class Ranks:
         if not running:
             return
         with torch.no_grad():
-            flat = torch.cat([buffer.flatten().double() for buffer in running])
+            flat = torch.cat([buffer.flatten().to(widest_float(buffer.device)) for buffer in running])
             means = torch.split(self.mean(flat), [buffer.numel() for buffer in running])
             for buffer, mean in zip(running, means, strict=True):
                 buffer.copy_(mean.view_as(buffer))
@@ -169,7 +169,8 @@ class Ranks:
         """The maximum over ranks, so that all of them take the same decision."""
         if self.count == 1:
             return seconds
-        longest = torch.tensor(seconds, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        device = device_of("cpu" if dist.get_backend() == "gloo" else "gpu")
+        longest = torch.tensor(seconds, dtype=widest_float(device), device=device)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         return float(longest)
 

@@ -39,7 +39,7 @@ class Meeting:
 
     Args:
         count: how many there are.
-        kind: `gpu` gives each rank its own GPU and uses nccl; `cpu` uses gloo.
+        kind: `gpu` gives each rank its own GPU and uses its backend, such as nccl; `cpu` uses gloo.
         cpus: threads of each rank.
         address: of the machine of rank 0, as the others reach it; the loopback interface if all ranks are on one machine.
         port: of their store there.
@@ -131,11 +131,11 @@ def _meet(rank: int, device: int, meeting: Meeting) -> None:
     if meeting.kind == "gpu":
         accelerator.set_device(device)
     dist.init_process_group(
-        "nccl" if meeting.kind == "gpu" else "gloo",
+        dist.get_default_backend_for_device(accelerator.device_of(meeting.kind)),
         store=dist.TCPStore(meeting.address, meeting.port, wait_for_workers=False),  # type: ignore[attr-defined]
         rank=rank,
         world_size=meeting.count,
-        device_id=torch.device("cuda", device) if meeting.kind == "gpu" else None,
+        device_id=accelerator.device_of("gpu") if meeting.kind == "gpu" else None,
     )
 
 

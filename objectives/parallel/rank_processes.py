@@ -30,7 +30,7 @@ class RankProcesses:
 
     Args:
         devices: ranks to start.
-        kind: `gpu` gives each rank its own GPU and uses nccl; `cpu` uses gloo.
+        kind: `gpu` gives each rank its own GPU and uses its backend, such as nccl; `cpu` uses gloo.
         cpus: threads of each rank.
         machines: where they run; by default all on this machine, heard on its loopback interface only.
 

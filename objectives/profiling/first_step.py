@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ...spaces.errors import BsearchError, TaskError
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import Parameter, TrialSetup
 from ..loading import user_code_location
+from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock
 from ..task import Task
 from ..training import TrainingRun
@@ -83,7 +82,7 @@ def smallest_workable(task: Task, setup: TrialSetup) -> tuple[int, TrainingRun]:
             break
         run.modes.train(run.model)
         try:
-            loss = torch.zeros((), dtype=torch.float64, device=run.device)
+            loss = LossSum(run.device)
             # The trial's own step, so that the bytes of its first steps are counted.
             run.train_step(BatchPlan(samples), run.loader([BatchPlan(samples)]), 0.5, StepClock(run, counts_memory=True), loss)
         except (ValueError, RuntimeError) as error:

@@ -22,9 +22,11 @@ from ...spaces.laws.step_time import StepTime
 from ...spaces.plan import BatchPlan
 from ...spaces.trial import TrialSetup
 from ..loading import load_task
+from ..machine.accelerator import widest_float
 from ..machine.energy import EnergyCounter
 from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes, ranks_here
+from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock
 from ..task import Task
 from ..training import TrainingRun
@@ -95,7 +97,7 @@ def _readings(
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.modes.train(run.model)
     run.freeze_updates()
-    clock, loss_sum = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
+    clock, loss_sum = StepClock(run, counts_memory=False), LossSum(run.device)
     # Up and down again, so that a device that grows warm meanwhile does so for all sizes alike.
     order = [place for turn in range(_ROUNDS) for place in list(range(len(plans)))[:: -1 if turn % 2 else 1]]
     loader = run.loader(plans[place] for place in order for _ in range(sum(counts[place])))
@@ -111,7 +113,7 @@ def _readings(
             clock.restart()
         # Ranks on CPUs of one machine read the same counter.
         own = power.watts / (ranks_here(plans[place].devices) if setup.device == "cpu" else 1)
-        total = run.ranks.mean(torch.tensor([own], device=run.device, dtype=torch.float64)) * run.ranks.count
+        total = run.ranks.mean(torch.tensor([own], device=run.device, dtype=widest_float(run.device))) * run.ranks.count
         readings[place].append(float(total))
     yield readings
 

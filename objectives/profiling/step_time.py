@@ -15,9 +15,6 @@ from dataclasses import astuple, dataclass, replace
 from statistics import median
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ...spaces.errors import ProfilingError, TaskError
 from ...spaces.laws.step_time import PRECISION, StepTime, TimedPlan, refined_plans
 from ...spaces.plan import BatchPlan
@@ -28,6 +25,7 @@ from ..loading import load_task
 from ..machine.processor import OtherPrograms, waited_s
 from ..parallel.rank_main import RankDiedError
 from ..parallel.rank_processes import rank_processes
+from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock, trains_alone
 from ..task import Task
 from ..training import TrainingRun
@@ -101,7 +99,7 @@ def _rounds(reference: str, setup: TrialSetup, plans: Sequence[BatchPlan], evalu
     run = TrainingRun(task, replace(setup, plan=plans[0]))
     run.modes.train(run.model)
     run.freeze_updates()
-    clock, loss_sum = StepClock(run, counts_memory=False), torch.zeros((), device=run.device, dtype=torch.float64)
+    clock, loss_sum = StepClock(run, counts_memory=False), LossSum(run.device)
     all_orders = orders(len(plans))
     counts = [_FIRST_STEPS] * len(plans)
     # Loader processes fetch some micro-batches ahead, so the number of steps must be fixed beforehand.
@@ -163,7 +161,7 @@ def _timed_steps(run: TrainingRun, plan: BatchPlan, steps: int) -> int:
 
 
 def _timed(
-    run: TrainingRun, plan: BatchPlan, loader: Iterator[Any], steps: int, clock: StepClock, loss_sum: Tensor
+    run: TrainingRun, plan: BatchPlan, loader: Iterator[Any], steps: int, clock: StepClock, loss_sum: LossSum
 ) -> tuple[float, float]:
     """Seconds of a step, and seconds of it spent waiting for input."""
     waits: list[float] = []

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from ...spaces.plan import BatchPlan
 from ...spaces.schedule import rate_factor
 from ...spaces.trial import Measurement, TrialSetup
+from ..steps.loss_sum import LossSum
 from ..steps.step_clock import StepClock
 from .checkpoint import random_state, set_random_state
 
@@ -63,7 +64,7 @@ def trained(run: TrainingRun, branch: TrialSetup, steps: int, clock: StepClock) 
     own = clock.fork()
     plans = _plans(branch)
     seen = branched_at = sum(plan.effective_batch for plan in plans[:steps])
-    loss_sum = torch.zeros((), device=run.device, dtype=torch.float64)
+    loss_sum = LossSum(run.device)
     with _trained_as(run, branch):
         loader = run.loader(plans[steps:], seen)
         own.restart()

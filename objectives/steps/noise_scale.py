@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..machine.accelerator import widest_float
+
 # Measuring costs up to 7 % of a one-millisecond step (docs/log.md), so at most every fourth step is measured, and a few
 # hundred steps of a long training run.
 _EVERY, _MEASURED_STEPS = 4, 256
@@ -71,7 +73,8 @@ class NoiseScale:
         if not unread:
             return
         both = [part for step in unread for part in (step.small, step.big)]
-        norms = torch.stack([norm for part in both for norm in part]).double()
+        norms = torch.stack([norm for part in both for norm in part])
+        norms = norms.to(widest_float(norms.device))
         owners = torch.tensor([index for index, part in enumerate(both) for _ in part], device=norms.device)
         squares = norms.new_zeros(len(both)).index_add_(0, owners, norms**2).view(-1, 2)
         squares[:, 0] *= torch.stack([step.mean_over_sum(norms) for step in unread]) ** 2

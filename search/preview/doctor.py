@@ -222,7 +222,7 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
         description = f"GPU {index}: {one.name}, {readable_bytes(one.free_bytes)} of {readable_bytes(one.total_bytes)} free"
         description += f", driver {driver}" if driver else ""
         if one.fault:
-            of = "sm_{}{}".format(*one.capability)
+            of = "sm_{}{}".format(*one.capability) if one.is_cuda else "it"
             advice = f"Leave it out by CUDA_VISIBLE_DEVICES, or install a torch that supports {of}."
             yield Finding("gpu", state, f"{description}; {one.fault}", advice)
         elif one.free_bytes < one.total_bytes / 2:
@@ -231,6 +231,7 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
         else:
             yield Finding("gpu", "ok", f"{description}; it multiplies, also in bf16 and fp16")
     if usable.gpus:
+        yield from _exclusive_mode()
         return
     there = f"{machine}, driver {driver or 'unknown'}, but " if machine else ""
     if usable.reason and (usable.advice or required):
@@ -242,6 +243,22 @@ def gpu(spec: StudySpec | None = None) -> Iterator[Finding]:
         yield Finding("gpu", "problem", "the study requires a GPU, but there is none", "Set devices.kind to auto or cpu.")
     else:
         yield Finding("gpu", "ok", "none: trials run on the CPU")
+
+
+def _exclusive_mode() -> Iterator[Finding]:
+    """Cards that only one process at a time may use: trials on several GPUs, and several trials on one, need two."""
+    try:
+        modes = [row[0] for row in nvidia_smi("compute_mode")]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return
+    if exclusive := [str(index) for index, mode in enumerate(modes) if mode == "Exclusive_Process"]:
+        yield Finding(
+            "gpu",
+            "warning",
+            f"GPU {', '.join(exclusive)}: one process at a time may use it (compute mode Exclusive_Process), so trials on "
+            "several GPUs, and several trials on one, fail there",
+            "Run `nvidia-smi -c DEFAULT` as an administrator, or write devices.per_trial: 1.",
+        )
 
 
 def _nvidia() -> tuple[str, str]:

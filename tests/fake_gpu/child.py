@@ -38,13 +38,18 @@ def in_child(function: Callable[..., Mapping[str, Any]], cards: Any = None, *arg
         from fake_gpu.device import Cards
 
         cards = Cards()
+    return returned(function, environment(cards, **variables), *args)
+
+
+def returned(function: Callable[..., Mapping[str, Any]], variables: Mapping[str, str], *args: Any) -> dict[str, Any]:
+    """The same in a process with this environment."""
     with tempfile.TemporaryDirectory(prefix="fake-gpu-") as folder:
         out = Path(folder) / "out.json"
         told = [f"{function.__module__}:{function.__qualname__}", json.dumps(args), str(out)]
         done = subprocess.run(
             [sys.executable, "-m", "fake_gpu.child", *told],
             cwd=folder,
-            env=environment(cards, **variables),
+            env=variables,
             capture_output=True,
             text=True,
             timeout=300,

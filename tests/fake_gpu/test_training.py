@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bsearch.objectives.trial import leave, start_attempt
-from bsearch.spaces.trial import Measurement, Outcome
+from bsearch.objectives.trial import start_attempt
+from bsearch.spaces.trial import Measurement
+from device_trainings import CONVNET, COPIED, LOOP, SAME, SIMILAR, check_similar, curve, resumed
 from helpers import setup
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -21,40 +20,6 @@ from fake_gpu.child import in_child
 from fake_gpu.device import MIB, Cards
 
 pytestmark = pytest.mark.slow
-
-DIGITS = "bsearch.objectives.digits:Digits"
-CONVNET, COPIED, LOOP = (f"fake_gpu.tasks:{name}" for name in ("ConvNet", "Copied", "classifier"))
-
-
-def curve(reference: str, **options: Any) -> list[Any]:
-    """The losses and scores of an attempt, and how it ended where it did not complete."""
-    *measured, outcome = start_attempt(reference, setup(**options))
-    numbers = [[one.train_loss, sorted(one.scores.items())] for one in measured if isinstance(one, Measurement)]
-    assert isinstance(outcome, Outcome)
-    return numbers if outcome.kind == "complete" else [*numbers, f"{outcome.kind}: {outcome.message}"]
-
-
-# Name, task and options of trainings that have to be the CPU's to the last bit: each of their kernels is the same.
-SAME: dict[str, tuple[str, dict[str, Any]]] = {
-    "digits": (DIGITS, {}),
-    "accumulation": (DIGITS, {"accumulation": 3, "budget": 384}),
-    "weight average": (DIGITS, {"training": {"ema": 0.9}}),
-    "clipped": (DIGITS, {"training": {"clip_norm": 0.5}}),
-    "convolutions": (CONVNET, {"budget": 300}),
-    "copied batches": (COPIED, {"budget": 300}),
-    "copied without pinning": (COPIED, {"budget": 300, "training": {"pin_memory": False}}),
-    "gradient caching": ("embedding_tasks:SimCLR", {"batch": 60, "accumulation": 3, "budget": 240}),
-    "two towers": ("embedding_tasks:CLIP", {"batch": 60, "accumulation": 3, "budget": 240}),
-    "own loop": (LOOP, {"budget": 300}),
-}
-# Those that the CPU rounds elsewhere: other autocast rules, fused kernels.
-SIMILAR: dict[str, tuple[str, dict[str, Any], float]] = {
-    "bf16": (DIGITS, {"training": {"precision": "bf16"}}, 1e-2),
-    "fp16, scaled": (DIGITS, {"training": {"precision": "fp16"}}, 1e-2),
-    "channels last": (CONVNET, {"budget": 300, "training": {"channels_last": True}}, 1e-5),
-    "fused AdamW": (DIGITS, {"rate": 0.01, "parameters": {"optimizer": "adamw"}}, 1e-5),
-    "own loop, bf16": (LOOP, {"budget": 300, "training": {"precision": "bf16"}}, 1e-2),
-}
 
 
 def trainings() -> dict[str, Any]:
@@ -72,30 +37,6 @@ def trainings() -> dict[str, Any]:
     found["cap"] = cap()
     found["two cards"] = second_card()
     return found
-
-
-def resumed(reference: str) -> dict[str, Any]:
-    """A training with random numbers of the card, whole, and interrupted and resumed from its checkpoint."""
-    options: dict[str, Any] = {"device": "gpu", "budget": 320, "parameters": {"dropout": 0.5}}
-    whole = curve(reference, **options)
-    with tempfile.TemporaryDirectory() as folder:
-        options |= {"checkpoint": f"{folder}/trial.pt", "checkpoint_every_s": 0.0}
-        attempt = start_attempt(reference, setup(**options))
-        first = next(attempt)
-        leave()
-        outcome = list(attempt)[-1]
-        assert isinstance(first, Measurement)
-        assert isinstance(outcome, Outcome)
-        fake.card().set_random_state(torch.Generator().manual_seed(99).get_state())  # as in another process
-        torch.manual_seed(99)
-        again = list(start_attempt(reference, setup(**options)))
-        file = Path(folder) / "trial.pt"
-        saved = torch.load(file, weights_only=True)
-        tensors = torch.utils._pytree.tree_leaves(saved["state"])
-        devices = sorted({str(one.device) for one in tensors if isinstance(one, torch.Tensor)})
-    numbers = [[one.train_loss, sorted(one.scores.items())] for one in again if isinstance(one, Measurement)]
-    resumed_at = [one.facts.get("resumed_at") for one in again if isinstance(one, Measurement)]
-    return {"left": outcome.kind, "whole": whole, "again": numbers, "resumed_at": resumed_at, "devices": devices}
 
 
 @contextmanager
@@ -169,11 +110,7 @@ def test_losses_and_scores_are_the_cpus_to_the_last_bit(found: dict[str, Any], n
 
 @pytest.mark.parametrize("name", SIMILAR)
 def test_losses_in_other_precisions_and_kernels_are_close_to_the_cpus(found: dict[str, Any], name: str) -> None:
-    on_cpu, on_gpu = ([dict([*scores, ["loss", loss or 0.0]]) for loss, scores in run] for run in found["similar"][name])
-    for one, other in zip(on_cpu, on_gpu, strict=True):
-        for metric in one.keys() - {"accuracy"}:
-            assert other[metric] == pytest.approx(one[metric], rel=SIMILAR[name][2])
-        assert other["accuracy"] == pytest.approx(one["accuracy"], abs=0.02)
+    check_similar(*found["similar"][name], SIMILAR[name][2])
 
 
 @pytest.mark.parametrize("name", [*SAME, *SIMILAR])
@@ -187,7 +124,6 @@ def test_a_training_resumes_from_its_checkpoint_to_the_same_bits(found: dict[str
     assert case["left"] == "interrupted"
     assert case["again"] == case["whole"]
     assert case["resumed_at"][-1]
-    assert case["devices"] == ["cpu"]
 
 
 @pytest.mark.parametrize("name", ["resident", "copied", "loop"])

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
 
+from ...objectives.machine import accelerator
 from ...objectives.machine.device_memory import (
     EXPANDABLE_SEGMENTS,
     allocator_segments,
@@ -59,31 +61,31 @@ def smoke(stage: Stage) -> Iterator[Found]:
         yield Fact(name, said)
         if failures and process_fault(stage.device):
             break
-    if stage.device == "gpu" and not failures:
+    if stage.device == "gpu" and not failures and accelerator.backend() == "cuda":
         yield Data("segments", "after the checks", {"segments": allocator_segments()})
     note = failures[0] if failures else ""
     yield Claim("checks that fail", 0, float(len(failures)), unit="", cases=count, note=note)
 
 
-def checks_of(device: str) -> dict[str, Check]:
+def checks_of(device: Literal["cpu", "gpu"]) -> dict[str, Check]:
     """The checks for a kind of device, by name."""
     gpu = device == "gpu"
     checks: dict[str, Check] = {"GPUs": _usable} if gpu else {}
     checks["allocation"] = partial(_allocated, device)
-    if gpu:
+    if gpu and accelerator.backend() == "cuda":
         checks["expandable segments"] = _segments_grow
     checks["memory cap"] = _capped_gpu if gpu else _capped_cpu
     for precision in ("bf16", "fp16"):
         checks[f"training step in {precision}"] = partial(_stepped, device, precision)
-    if gpu:
+    if accelerator.pins(accelerator.device_of(device)):
         checks["page-locked copy"] = _copied
-    if (torch.cuda.device_count() if gpu else cores_here()) > 1:
+    if (accelerator.device_count() if gpu else cores_here()) > 1:
         checks["training on two GPUs" if gpu else "training in two processes"] = partial(_two_ranks, device)
     return checks
 
 
 def _usable() -> str:
-    usable, count = asked_here(tries=True), torch.cuda.device_count()
+    usable, count = asked_here(tries=True), accelerator.device_count()
     if not count or usable.count != count:
         raise RuntimeError(usable.reason or f"torch counts {count}, but can use {usable.count}")
     said = f"{count} usable: {', '.join(dict.fromkeys(gpu.name for gpu in usable.gpus))}"
@@ -93,10 +95,10 @@ def _usable() -> str:
     return said
 
 
-def _allocated(device: str) -> str:
-    free = torch.cuda.mem_get_info()[0] if device == "gpu" else host_bytes()
+def _allocated(device: Literal["cpu", "gpu"]) -> str:
+    free = accelerator.memory_info()[0] if device == "gpu" else host_bytes()
     size = min(free // 4, 256 * _MIB)
-    total = int(torch.ones(size, dtype=torch.uint8, device="cuda" if device == "gpu" else "cpu").sum())
+    total = int(torch.ones(size, dtype=torch.uint8, device=accelerator.device_of(device)).sum())
     if total != size:
         raise RuntimeError(f"{size} bytes of 1 sum to {total}")
     return f"{size // _MIB} MiB written and read"
@@ -109,24 +111,26 @@ def _segments_grow() -> str:
 
 
 def _capped_gpu() -> str:
-    device = torch.device("cuda")
+    device = accelerator.device_of("gpu")
+    if not accelerator.limits_memory():
+        return "none: torch has no such limit for this accelerator; a trial may take more than it was given"
     release_memory("gpu")
-    limit_memory(torch.cuda.memory_reserved() + _CAP, device)
+    limit_memory(accelerator.reserved_bytes() + _CAP, device)
     try:
-        refused = _refused("cuda")
+        refused = _refused(device)
     finally:
         limit_memory(None, device)
-    return _cap_verdict(refused, _refused("cuda"))
+    return _cap_verdict(refused, _refused(device))
 
 
 def _capped_cpu() -> str:
     model = nn.Linear(1, 1)
     with LiveBytes(_CAP).counting(model, torch.optim.SGD(model.parameters())):
-        refused = _refused("cpu")
-    return _cap_verdict(refused, _refused("cpu"))
+        refused = _refused(torch.device("cpu"))
+    return _cap_verdict(refused, _refused(torch.device("cpu")))
 
 
-def _refused(device: str) -> bool:
+def _refused(device: torch.device) -> bool:
     try:
         torch.empty(_OVER, dtype=torch.uint8, device=device)
     except Exception as error:
@@ -157,8 +161,8 @@ def _stepped(device: str, precision: str) -> str:
 
 def _copied() -> str:
     host = torch.arange(_MIB).pin_memory()
-    there = host.to("cuda", non_blocking=True)
-    torch.cuda.synchronize()
+    there = host.to(accelerator.device_of("gpu"), non_blocking=True)
+    accelerator.synchronize()
     if not host.is_pinned() or not torch.equal(there.cpu(), host):
         raise RuntimeError(f"{host.nbytes // _MIB} MiB came back changed")
     return f"{host.nbytes // _MIB} MiB there and back"
