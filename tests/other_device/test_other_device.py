@@ -87,7 +87,7 @@ def test_other_precisions_are_close_to_the_cpus(found: dict[str, Any], name: str
     check_similar(*found["similar"][name], SIMILAR[name][2])
 
 
-@pytest.mark.parametrize("name", ({*SAME, "gpt", *SIMILAR} - DOUBLE))
+@pytest.mark.parametrize("name", [name for name in (*SAME, "gpt", *SIMILAR) if name not in DOUBLE])
 def test_a_device_without_double_precision_trains_all_the_same(found_in_single: dict[str, Any], name: str) -> None:
     on_cpu, on_device = found_in_single[name]
     assert flat(on_device) == pytest.approx(
