@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -166,11 +167,16 @@ def _ratio(total: float, denominator: float) -> float:
 
 
 def _applied(of: Callable[[float], float], value: float) -> float:
-    """The function's value; infinite where it overflows, as `math.exp` does above 709."""
+    """The function's value; the largest number where that of a finite mean overflows, as `math.exp` does above 709: a large
+    loss is one, and not a training that diverged.
+    """
     try:
-        return float(of(value))
+        found = float(of(value))
     except OverflowError:
-        return math.inf
+        found = math.inf
+    if math.isinf(found) and math.isfinite(value):
+        return math.copysign(sys.float_info.max, found)
+    return found
 
 
 def _fsum(numbers: Iterable[float]) -> float:

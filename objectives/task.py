@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..spaces.errors import Fault, StudyFileError, TaskError
+from ..spaces.laws.examination import Finding
 from ..spaces.trial import Measurement, TrialSetup
 from .data.sample_weights import checked_weights
 from .data.stream import is_stream
@@ -142,6 +143,14 @@ class Task(ABC):
         """
         inputs, labels = batch
         return Loss(smoothed_cross_entropy(_logits(self, "loss", model, inputs), labels, setup), len(labels))
+
+    def examine(self, model: nn.Module, data: Data, setup: TrialSetup) -> Iterable[Finding]:
+        """What else is to be compared or told before the first trial, once, on the trial's device; default: nothing.
+
+        Returns:
+            What was found; a finding of a refused kind ends the study unless `training.accept_inexact` is set.
+        """
+        return ()
 
     def embed(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Any:
         """With `batch_loss`, instead of `loss`: what a loss that compares the samples of a batch needs of each of them.

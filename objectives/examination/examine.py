@@ -98,6 +98,7 @@ def examined(run: TrainingRun, smallest: int) -> Examination:
         findings = [
             *reading_findings(run.train_fetcher, keys, run.validation_fetcher, lambda split: location_of(run, "data", split)),
             *_mode_findings(run),
+            *task.examine(run.model, run.data, run.setup),
             *examination.findings,
         ]
         if not any(finding.kind == "layer" for finding in findings):  # scores depend on it too

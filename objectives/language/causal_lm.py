@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import warnings
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,30 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from ...spaces.errors import OutputError, TaskError, near_miss
+from ...spaces.laws.examination import Finding
 from ...spaces.trial import TrialSetup
+from ..machine.device_memory import is_out_of_memory
 from ..optimizers import named_optimizer
 from ..task import Data, Loss, Score, Task
-from .packing import IGNORED, Rows, document_mask, pack, positions
+from .attention import Family, documents, family_of, own_attention, register
+from .packing import IGNORED, Rows, pack, positions
 from .text import Bytes, Templates, Tokens, held_out, read_documents, tokenized
 
 _LONGEST = 1024  # tokens of a row by default, at most
 _ATTENTION = ("documents", "rows")
 _QUANTIZED = ("8bit", "4bit")
-_KERNEL = "bsearch_sdpa"
+# Of logits, between a packed row and its documents alone; half precision rounds at 4e-3 and more.
+_SAME = {torch.float32: 1e-4, torch.float64: 1e-8}
+_SAME_IN_HALF = 3e-2
+# Rows that are looked at to find one to compare, and tokens of it, at most.
+_LOOKED_AT, _COMPARED = 256, 1024
 
 
 class CausalLM(Task):
-    """Predicts the next token; a sample is a row of packed documents."""
+    """Predicts the next token; a sample is a row of packed documents, or of one where the model would mix several."""
 
     def data(self, setup: TrialSetup) -> Data:
         options = setup.parameters
-        _attention(setup)
         if "text" not in options:
             raise TaskError("space.text: expected a file or folder of text. Write text: PATH under space:.")
         rows = _rows(
@@ -43,31 +49,49 @@ class CausalLM(Task):
             bool(options.get("train_on_prompt", False)),
             _tokenizer(setup),
             _length(setup),
+            not _packs(setup),
         )
         train, validation = (TensorDataset(part.tokens, part.labels, part.segments) for part in rows)
         return Data(train, validation, lengths=rows[0].lengths, unit="tokens")
 
     def model(self, setup: TrialSetup) -> nn.Module:
         model = _frozen_or_whole(setup)
-        model.config.use_cache = False
+        config = model.config.get_text_config(decoder=True)
+        model.config.use_cache = config.use_cache = False
         tokens = _tokens(_tokenizer(setup))
-        if (most := len(tokens)) > model.config.vocab_size:  # type: ignore[arg-type]
-            raise TaskError(f"space.tokenizer: expected at most the model's {model.config.vocab_size} tokens, got {most}")
+        if (most := len(tokens)) > config.vocab_size:  # type: ignore[arg-type]
+            raise TaskError(f"space.tokenizer: expected at most the model's {config.vocab_size} tokens, got {most}")
         whole: nn.Module = _with_adapters(model, setup) if "lora_rank" in setup.parameters else model
-        return whole
+        return whole.train()  # `from_pretrained` switches dropout off
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         tokens, labels, segments = batch
-        options: dict[str, Any] = {}
-        if _attention(setup) == "documents":
-            options["attention_mask"] = document_mask(segments)
-            if _takes_positions(model):
-                options["position_ids"] = positions(segments)
-        logits: Tensor = model(input_ids=tokens.long(), use_cache=False, **options).logits
+        logits = _logits(model, tokens, segments if _packs(setup) and _attention(setup) == "documents" else None)
         total = nn.functional.cross_entropy(
             logits.flatten(0, 1).float(), labels.flatten().long(), ignore_index=IGNORED, reduction="sum"
         )
         return Loss(total, (labels != IGNORED).sum())
+
+    def examine(self, model: nn.Module, data: Data, setup: TrialSetup) -> Iterator[Finding]:
+        """A row against its documents alone, by the attention that the model came with."""
+        family, apart = _family(_source(setup, "model")), _attention(setup) == "documents"
+        if not _packs(setup):
+            rows: TensorDataset = data.train  # type: ignore[assignment]
+            filled = sum(data.lengths or ()) / max(rows.tensors[0].numel(), 1)
+            why = f", since {family.reason}" if "packing" not in setup.parameters else ""
+            yield Finding("rows", "space.packing", f"a row is one document{why}; {filled:.0%} of the rows' tokens are text")
+        found = _compared(model, data, packed=_packs(setup), apart=apart)
+        most = _SAME.get(next(model.parameters()).dtype, _SAME_IN_HALF)
+        if found is None:
+            return
+        name, (off, ahead) = type(model).__name__, found
+        if ahead > most:
+            message = f"expected a causal model, whose tokens see none that follow; got {name}, whose logits change with them"
+            yield Finding("causal", "space.model", f"{message} (relative difference {ahead:.1g})", ahead)
+        elif off > most:
+            what = "the documents of a packed row see each other" if apart and _packs(setup) else "rows lack its own attention"
+            message = f"{what} in {name} (relative difference of logits {off:.1g}). Write packing: false."
+            yield Finding("packing", "space.model", message, off)
 
     def optimizer(self, model: nn.Module, setup: TrialSetup) -> torch.optim.Optimizer:
         return named_optimizer(model, setup, default="adamw")
@@ -95,9 +119,16 @@ class CausalLM(Task):
 
 @lru_cache(maxsize=4)
 def _rows(
-    text: str, validation_text: str, files: str, templates: Templates, train_on_prompt: bool, tokenizer: str, length: int
+    text: str,
+    validation_text: str,
+    files: str,
+    templates: Templates,
+    train_on_prompt: bool,
+    tokenizer: str,
+    length: int,
+    alone: bool,
 ) -> tuple[Rows, Rows]:
-    """Packed rows for training and for validation."""
+    """Rows for training and for validation."""
     train = read_documents(Path(text), templates, files, "text")
     if validation_text:
         validation = read_documents(Path(validation_text), templates, files, "validation_text")
@@ -105,13 +136,14 @@ def _rows(
         train, validation = held_out(train)
     tokens = _tokens(tokenizer)
     first, second = (
-        pack(list(tokenized(part, tokens, train_on_prompt=train_on_prompt)), length) for part in (train, validation)
+        pack(list(tokenized(part, tokens, train_on_prompt=train_on_prompt)), length, alone=alone)
+        for part in (train, validation)
     )
     return first, second
 
 
 def _length(setup: TrialSetup) -> int:
-    config = _config(_source(setup, "model"))
+    config = _config(_source(setup, "model")).get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or _LONGEST
     length = setup.parameters.get("length", min(most, _LONGEST))
     if not isinstance(length, int) or not 2 <= length <= most:
@@ -126,7 +158,67 @@ def _attention(setup: TrialSetup) -> str:
     return chosen
 
 
+def _packs(setup: TrialSetup) -> bool:
+    """Whether a row holds several documents."""
+    packing, family = setup.parameters.get("packing"), _family(_source(setup, "model"))
+    if packing not in (None, True, False):
+        raise TaskError(f"space.packing: expected true or false, got {packing!r}")
+    apart = _attention(setup) == "documents"
+    if packing is False and not apart:
+        raise TaskError("space.packing: expected true with attention: rows, whose rows hold several documents; got false")
+    if packing and apart and family.leaks:
+        raise TaskError(f"space.packing: expected false, since {family.reason}; got true. Or write attention: rows.")
+    return not apart or bool(packing) or (packing is None and not family.reason)
+
+
 # ---------------------------------------------------------------- models
+
+
+@lru_cache(maxsize=4)
+def _family(source: str) -> Family:
+    return family_of(_transformers(), _config(source))
+
+
+def _logits(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Tensor:
+    """(n, length, tokens) of rows, within their documents if `segments` tells them apart."""
+    options = {} if segments is None else {"position_ids": positions(segments)}
+    with documents(segments):
+        logits: Tensor = model(input_ids=tokens.long(), use_cache=False, **options).logits
+    return logits
+
+
+def _compared(model: nn.Module, data: Data, *, packed: bool, apart: bool) -> tuple[float, float] | None:
+    """Relative differences of logits: of a row as it is trained to those by the model's own attention, of its documents alone
+    where they are kept `apart`; and of a row's first half to those of the half alone. None where memory does not suffice.
+    """
+    rows: TensorDataset = data.train  # type: ignore[assignment]
+    tokens, _, segments = rows.tensors
+    lengths = data.lengths or []
+    # That with the most documents, and of those the fullest.
+    row = max(range(min(len(lengths), _LOOKED_AT)), key=lambda row: (int(segments[row].max()), lengths[row]))
+    end = min(lengths[row], _COMPARED)
+    device = next(model.parameters()).device
+    ids, parts = tokens[row, :end].to(device)[None], segments[row, :end].to(device)[None]
+    training, half = model.training, (end + 1) // 2
+    pieces = torch.split(ids, torch.bincount(parts[0]).tolist(), 1) if packed and apart else (ids,)
+    model.eval()
+    try:
+        with torch.no_grad():
+            with own_attention(model):
+                alone = torch.cat([_logits(model, piece, None) for piece in pieces], 1)
+                ahead = _relative(_logits(model, ids, None)[:, :half], _logits(model, ids[:, :half], None))
+            off = _relative(_logits(model, ids, parts if packed and apart else None), alone)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return None
+        raise
+    finally:
+        model.train(training)
+    return off, ahead
+
+
+def _relative(one: Tensor, other: Tensor) -> float:
+    return float((one - other).float().norm() / other.float().norm().clamp_min(1e-30))
 
 
 def _path(setup: TrialSetup, key: str) -> Path:
@@ -152,11 +244,7 @@ def _transformers() -> Any:
         raise TaskError("CausalLM needs transformers: pip install 'bsearch[language]'") from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    # Without a function for its masks, so that a mask is what the task gives, or none and the causal kernel. The library's own
-    # looks at positions for packed rows, and takes another kernel when it is traced.
-    transformers.AttentionInterface.register(_KERNEL, sdpa_attention_forward)
+    register(transformers)
     return transformers
 
 
@@ -188,7 +276,8 @@ def _tokens(source: str) -> Tokens:
 
 def _frozen_or_whole(setup: TrialSetup) -> Any:
     """The model, from scratch or with its weights."""
-    source, options = _source(setup, "model"), {"attn_implementation": _KERNEL}
+    source = _source(setup, "model")
+    options = {"attn_implementation": _family(source).kernel}
     if setup.parameters.get("from_scratch", False):
         return _transformers().AutoModelForCausalLM.from_config(_config(source), **options)
     quantized = setup.parameters.get("quantize")
@@ -238,13 +327,6 @@ def _with_adapters(model: Any, setup: TrialSetup) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what peft reads there
         return get_peft_model(model, config)
-
-
-def _takes_positions(model: nn.Module) -> bool:
-    inner: Any = model
-    if hasattr(inner, "get_base_model"):  # under adapters
-        inner = inner.get_base_model()
-    return "position_ids" in inspect.signature(inner.forward).parameters
 
 
 __all__ = ["CausalLM"]

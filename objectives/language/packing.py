@@ -39,10 +39,13 @@ class Rows:
     lengths: list[int]
 
 
-def pack(documents: Sequence[Document], length: int) -> Rows:
+def pack(documents: Sequence[Document], length: int, *, alone: bool = False) -> Rows:
     """Pack documents into rows, the longest first, each into the fullest row that has room for it.
 
     A longer document continues in a row that begins with its last token, so that each of its tokens is predicted once.
+
+    Args:
+        alone: each document, or part of one, has a row of its own.
 
     >>> rows = pack([Document([5, 6, 7]), Document([8, 9]), Document([1, 2, 3, 4], prompt=2)], 5)
     >>> rows.tokens.tolist(), rows.segments.tolist()
@@ -51,7 +54,8 @@ def pack(documents: Sequence[Document], length: int) -> Rows:
     [[6, 7, -100, 9, -100], [-100, 3, 4, -100, -100]]
     """
     pieces = [piece for document in documents for piece in _pieces(document, length)]
-    placed = best_fit([len(piece.tokens) for piece in pieces], length)
+    sizes = [len(piece.tokens) for piece in pieces]
+    placed = [[member] for member in range(len(pieces))] if alone else best_fit(sizes, length)
     shape = len(placed), length
     tokens, labels = np.zeros(shape, np.int32), np.full(shape, IGNORED, np.int32)
     segments, lengths = np.zeros(shape, np.int32), []
@@ -109,9 +113,3 @@ def positions(segments: Tensor) -> Tensor:
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return here - torch.where(begins, here, 0).cummax(1).values
-
-
-def document_mask(segments: Tensor) -> Tensor:
-    """(n, 1, length, length) bool: each token sees itself and those before it in its document."""
-    same = segments[:, None, :, None] == segments[:, None, None, :]
-    return same & torch.ones(segments.shape[1:] * 2, dtype=torch.bool, device=segments.device).tril()

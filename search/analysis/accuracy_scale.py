@@ -8,6 +8,8 @@ from .gaussian_process import Array
 
 # Units below the best up to which the scale is linear; logarithmic beyond.
 _LINEAR = 1.5
+# How far down the logarithmic part reaches. Further down, as where a perplexity overflowed, all values are equal.
+DEEPEST = 30.0
 
 
 class AccuracyScale:
@@ -28,11 +30,11 @@ class AccuracyScale:
 
     def of(self, values: Array) -> Array:
         """Accuracies on this scale, elementwise."""
-        z = (values - self.best) / self.unit
+        with np.errstate(over="ignore"):
+            z: Array = np.maximum((values - self.best) / self.unit, -_LINEAR - np.expm1(DEEPEST))
         return np.where(z >= -_LINEAR, z, -_LINEAR - np.log1p(np.maximum(-_LINEAR - z, 0.0)))
 
     def back(self, scaled: Array) -> Array:
         """The inverse of `of`, elementwise."""
-        # Draws of a wide posterior reach far down; beyond e^30 units they are all equal.
-        depth = np.minimum(np.maximum(-_LINEAR - scaled, 0.0), 30.0)
+        depth = np.minimum(np.maximum(-_LINEAR - scaled, 0.0), DEEPEST)
         return self.best + self.unit * np.where(scaled >= -_LINEAR, scaled, -_LINEAR - np.expm1(depth))

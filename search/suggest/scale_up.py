@@ -29,6 +29,7 @@ from ...spaces.errors import StudyFileError
 from ...spaces.study.file import study_from_dict
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialRecord
+from ..analysis.accuracy_scale import DEEPEST
 from ..analysis.best_rate import other_coordinates
 from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
@@ -284,13 +285,14 @@ class _Scale:
         self.median = max(math.asinh(float(median) / self.unit), math.asinh(1))
 
     def of(self, values: Array) -> Array:
-        return np.asarray(-np.arcsinh((self.best - values) / self.unit) / self.median)
+        with np.errstate(over="ignore"):
+            below = np.minimum((self.best - values) / self.unit, np.sinh(DEEPEST))
+        return np.asarray(-np.arcsinh(below) / self.median)
 
     def back(self, scaled: Array) -> Array:
         """The inverse of `of`, but linear above the best: a draw may reach far up there."""
-        # Draws of a wide posterior also reach far down; beyond e^30 units they are all equal.
         below = -scaled * self.median
-        return np.asarray(self.best - self.unit * np.where(below > 0, np.sinh(np.clip(below, 0.0, 30.0)), below))
+        return np.asarray(self.best - self.unit * np.where(below > 0, np.sinh(np.clip(below, 0.0, DEEPEST)), below))
 
 
 _Draw = tuple[GaussianProcess, Array]  # a process, and the exponents of its coordinates

@@ -15,6 +15,8 @@ from typing import Literal
 #   state        the loss changes parameters, once per micro-batch
 #   generator    training data with a random generator that the trial's seed does not reach
 #   score        a score that is not a ratio of sums
+#   packing      documents of a packed row that are not computed as they are alone
+#   causal       a language model whose tokens see those that follow
 # Reported only: the training is unchanged, or the difference is expected.
 #   batch_norm           BatchNorm normalises over the micro-batch
 #   random               random draws: exact with the draws held fixed
@@ -22,6 +24,7 @@ from typing import Literal
 #   eval_mode            modules that the task has put in evaluation mode, and that stay in it
 #   unstable_validation  validation data that differ when they are read again
 #   scores_not_compared  scores could not be compared
+#   rows         how rows of documents are made
 Kind = Literal[
     "mean",
     "denominator",
@@ -37,8 +40,13 @@ Kind = Literal[
     "eval_mode",
     "unstable_validation",
     "scores_not_compared",
+    "packing",
+    "causal",
+    "rows",
 ]
-REFUSED: frozenset[Kind] = frozenset({"mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score"})
+REFUSED: frozenset[Kind] = frozenset(
+    {"mean", "denominator", "weights", "coupled", "layer", "state", "generator", "score", "packing", "causal"}
+)
 
 Verdict = Literal["exact", "unsplit", "inexact", "not examined"]
 

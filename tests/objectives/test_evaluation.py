@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from bsearch.objectives.data.batches import in_order
 from bsearch.objectives.evaluation import Evaluation, undefined
 from bsearch.objectives.task import Data, Score, Task, WholeSet
 from bsearch.objectives.training import TrainingRun, train_task
+from bsearch.search.analysis.accuracy_scale import AccuracyScale
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.trial import TrialSetup
 from helpers import setup
@@ -89,10 +92,22 @@ def test_a_quotient_of_nothing_is_not_a_number_and_named() -> None:
     assert math.isfinite(last.scores["accuracy"])
 
 
-def test_a_function_of_the_mean_that_overflows_is_infinite() -> None:
+@pytest.mark.parametrize("of", [math.exp, lambda mean: math.inf if mean > 709 else mean, lambda mean: mean * 1e308])
+def test_a_function_of_a_finite_mean_that_overflows_is_the_largest_number(of: Callable[[float], float]) -> None:
     evaluation = Evaluation(Points())
-    evaluation.add({"perplexity": Score(7100.0, 10, of=math.exp)})
-    assert evaluation.values() == {"perplexity": math.inf}
+    evaluation.add({"perplexity": Score(7100.0, 10, of=of), "worse": Score(math.inf, 10, of=of), "fine": Score(7.1, 10, of=of)})
+    values = evaluation.values()
+    assert values["perplexity"] == sys.float_info.max
+    assert values["worse"] == math.inf
+    assert values["fine"] == of(0.71)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_search_goes_on_beside_a_metric_that_overflowed() -> None:
+    values = -np.array([1.5, 1.4, 1.3, 7e4, sys.float_info.max])
+    scaled = AccuracyScale(values).of(values)
+    assert np.isfinite(scaled).all()
+    assert (np.diff(scaled[[4, 3, 0, 1, 2]]) > 0).all()
 
 
 def test_half_precisions_come_to_a_function_as_single() -> None:

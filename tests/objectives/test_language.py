@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from bsearch.cli import main
-from bsearch.objectives.language.packing import IGNORED, Document, best_fit, document_mask, pack, positions
+from bsearch.objectives.language.packing import IGNORED, Document, best_fit, pack, positions
 from bsearch.objectives.optimizers import OPTIMIZERS
 from bsearch.objectives.profiling.memory import MemoryProbe
 from bsearch.objectives.task import Loss
@@ -85,13 +85,16 @@ def test_bins_hold_what_they_have_room_for(sizes: list[int], room: int) -> None:
     assert sum(2 * size <= room for size in filled) <= 1
 
 
-def test_the_mask_is_causal_within_documents_and_positions_begin_anew() -> None:
-    segments = torch.tensor([[0, 0, 1, 1, 1, 2]])
-    assert positions(segments).tolist() == [[0, 1, 0, 1, 2, 0]]
-    mask = document_mask(segments)[0, 0]
-    for at in range(6):
-        for seen in range(6):
-            assert bool(mask[at, seen]) == (seen <= at and segments[0, at] == segments[0, seen])
+def test_positions_begin_anew_with_each_document() -> None:
+    assert positions(torch.tensor([[0, 0, 1, 1, 1, 2]])).tolist() == [[0, 1, 0, 1, 2, 0]]
+
+
+@given(documents, st.integers(2, 24))
+def test_alone_every_row_begins_with_its_only_document(docs: list[Document], length: int) -> None:
+    packed, alone = pack(docs, length), pack(docs, length, alone=True)
+    assert all(len(set(segments[:used].tolist())) == 1 for segments, used in zip(alone.segments, alone.lengths, strict=True))
+    assert sum(alone.lengths) == sum(packed.lengths)
+    assert sorted(alone.labels[alone.labels != IGNORED].tolist()) == sorted(packed.labels[packed.labels != IGNORED].tolist())
 
 
 @pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.long)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .figure import Axis, Figure, Layer, Tone
@@ -44,6 +44,8 @@ LOOKS: dict[Tone, _Style] = {
     "alternative": _Style("#7c5cbf", "#b79cff", "diamond-open", "d", 8),
 }
 _DASHED = ("limit", "alternative")
+# Matplotlib's axes end before numbers do: a perplexity that overflowed has no place on them.
+_LARGEST = 1e100
 
 
 def plotly_document(figure: Figure) -> dict[str, Any]:
@@ -181,6 +183,7 @@ def picture(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
 
 def _draw(axes: Axes, layer: Layer, figure: Figure) -> None:
     style, curve = LOOKS[layer.tone], figure.name == "learning-curves"
+    layer = replace(layer, y=tuple(y if abs(y) < _LARGEST else math.nan for y in layer.y))
     dash = "--" if layer.tone in _DASHED else "-"
     if layer.kind == "points":
         if layer.values:
