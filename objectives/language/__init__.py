@@ -5,12 +5,20 @@ Parameters (fixed or searched; only `model` and `text` are needed):
 - `model`: a causal model of `transformers`: a folder, relative to the study file, or a name on the hub. With
   `from_scratch: true` its configuration alone. `tokenizer`: a folder, a name, or `bytes`, for which a token is a byte; default:
   the model's.
-- `text`: a .txt or .jsonl file, a folder of them, or a folder that `datasets` saved. `files`: the names that count in a
-  folder, such as `*.py`. `validation_text`: the same for validation; default: every tenth document.
-- `completion`, `prompt`: how a line of .jsonl becomes text, such as `"{answer}"` and `"Question: {question}\\n"`; default:
-  `"{text}"` and nothing. `train_on_prompt: true` counts the prompt's tokens in the loss too.
-- `length`: tokens of a row; default: what the model takes, up to 1024. A sample is a row: several documents, none of them cut
-  if it fits. `attention`: `documents` keeps documents of a row apart, `rows` does not and is faster on some GPUs.
+- `text`: a .txt, .jsonl, .ndjson, .json, .csv or .parquet file, a folder of them, or a folder that `datasets` saved. `files`:
+  the names that count in a folder, such as `*.py`. `validation_text`: the same for validation, or `validation_share`: a share
+  of the documents, by a digest of their text; default: every tenth.
+- Records with `messages` (role, content), ShareGPT's `conversations`, `prompt` with `completion`, or `text` are known. Messages
+  become text by the tokenizer's chat template, or by `chat_template`: a file; `turns: all` counts the assistant's turns in the
+  loss, `last` the last of them.
+- `completion`, `prompt`: how other records become text, such as `"{answer}"` and `"Question: {question}\\n"`.
+  `train_on_prompt: true` counts all tokens in the loss.
+- `length`: tokens of a row; default: what the model takes, up to 1024. `too_long`: `split` lets a longer document go on in
+  another row, `drop` leaves it out, `cut_prompt` cuts the beginning of its prompt. `packing`: several documents in a row, none
+  of them cut if it fits; default: where the model keeps them apart. `attention`: `documents` does so, `rows` does not and is
+  faster on some GPUs.
+- `dtype`: precision of the weights in memory, `float32`, `bfloat16`, `float16`, or `auto`, that of the files; default: `auto`
+  of a frozen model, `float32` of one that is trained.
 - `lora_rank`: trains adapters of this rank, and freezes the model; `lora_alpha` (twice the rank), `lora_dropout` (0),
   `lora_targets`: modules by name, separated by commas (all linear ones).
 - `quantize`: `8bit` or `4bit` loads the frozen model so, on a GPU with `bitsandbytes`.

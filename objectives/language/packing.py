@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,12 +15,43 @@ from torch import Tensor
 IGNORED = -100  # a label that the loss leaves out
 
 
+# What becomes of a document that is longer than a row: it goes on in others, is left out, or loses the beginning of its prompt.
+TooLong = Literal["split", "drop", "cut_prompt"]
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Token ids, and how many of the first are a prompt, which the loss leaves out."""
+    """Token ids, and which of them the loss counts; None: all."""
 
     tokens: Sequence[int]
-    prompt: int = 0
+    counts: Sequence[bool] | None = None
+
+    @property
+    def counted(self) -> int:
+        """Tokens that are predicted and count: never the first, which nothing comes before."""
+        return len(self.tokens) - 1 if self.counts is None else sum(self.counts[1:])
+
+    def from_token(self, start: int, end: int | None = None) -> Document:
+        return Document(self.tokens[start:end], None if self.counts is None else self.counts[start:end])
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of documents on their way into rows.
+
+    Args:
+        tokens, counted: of what is in rows, and of these in the loss.
+        longer: than a row.
+        left_out: of these.
+        silent: without a counted token, or parts of longer ones without any; left out too.
+    """
+
+    documents: int
+    tokens: int
+    counted: int
+    longer: int = 0
+    left_out: int = 0
+    silent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +79,7 @@ def pack(documents: Sequence[Document], length: int, *, alone: bool = False) -> 
     Args:
         alone: each document, or part of one, has a row of its own.
 
-    >>> rows = pack([Document([5, 6, 7]), Document([8, 9]), Document([1, 2, 3, 4], prompt=2)], 5)
+    >>> rows = pack([Document([5, 6, 7]), Document([8, 9]), Document([1, 2, 3, 4], [False, False, True, True])], 5)
     >>> rows.tokens.tolist(), rows.segments.tolist()
     ([[5, 6, 7, 8, 9], [1, 2, 3, 4, 0]], [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]])
     >>> rows.labels.tolist()
@@ -65,17 +97,39 @@ def pack(documents: Sequence[Document], length: int, *, alone: bool = False) -> 
             piece = pieces[member]
             end = at + len(piece.tokens)
             tokens[row, at:end], segments[row, at:end] = piece.tokens, segment
-            counted = at + max(piece.prompt - 1, 0)  # the prompt's last token predicts the first that counts
-            labels[row, counted : end - 1] = tokens[row, counted + 1 : end]
+            labels[row, at : end - 1] = np.where(piece.counts[1:] if piece.counts else True, tokens[row, at + 1 : end], IGNORED)
             at = end
         segments[row, at:] = len(members)
         lengths.append(at)
     return Rows(torch.from_numpy(tokens), torch.from_numpy(labels), torch.from_numpy(segments), lengths)
 
 
+def fitted(documents: Iterable[Document], length: int, too_long: TooLong) -> tuple[list[Document], Fate]:
+    """Documents of at most `length` tokens, some of which count, and what became of the others."""
+    fitting: list[Document] = []
+    count = longer = left_out = silent = 0
+    for document in documents:
+        count += 1
+        pieces = [document]
+        if (over := len(document.tokens) - length) > 0:
+            longer += 1
+            if too_long == "split":
+                pieces = list(_pieces(document, length))
+            elif too_long == "cut_prompt" and not any((document.counts or [True])[: over + 1]):
+                pieces = [document.from_token(over)]
+            else:
+                left_out += 1
+                continue
+        teaching = [piece for piece in pieces if piece.counted]
+        silent += len(pieces) - len(teaching)
+        fitting += teaching
+    counted = sum(piece.counted for piece in fitting)
+    return fitting, Fate(count, sum(len(piece.tokens) for piece in fitting), counted, longer, left_out, silent)
+
+
 def _pieces(document: Document, length: int) -> Iterator[Document]:
     for start in range(0, max(len(document.tokens) - 1, 1), length - 1):
-        yield Document(document.tokens[start : start + length], max(document.prompt - start, 0))
+        yield document.from_token(start, start + length)
 
 
 def best_fit(sizes: Sequence[int], room: int) -> list[list[int]]:

@@ -1,20 +1,26 @@
-"""Documents from files, as tokens."""
+"""Records as text, of which some counts in the loss; and text as tokens."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any, Literal, Protocol
 
 from ...spaces.errors import TaskError
 from .packing import Document
+from .records import Placed, fields_of, text_of
 
-# Every so many documents, one is for validation where no other text is.
+# Every so many documents, one is for validation where nothing else is said.
 _HELD_OUT = 10
-_KINDS = (".txt", ".jsonl")
+# Names of roles, in ShareGPT's records among others.
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
+_KNOWN = ("system", "developer", "user", "assistant", "tool")
+
+Turns = Literal["all", "last"]
 
 
 class Tokens(Protocol):
@@ -24,6 +30,8 @@ class Tokens(Protocol):
     eos_token_id: int | None
 
     def __call__(self, text: Sequence[str], *, add_special_tokens: bool) -> Mapping[str, Any]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class Bytes:
@@ -39,127 +47,302 @@ class Bytes:
     def __call__(self, text: Sequence[str], *, add_special_tokens: bool) -> Mapping[str, Any]:
         return {"input_ids": [list(one.encode()) for one in text]}
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(one for one in ids if one < 256).decode(errors="replace") + "<end>" * (256 in ids)
+
     def __len__(self) -> int:
         return 257
 
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """How a record becomes a prompt and what follows it."""
+    """How a record becomes a prompt and what follows it; both empty: by the fields that it has."""
 
     prompt: str = ""
-    completion: str = "{text}"
+    completion: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A document before it is tokenized."""
-
-    prompt: str
-    completion: str
-
-
-def read_documents(path: Path, templates: Templates, files: str, key: str) -> list[Text]:
-    """Documents of a file or a folder, in the order of their names.
+    """A document before it is tokenized.
 
     Args:
-        key: of the study, for messages.
+        parts: pieces of text, and whether their tokens count.
+        is_chat: a chat template made it, and what begins and ends it too.
+    """
+
+    parts: tuple[tuple[str, bool], ...]
+    is_chat: bool = False
+
+    @property
+    def whole(self) -> str:
+        return "".join(part for part, _ in self.parts)
+
+
+def texts(placed: Iterable[Placed], templates: Templates, tokens: Tokens, turns: Turns) -> Iterator[Text]:
+    """Each record as text, those without any left out.
 
     Raises:
-        TaskError: there is nothing there, or a record lacks a field of the templates.
+        TaskError: a record that is not understood, by its place.
     """
-    if not path.exists():
-        raise TaskError(f"space.{key}: expected a file or folder of text, got {path}, which does not exist")
-    found = [one for one in _documents(path, templates, files, key) if one.prompt.strip() or one.completion.strip()]
-    if not found:
-        wanted = files or " or ".join(f"*{kind}" for kind in _KINDS)
-        raise TaskError(f"space.{key}: expected text in {path}, got none. Files that count: {wanted}.")
+    for record, where in placed:
+        if isinstance(record, str):
+            made = Text(((record, True),))
+        else:
+            made = _of_record(fields_of(record, where), templates, tokens, turns, where)
+        if made.whole.strip():
+            yield made
+
+
+def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, turns: Turns, where: str) -> Text:
+    if templates.prompt or templates.completion:
+        filled = (_filled(template, record, where) for template in (templates.prompt, templates.completion))
+        return Text(tuple(zip(filled, (False, True), strict=True)))
+    kinds = [
+        kind
+        for kind in (("messages",), ("conversations",), ("prompt", "completion"), ("text",))
+        if all(name in record for name in kind)
+    ]
+    if len(kinds) != 1:
+        found = " and ".join(" with ".join(kind) for kind in kinds) or ", ".join(record) or "none"
+        raise TaskError(
+            f"{where}: expected one of the fields text, messages, conversations, or prompt with completion; got {found}. Write "
+            "templates, such as prompt: '{question}' and completion: '{answer}'."
+        )
+    match kinds[0]:
+        case ("text",):
+            return Text(((text_of(record["text"], "the field 'text'", where), True),))
+        case ("prompt", "completion") if isinstance(record["prompt"], str):
+            prompt, completion = (text_of(record[name], f"the field {name!r}", where) for name in ("prompt", "completion"))
+            return Text(((prompt, False), (completion, True)))
+        case ("prompt", "completion"):
+            earlier = _messages(record["prompt"], "prompt", where)
+            messages = [*earlier, *_messages(record["completion"], "completion", where)]
+            return _chat(messages, record, tokens, turns, where, begins=len(earlier))
+        case (name,):
+            return _chat(_messages(record[name], name, where), record, tokens, turns, where)
+    raise AssertionError(kinds)
+
+
+# ---------------------------------------------------------------- templates
+
+
+class _Fields(string.Formatter):
+    """Fills templates with a record's fields, and with items within them: `{answers[0]}`, `{meta[title]}`."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+        name, *keys = field_name.replace("]", "").replace(".", "[").split("[")
+        if name not in kwargs:
+            raise TaskError(f"{self._where}: expected the field {name!r} of the template, got {', '.join(kwargs)}")
+        value = kwargs[name]
+        for key in keys:
+            try:
+                value = value[int(key) if isinstance(value, list) else key]
+            except (KeyError, IndexError, ValueError, TypeError):
+                raise TaskError(f"{self._where}: expected {{{field_name}}} of the template, but there is no {key!r}") from None
+        return text_of(value, f"the field {field_name!r}", self._where), name
+
+
+def checked_template(template: str, key: str) -> str:
+    """A template.
+
+    Raises:
+        TaskError: it is none, or names no field where it should.
+    """
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise TaskError(f"space.{key}: expected a template with fields in braces, got {template!r}: {error}") from None
+    if any(not name or name.isdecimal() for name in names):
+        raise TaskError(f"space.{key}: expected the name of a field in each pair of braces, got {template!r}")
+    return template
+
+
+def _filled(template: str, record: Mapping[str, Any], where: str) -> str:
+    try:
+        return _Fields(where).vformat(template, (), record)
+    except ValueError as error:
+        raise TaskError(f"{where}: the template {template!r} cannot be filled: {error}") from None
+
+
+# ---------------------------------------------------------------- conversations
+
+
+def _messages(value: Any, name: str, where: str) -> list[dict[str, Any]]:
+    """Messages with roles and contents as chat templates expect them.
+
+    Raises:
+        TaskError: something else.
+    """
+    if not isinstance(value, list):
+        raise TaskError(f"{where}: expected the field {name!r} to be a list of messages")
+    found = []
+    for number, message in enumerate(value):
+        what = f"{name}[{number}]"
+        if not isinstance(message, Mapping):
+            raise TaskError(f"{where}: expected {what} to be an object with role and content")
+        role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+        role = _ROLES.get(str(role), role)
+        if role not in _KNOWN:
+            raise TaskError(f"{where}: expected {what} to have one of the roles {', '.join(_KNOWN)}; got {role!r}")
+        if isinstance(content, list):  # of parts
+            content = "".join(
+                text_of(part.get("text") if isinstance(part, Mapping) else part, f"each part of {what}", where)
+                for part in content
+            )
+        elif content is None and message.get("tool_calls"):
+            content = ""
+        else:
+            content = text_of(content, f"the content of {what}", where)
+        others = {
+            key: other
+            for key, other in message.items()
+            if key not in ("role", "from", "content", "value") and other is not None
+        }
+        found.append({**others, "role": role, "content": content})
     return found
 
 
-def _documents(path: Path, templates: Templates, files: str, key: str) -> Iterator[Text]:
-    if path.is_file():
-        yield from _of_file(path, templates, key)
-    elif (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
-        yield from _of_dataset(path, templates, key)
-    else:
-        for one in sorted(path.rglob(files or "*")):
-            if one.is_file() and (files or one.suffix in _KINDS):
-                yield from _of_file(one, templates, key)
+def _chat(
+    messages: list[dict[str, Any]], record: Mapping[str, Any], tokens: Tokens, turns: Turns, where: str, begins: int = 0
+) -> Text:
+    """A conversation by the tokenizer's own template, of which the assistant's turns count.
 
+    A turn is what the template adds for it after what asks for one, without the space that follows. Every token in it is
+    found by rendering the conversation up to it, so no template has to mark it.
 
-def _of_file(path: Path, templates: Templates, key: str) -> Iterator[Text]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"space.{key}: {path} cannot be read as text: {error}") from None
-    if path.suffix != ".jsonl":
-        yield Text("", text)
-        return
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise TaskError(f"{path}:{number}: expected a JSON object on each line: {error}") from None
-            yield _filled(templates, record, f"{path}:{number}")
+    Args:
+        begins: message from which on turns count.
 
-
-def _of_dataset(path: Path, templates: Templates, key: str) -> Iterator[Text]:
-    try:
-        from datasets import Dataset, load_from_disk
-    except ImportError:
+    Raises:
+        TaskError: there is no template, it fails, or it writes a turn otherwise once others follow.
+    """
+    template: Any = tokens
+    if not getattr(template, "chat_template", None):
         raise TaskError(
-            f"space.{key}: {path} was saved by `datasets`, which is not installed: pip install 'bsearch[language]'"
-        ) from None
-    saved = load_from_disk(str(path))
-    if not isinstance(saved, Dataset):
-        raise TaskError(f"space.{key}: expected one of the parts of {path}: {', '.join(saved)}. Write text: {path.name}/train.")
-    for number, record in enumerate(saved):
-        yield _filled(templates, record, f"{path}, row {number}")
+            f"{where}: expected a tokenizer with a chat template for messages, got none. Name one that has it: "
+            "tokenizer: NAME; or write chat_template: FILE."
+        )
+    tools = record.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise TaskError(f"{where}: expected tools as a list: {error}") from None
+
+    def rendered(count: int, *, asks: bool = False) -> str:
+        try:
+            text: str = template.apply_chat_template(messages[:count], tools=tools, tokenize=False, add_generation_prompt=asks)
+        except Exception as error:  # of the template
+            raise TaskError(f"{where}: the tokenizer's chat template fails: {error}") from None
+        return text
+
+    whole = rendered(len(messages))
+    answers = [number for number, one in enumerate(messages) if one["role"] == "assistant" and number >= begins]
+    parts: list[tuple[str, bool]] = []
+    at = 0
+    for number in answers[-1:] if turns == "last" else answers:
+        before = rendered(number, asks=True)
+        until = (whole if number == len(messages) - 1 else rendered(number + 1)).rstrip()
+        if not (whole.startswith(before) and whole.startswith(until) and at <= len(before) <= len(until)):
+            advice = "Write turns: last." if turns == "all" and len(answers) > 1 else "Use another chat template."
+            raise TaskError(
+                f"{where}: the tokenizer's chat template writes message {number} otherwise once others follow, so that its "
+                f"tokens cannot be found. {advice}"
+            )
+        parts += [(whole[at : len(before)], False), (whole[len(before) : len(until)], True)]
+        at = len(until)
+    return Text((*parts, (whole[at:], False)), is_chat=True)
 
 
-def _filled(templates: Templates, record: Any, where: str) -> Text:
-    if not isinstance(record, Mapping):
-        raise TaskError(f"{where}: expected a JSON object, got {type(record).__name__}")
-    for template in (templates.prompt, templates.completion):
-        for name in _fields(template):
-            if name not in record:
-                raise TaskError(f"{where}: expected the field {name!r} of the template {template!r}, got {', '.join(record)}")
-    return Text(templates.prompt.format_map(record), templates.completion.format_map(record))
+# ---------------------------------------------------------------- tokens
 
 
-def _fields(template: str) -> Iterator[str]:
-    try:
-        yield from (name.split(".")[0].split("[")[0] for _, name, _, _ in string.Formatter().parse(template) if name)
-    except ValueError as error:
-        raise TaskError(f"template {template!r}: {error}") from None
+def tokenized(made: Iterable[Text], tokens: Tokens, *, train_on_prompt: bool) -> Iterator[Document]:
+    """Each document's tokens. One that no chat template made begins as the tokenizer begins text, and ends with its token for
+    that, if it has one.
+    """
+    begins, ends = _frame(tokens)
+    for chunk in _chunks(list(made), 1000):
+        chats = [one for one in chunk if one.is_chat]
+        found = iter(_joint(chats, tokens))
+        rest = [one for one in chunk if not one.is_chat]
+        pieces = iter(
+            tokens([part for one in rest for part, _ in one.parts], add_special_tokens=False)["input_ids"] if rest else ()
+        )
+        for one in chunk:
+            if one.is_chat:
+                ids, counts = next(found)
+            else:
+                ids, counts = list(begins), [not one.parts[0][0] or one.parts[0][1]] * len(begins)
+                for _, counted in one.parts:
+                    piece = next(pieces)
+                    ids += piece
+                    counts += [counted] * len(piece)
+                if ids[-len(ends) :] != ends:
+                    ids, counts = ids + ends, counts + [True] * len(ends)
+            yield Document(ids, None if train_on_prompt or all(counts) else counts)
 
 
-def held_out(documents: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """Documents for training, and every tenth for validation.
+def _frame(tokens: Tokens) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before a text, and the token that ends one."""
+    begins = []
+    if tokens.bos_token_id is not None and tokens.bos_token_id != tokens.eos_token_id:
+        ids = tokens(["a"], add_special_tokens=True)["input_ids"][0]
+        begins = [tokens.bos_token_id] if ids[0] == tokens.bos_token_id else []
+    return begins, [] if tokens.eos_token_id is None else [tokens.eos_token_id]
+
+
+def _joint(chats: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], list[bool]]]:
+    """Tokens of whole texts, each of which counts if it begins in a part that does."""
+    if not chats:
+        return
+    if not getattr(tokens, "is_fast", False):
+        raise TaskError("space.tokenizer: expected a fast tokenizer for messages, which knows where in the text its tokens are")
+    encoded = tokens([one.whole for one in chats], add_special_tokens=False, return_offsets_mapping=True)
+    for one, ids, offsets in zip(chats, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        ends = list(accumulate(len(part) for part, _ in one.parts))
+        counts, place = [], 0
+        for begin, _ in offsets:
+            while place < len(ends) - 1 and begin >= ends[place]:
+                place += 1
+            counts.append(one.parts[place][1])
+        yield list(ids), counts
+
+
+def _chunks(values: Sequence[Text], size: int) -> Iterator[Sequence[Text]]:
+    return (values[at : at + size] for at in range(0, len(values), size))
+
+
+# ---------------------------------------------------------------- validation
+
+
+def held_out(made: Sequence[Text], share: float | None) -> tuple[list[Text], list[Text]]:
+    """Documents for training and for validation: every tenth, or a share by a digest of their text, so that the same text is on
+    one side whatever else is there.
 
     Raises:
         TaskError: there are too few.
     """
-    if len(documents) < _HELD_OUT:
+    if share is not None:
+        sides: tuple[list[Text], list[Text]] = ([], [])
+        for one in made:
+            sides[_drawn(one.whole) < share].append(one)
+        if not all(sides):
+            raise TaskError(f"space.validation_share: expected documents on both sides of {share:g}, got {len(made)} on one")
+        return sides
+    if len(made) < _HELD_OUT:
         raise TaskError(
-            f"space.text: expected at least {_HELD_OUT} documents, every tenth for validation, got {len(documents)}. Name "
+            f"space.text: expected at least {_HELD_OUT} documents, every tenth for validation, got {len(made)}. Name "
             "validation_text, or give each document a file or a line of .jsonl."
         )
-    rest = [one for number, one in enumerate(documents) if number % _HELD_OUT != _HELD_OUT - 1]
-    return rest, list(documents[_HELD_OUT - 1 :: _HELD_OUT])
+    rest = [one for number, one in enumerate(made) if number % _HELD_OUT != _HELD_OUT - 1]
+    return rest, list(made[_HELD_OUT - 1 :: _HELD_OUT])
 
 
-def tokenized(documents: Iterable[Text], tokens: Tokens, *, train_on_prompt: bool) -> Iterator[Document]:
-    """Each document's tokens, between those that begin and end a document where the tokenizer has them."""
-    documents = list(documents)
-    prompts, completions = (
-        tokens([getattr(one, part) for one in documents], add_special_tokens=False)["input_ids"]
-        for part in ("prompt", "completion")
-    )
-    begins = [] if tokens.bos_token_id in (None, tokens.eos_token_id) else [tokens.bos_token_id]
-    ends = [] if tokens.eos_token_id is None else [tokens.eos_token_id]
-    for prompt, completion in zip(prompts, completions, strict=True):
-        head = [*begins, *prompt]
-        yield Document([*head, *completion, *ends], 0 if train_on_prompt or not prompt else len(head))
+def _drawn(text: str) -> float:
+    """A number in [0, 1) that belongs to a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64

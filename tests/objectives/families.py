@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from bsearch.objectives.language.attention import Family, family_of, register
-from bsearch.objectives.language.causal_lm import _compared
+from bsearch.objectives.language.comparison import compared
 from bsearch.objectives.language.packing import Document, Rows, pack
 from bsearch.objectives.task import Data
 from torch.utils.data import TensorDataset
@@ -155,7 +155,7 @@ def tried(kind: str, *, packed: bool | None = None) -> Tried:
         family = family_of(transformers, config)
         packs = not family.reason if packed is None else packed
         model = model_of(config, family.kernel)
-        found = _compared(model, as_data(rows(alone=not packs)), packed=packs, apart=True)
+        found = compared(model, as_data(rows(alone=not packs)), packed=packs, apart=True)
         assert found is not None
     except Exception as error:
         return Tried(kind, why=f"no small configuration: {type(error).__name__}")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 pytest.importorskip("transformers", reason="bsearch[language] is not installed")
 import transformers
 from bsearch.objectives.language.attention import KERNEL, documents, family_of, register
-from bsearch.objectives.language.causal_lm import _logits
+from bsearch.objectives.language.comparison import logits_of
 from bsearch.objectives.language.packing import IGNORED
 from objectives.families import WINDOW, model_of, rows, tiny, tried
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -67,10 +67,10 @@ def test_a_window_is_kept_within_documents(kind: str) -> None:
     model = model_of(config, family_of(transformers, config).kernel).eval()
     made = rows(alone=False)
     with torch.no_grad():
-        packed = loss_of(_logits(model, made.tokens, made.segments), made.labels)
+        packed = loss_of(logits_of(model, made.tokens, made.segments), made.labels)
         unlimited = model_of(without_windows(config), KERNEL).eval()
         with documents(made.segments):
-            dropped = loss_of(_logits(unlimited, made.tokens, made.segments), made.labels)
+            dropped = loss_of(logits_of(unlimited, made.tokens, made.segments), made.labels)
         model.set_attn_implementation("eager")
         alone = 0.0
         for tokens, labels, segments in zip(made.tokens, made.labels, made.segments, strict=True):

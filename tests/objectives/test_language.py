@@ -35,7 +35,9 @@ SENTENCES = [f"{'word ' * (3 * number % 17)}ends {number}." for number in range(
 
 documents = st.lists(
     st.lists(st.integers(1, 90), min_size=1, max_size=40).flatmap(
-        lambda tokens: st.integers(0, len(tokens)).map(lambda prompt: Document(tokens, prompt))
+        lambda tokens: st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)).map(
+            lambda counts: Document(tokens, None if all(counts) else counts)
+        )
     ),
     min_size=1,
     max_size=30,
@@ -59,7 +61,7 @@ def test_every_token_is_once_in_a_row_and_predicted_from_its_own_document(docs: 
         (one, other)
         for document in docs
         for place, (one, other) in enumerate(zip(document.tokens, document.tokens[1:], strict=False), start=1)
-        if place >= document.prompt
+        if document.counts is None or document.counts[place]
     )
     assert predicted == wanted
 
@@ -269,7 +271,7 @@ def test_perplexity_is_of_the_mean_over_all_tokens(language: dict[str, Any]) -> 
     [
         ({"model": "no/such"}, "space.model: expected a folder of `transformers`, or a name on a hub that can be reached"),
         ({"text": "missing"}, "space.text: expected a file or folder of text, got "),
-        ({"completion": "{txet}"}, "text.jsonl:1: expected the field 'txet' of the template '{txet}', got question, text"),
+        ({"completion": "{txet}"}, "text.jsonl:1: expected the field 'txet' of the template, got question, text"),
         ({"length": 4096}, "space.length: expected 2 to 128 tokens, which is what the model takes, got 4096"),
         ({"lora_rank": 0}, "space.lora_rank: expected an integer >= 1, got 0. Leave it out to train all weights."),
         ({"lora_rank": 2, "lora_targets": "q_porj"}, "space.lora_targets: expected modules of the model, got 'q_porj'."),
@@ -297,8 +299,9 @@ def test_what_is_wrong_is_told(
     ("content", "message"),
     [
         ("", "expected text in "),
-        ("{}", "expected the field 'text'"),
-        ("[1]", "expected a JSON object, got list"),
+        ("{}", "expected one of the fields text, messages, conversations, or prompt with completion; got none"),
+        ("[1]", "expected a JSON object, got a list"),
+        ('{"text": ""}', "expected text in "),
         ("{", ":1: "),
     ],
 )
@@ -324,7 +327,7 @@ def test_text_may_be_what_datasets_saved_or_a_folder_of_files(language: dict[str
         assert all(torch.equal(one, other) for one, other in zip(found.tensors, of_lines.tensors, strict=True))
     for changes, message in (
         ({"text": str(tmp_path / "parts")}, "expected one of the parts of "),
-        ({"text": str(tmp_path / "files")}, "got none. Files that count: *.txt or *.jsonl."),
+        ({"text": str(tmp_path / "files")}, "got none. Files that count: *.txt or *.jsonl or "),
     ):
         with pytest.raises(TaskError) as told:
             TrainingRun(CausalLM(), language_setup(language, **changes))

@@ -1,0 +1,60 @@
+"""A row as it is trained, against its documents alone by the attention that the model came with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from ..machine.device_memory import is_out_of_memory
+from ..task import Data
+from .attention import documents, own_attention
+from .packing import positions
+
+# Rows that are looked at to find one to compare, and tokens of it, at most.
+_LOOKED_AT, _COMPARED = 256, 1024
+
+
+def logits_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Tensor:
+    """(n, length, tokens) of rows, within their documents if `segments` tells them apart."""
+    options = {} if segments is None else {"position_ids": positions(segments)}
+    with documents(segments):
+        logits: Tensor = model(input_ids=tokens.long(), use_cache=False, **options).logits
+    return logits
+
+
+def compared(model: nn.Module, data: Data, *, packed: bool, apart: bool) -> tuple[float, float] | None:
+    """Relative differences of logits: of a row as it is trained to those by the model's own attention, of its documents alone
+    where they are kept `apart`; and of a row's first half to those of the half alone. None where memory does not suffice.
+    """
+    rows: TensorDataset = data.train  # type: ignore[assignment]
+    tokens, _, segments = rows.tensors
+    lengths = data.lengths or []
+    # That with the most documents, and of those the fullest.
+    row = max(range(min(len(lengths), _LOOKED_AT)), key=lambda row: (int(segments[row].max()), lengths[row]))
+    end = min(lengths[row], _COMPARED)
+    device = next(model.parameters()).device
+    ids, parts = tokens[row, :end].to(device)[None], segments[row, :end].to(device)[None]
+    training, half = model.training, (end + 1) // 2
+    pieces = torch.split(ids, torch.bincount(parts[0]).tolist(), 1) if packed and apart else (ids,)
+    model.eval()
+    try:
+        with torch.no_grad():
+            with own_attention(model):
+                alone = torch.cat([logits_of(model, piece, None) for piece in pieces], 1)
+                ahead = _relative(logits_of(model, ids, None)[:, :half], logits_of(model, ids[:, :half], None))
+            off = _relative(logits_of(model, ids, parts if packed and apart else None), alone)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return None
+        raise
+    finally:
+        model.train(training)
+    return off, ahead
+
+
+def _relative(one: Tensor, other: Tensor) -> float:
+    return float((one - other).float().norm() / other.float().norm().clamp_min(1e-30))
+
+
+__all__ = ["compared", "logits_of"]

@@ -1,0 +1,160 @@
+"""What a study's text becomes: rows for training and validation, and an account of what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any, get_args
+
+from ...spaces.errors import TaskError, near_miss
+from ...spaces.trial import TrialSetup
+from .packing import Document, Fate, Rows, TooLong, fitted, pack
+from .pretrained import length_of, packs, path_of, tokenizer_of, tokens_of
+from .records import KINDS, records
+from .text import Templates, Text, Tokens, Turns, checked_template, held_out, texts, tokenized
+
+# Documents that `check` shows, and characters of each.
+_SHOWN, _CHARACTERS = 3, 300
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Rows, and what became of the documents that they were made of.
+
+    Args:
+        samples: a few of the training documents as text, with what counts in the loss in guillemets.
+    """
+
+    train: Rows
+    validation: Rows
+    fate: Fate
+    samples: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What became of the training documents."""
+        fate, rows = self.fate, len(self.train.tokens)
+        parts = [
+            f"{fate.documents:,} documents in {rows:,} rows; {fate.counted / max(fate.tokens, 1):.0%} of their tokens count"
+        ]
+        if fate.longer:
+            parts.append(
+                f"{fate.longer:,} are longer than a row" + (f", {fate.left_out:,} of them left out" if fate.left_out else "")
+            )
+        if fate.silent:
+            what = "documents or parts of them" if fate.longer else "documents"
+            parts.append(f"{fate.silent:,} {what} without a counted token were left out")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Everything that rows depend on."""
+
+    text: str
+    validation_text: str
+    validation_share: float | None
+    files: str
+    templates: Templates
+    turns: Turns
+    train_on_prompt: bool
+    tokenizer: str
+    chat_template: str
+    length: int
+    too_long: TooLong
+    alone: bool
+
+
+def corpus_of(setup: TrialSetup) -> Corpus:
+    """The rows of a study; the same for all trials with the same parameters of text.
+
+    Raises:
+        TaskError: parameters that do not fit, or a record that is not understood.
+    """
+    options = setup.parameters
+    if "text" not in options:
+        raise TaskError("space.text: expected a file or folder of text. Write text: PATH under space:.")
+    share = options.get("validation_share")
+    if share is not None and (isinstance(share, bool | str) or not 0 < share < 1):
+        raise TaskError(f"space.validation_share: expected a number between 0 and 1, got {share!r}")
+    if share is not None and "validation_text" in options:
+        raise TaskError("space.validation_share: expected validation_text or a share of the text, got both")
+    prompt = checked_template(str(options.get("prompt", "")), "prompt")
+    completion = checked_template(str(options.get("completion", "{text}" if prompt else "")), "completion")
+    return _corpus(
+        _Wanted(
+            text=str(path_of(setup, "text")),
+            validation_text=str(path_of(setup, "validation_text")) if "validation_text" in options else "",
+            validation_share=share,
+            files=str(options.get("files", "")),
+            templates=Templates(prompt, completion),
+            turns=_one_of(setup, "turns", get_args(Turns)),
+            train_on_prompt=bool(options.get("train_on_prompt", False)),
+            tokenizer=tokenizer_of(setup),
+            chat_template=str(path_of(setup, "chat_template")) if "chat_template" in options else "",
+            length=length_of(setup),
+            too_long=_one_of(setup, "too_long", get_args(TooLong)),
+            alone=not packs(setup),
+        )
+    )
+
+
+def _one_of(setup: TrialSetup, key: str, choices: Sequence[str]) -> Any:
+    chosen = str(setup.parameters.get(key, choices[0]))
+    if chosen not in choices:
+        raise TaskError(f"space.{key}: expected {' or '.join(choices)}, got {chosen!r}.{near_miss(chosen, choices)}")
+    return chosen
+
+
+@lru_cache(maxsize=4)
+def _corpus(wanted: _Wanted) -> Corpus:
+    tokens = tokens_of(wanted.tokenizer, wanted.chat_template)
+
+    def read(path: str, key: str) -> list[Text]:
+        found = list(texts(records(Path(path), wanted.files, key), wanted.templates, tokens, wanted.turns))
+        if not found:
+            kinds = wanted.files or " or ".join(f"*{kind}" for kind in KINDS)
+            raise TaskError(f"space.{key}: expected text in {path}, got none. Files that count: {kinds}.")
+        return found
+
+    train = read(wanted.text, "text")
+    if wanted.validation_text:
+        validation = read(wanted.validation_text, "validation_text")
+    else:
+        train, validation = held_out(train, wanted.validation_share)
+    sides: list[tuple[list[Document], Fate]] = []
+    for part, name in ((train, "training"), (validation, "validation")):
+        documents = tokenized(part, tokens, train_on_prompt=wanted.train_on_prompt)
+        sides.append(fitted(documents, wanted.length, wanted.too_long))
+        if not sides[-1][0]:
+            raise TaskError(
+                f"space.text: expected a token that counts in the loss among the {name} documents ({len(part):,}), got none: "
+                "their prompts fill the rows, or nothing follows them. Write a larger length, or too_long: cut_prompt."
+            )
+    (first, fate), (second, _) = sides
+    rows = [pack(documents, wanted.length, alone=wanted.alone) for documents in (first, second)]
+    shown = first[:: max(len(first) // _SHOWN, 1)][:_SHOWN]
+    return Corpus(rows[0], rows[1], fate, tuple(_shown(document, tokens) for document in shown))
+
+
+def _shown(document: Document, tokens: Tokens) -> str:
+    """A document in a line, with what counts in guillemets; its beginning and end where it is long."""
+    text = "".join(_marked(document, tokens)).replace("\n", "⏎")
+    half = _CHARACTERS // 2
+    return text if len(text) <= _CHARACTERS else f"{text[:half]} … {text[-half:]}"
+
+
+def _marked(document: Document, tokens: Tokens) -> Iterator[str]:
+    counts = document.counts or [True] * len(document.tokens)
+    at = 0
+    for counted, run in groupby(counts):
+        end = at + len(list(run))
+        piece = tokens.decode(list(document.tokens[at:end]))
+        yield f"«{piece}»" if counted else piece
+        at = end
+
+
+__all__ = ["Corpus", "corpus_of"]
