@@ -94,22 +94,32 @@ def texts(placed: Iterable[Placed], templates: Templates, tokens: Tokens, turns:
             yield made
 
 
-def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, turns: Turns, where: str) -> Text:
-    if templates.prompt or templates.completion:
-        filled = (_filled(template, record, where) for template in (templates.prompt, templates.completion))
-        return Text(tuple(zip(filled, (False, True), strict=True)))
+def fields_read(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """The fields that make a record's text where the study has no templates.
+
+    Raises:
+        TaskError: it has none that are known, or several.
+    """
     kinds = [
         kind
         for kind in (("messages",), ("conversations",), ("prompt", "completion"), ("text",))
         if all(name in record for name in kind)
     ]
-    if len(kinds) != 1:
-        found = " and ".join(" with ".join(kind) for kind in kinds) or ", ".join(record) or "none"
-        raise TaskError(
-            f"{where}: expected one of the fields text, messages, conversations, or prompt with completion; got {found}. Write "
-            "templates, such as prompt: '{question}' and completion: '{answer}'."
-        )
-    match kinds[0]:
+    if len(kinds) == 1:
+        return kinds[0]
+    found = " and ".join(" with ".join(kind) for kind in kinds) or ", ".join(record) or "none"
+    raise TaskError(
+        f"{where}: expected one of the fields text, messages, conversations, or prompt with completion; got {found}. Write "
+        "templates, such as prompt: '{question}' and completion: '{answer}'."
+    )
+
+
+def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, turns: Turns, where: str) -> Text:
+    if templates.prompt or templates.completion:
+        filled = (_filled(template, record, where) for template in (templates.prompt, templates.completion))
+        return Text(tuple(zip(filled, (False, True), strict=True)))
+    kind = fields_read(record, where)
+    match kind:
         case ("text",):
             return Text(((text_of(record["text"], "the field 'text'", where), True),))
         case ("prompt", "completion") if isinstance(record["prompt"], str):
@@ -121,7 +131,7 @@ def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, 
             return _chat(messages, record, tokens, turns, where, begins=len(earlier))
         case (name,):
             return _chat(_messages(record[name], name, where), record, tokens, turns, where)
-    raise AssertionError(kinds)
+    raise AssertionError(kind)
 
 
 # ---------------------------------------------------------------- templates

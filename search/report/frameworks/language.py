@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
 from string import Formatter
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-from ....spaces.errors import StudyFileError
+from ....spaces.errors import StudyFileError, TaskError
 from ....spaces.learning_rate import LION_BETAS
 from .settings import ChosenSettings
 from .texts import (
@@ -39,10 +40,19 @@ def trl(chosen: ChosenSettings) -> Exported:
     """
     options = _options(chosen, "trl")
     arguments, optimizer, notes = huggingface_arguments(chosen)
-    arguments |= {"max_length": _length(chosen), "packing": True, "packing_strategy": "bfd_split"}
+    form = _form(chosen)
+    arguments |= {"max_length": _length(chosen)}
+    arguments |= {"packing": True, "packing_strategy": "bfd_split"} if _packs(chosen) else {"packing": False}
     arguments |= {"gradient_checkpointing": chosen.plan.activation_checkpointing != "none"}  # true unless said
-    if _prompted(options):
+    if form == "pairs":
         arguments["completion_only_loss"] = not options.get("train_on_prompt", False)
+    if form == "chat":
+        arguments["assistant_only_loss"] = not options.get("train_on_prompt", False)
+        if "chat_template" in options:
+            arguments["chat_template_path"] = str(options["chat_template"])
+        notes.append(
+            "TRL finds the assistant's turns by marks in the chat template; where it has none and TRL knows none, it says so"
+        )
     notes += [*_row_notes(chosen, options, "TRL"), *_text_notes(options)]
     documents = [str(options["text"]), *([str(options["validation_text"])] if "validation_text" in options else [])]
     return program(
@@ -53,7 +63,10 @@ def trl(chosen: ChosenSettings) -> Exported:
         optimizer=optimizer,
         options=options,
         documents=documents,
-        prompted=_prompted(options),
+        form=form,
+        file_kind=_FILE_KINDS.get(PurePath(str(options["text"])).suffix, "json"),
+        templates="prompt" in options or "completion" in options,
+        dtype=_dtype(options),
         adapters=_adapters(options),
         quantized=options.get("quantize"),
     )
@@ -66,6 +79,7 @@ def axolotl(chosen: ChosenSettings) -> Exported:
         StudyFileError: the study does not train a language model.
     """
     options, training, settings = _options(chosen, "axolotl"), chosen.setup.training, chosen.even_settings
+    form = _form(chosen)
     prompt, completion = str(options.get("prompt", "")), str(options.get("completion", "{text}"))
     fields = _fields(completion)
     betas = LION_BETAS if str(chosen.optimizer).startswith("Lion") else settings.betas
@@ -80,8 +94,18 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     if "validation_text" not in options:
         notes.append(_held_out("a random 90 %"))
     kind: Any = "completion"
-    dataset: dict[str, Any] = {"path": str(options["text"]), "ds_type": "json"}
-    if prompt:
+    file_kind = _FILE_KINDS.get(PurePath(str(options["text"])).suffix, "json")
+    dataset: dict[str, Any] = {"path": str(options["text"]), "ds_type": file_kind}
+    if form == "chat":
+        kind = "chat_template"
+        dataset |= {"field_messages": "messages", "roles_to_train": ["assistant"], "train_on_eos": "turn"}
+        if "chat_template" in options:
+            dataset |= {"chat_template": "jinja", "chat_template_jinja": _file(chosen, "chat_template")}
+        notes.append("rename conversations, from and value to messages, role and content, where the data has them")
+    elif form == "pairs" and not prompt:
+        kind = {"field_instruction": "prompt", "field_output": "completion", "format": "{instruction}"}
+        kind |= {"no_input_format": "{instruction}", "system_prompt": ""}
+    elif prompt:
         # Its templates know an instruction and an input, and fields of other names may take these places.
         places = dict(zip(_fields(prompt), ("instruction", "input"), strict=False))
         template = prompt
@@ -106,7 +130,7 @@ def axolotl(chosen: ChosenSettings) -> Exported:
         "train_on_inputs": bool(options.get("train_on_prompt", False)),
         "val_set_size": 0.0 if "validation_text" in options else 0.1,
         "sequence_len": _length(chosen),
-        "sample_packing": True,
+        "sample_packing": _packs(chosen),
         "pad_to_sequence_len": True,
         "micro_batch_size": chosen.even.micro_batch,
         "eval_batch_size": chosen.even.micro_batch,
@@ -181,8 +205,52 @@ def _length(chosen: ChosenSettings) -> int:
     return min(config.get("max_position_embeddings") or config.get("n_positions") or _LONGEST, _LONGEST)
 
 
-def _prompted(options: Mapping[str, Any]) -> bool:
-    return bool(options.get("prompt"))
+# By the ending of a file, what `datasets` calls its kind.
+_FILE_KINDS = {".csv": "csv", ".parquet": "parquet"}
+_Form = Literal["text", "pairs", "chat"]
+
+
+def _form(chosen: ChosenSettings) -> _Form:
+    """Whether records are texts, prompts with completions, or conversations; read from the first where no template says it."""
+    options = chosen.parameters
+    if options.get("prompt"):
+        return "pairs"
+    if "completion" in options:
+        return "text"
+    from ....objectives.language.records import fields_of, records  # which imports torch
+    from ....objectives.language.text import fields_read
+
+    try:
+        record, where = next(records(chosen.setup.path(str(options["text"])), str(options.get("files", "")), "text"))
+        found = ("text",) if isinstance(record, str) else fields_read(fields_of(record, where), where)
+    except (TaskError, StopIteration):  # it is no longer there, for one
+        return "text"
+    if found == ("prompt", "completion") and isinstance(record["prompt"], str):
+        return "pairs"
+    return "text" if found == ("text",) else "chat"
+
+
+def _packs(chosen: ChosenSettings) -> bool:
+    """Whether the trial's rows held several documents."""
+    if "packing" in chosen.parameters:
+        return bool(chosen.parameters["packing"])
+    try:
+        from ....objectives.language.pretrained import packs
+
+        return packs(chosen.setup)
+    except (TaskError, ImportError):  # the model is elsewhere, or `transformers` is not here
+        return True
+
+
+def _dtype(options: Mapping[str, Any]) -> str:
+    return str(options.get("dtype", "auto" if "lora_rank" in options else "float32"))
+
+
+def _file(chosen: ChosenSettings, key: str) -> str:
+    try:
+        return chosen.setup.path(str(chosen.parameters[key])).read_text(encoding="utf-8")
+    except OSError:
+        return f"(the content of {chosen.parameters[key]})"
 
 
 def _fields(template: str) -> list[str]:
@@ -210,6 +278,12 @@ def _row_notes(chosen: ChosenSettings, options: Mapping[str, Any], library: str)
     )
     if options.get("attention") == "rows":
         yield "the trial's tokens attended across the documents of a row (attention: rows)"
+    if options.get("turns") == "last":
+        yield f"the trial counted the last of the assistant's turns alone (turns: last), {library} counts all: cut the data"
+    if (too_long := options.get("too_long", "split")) != "split":
+        yield f"documents longer than a row are treated otherwise (too_long: {too_long}): prepare the data"
+    if "validation_share" in options:
+        yield "the trial's validation documents were drawn by a digest (validation_share): write them to a file of their own"
 
 
 def _sgd_arguments(chosen: ChosenSettings) -> str:
@@ -224,7 +298,7 @@ def _held_out(share: str) -> str:
 def _text_notes(options: Mapping[str, Any]) -> Iterator[str]:
     if options.get("tokenizer") == "bytes":
         yield "the trial's tokens were bytes, which the library cannot read: name a tokenizer"
-    if not str(options["text"]).endswith((".json", ".jsonl")):
+    if not str(options["text"]).endswith((".json", ".jsonl", ".ndjson", *_FILE_KINDS)):
         yield f"space.text: a .jsonl file is read here, not {options['text']!r}: write a JSON object per line"
 
 

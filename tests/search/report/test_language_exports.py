@@ -104,3 +104,38 @@ def test_axolotl_takes_its_settings(case: str, tmp_path: Path) -> None:
     known = schema.AxolotlInputConfig(**yaml.safe_load(FRAMEWORKS["axolotl"](settings).text))
     assert known.learning_rate == settings.even_settings.learning_rate
     assert known.micro_batch_size * known.gradient_accumulation_steps * settings.even.devices == 24
+
+
+@pytest.mark.frameworks
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about what peft reads there
+def test_conversations_are_trained_by_trl_on_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl")
+    from bsearch.objectives.language.corpus import corpus_of
+    from objectives.chat import conversations, tokenizer, write_jsonl
+
+    monkeypatch.chdir(tmp_path)
+    settings = language(tmp_path, {"text": "chat.jsonl", "length": 200, "lora_rank": 4, "packing": False})
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained("llama")
+    tokenizer().save_pretrained("llama")
+    write_jsonl(tmp_path / "chat.jsonl", conversations(40))
+    settings = replace(settings, setup=replace(settings.setup, device="cpu"))
+    exported = FRAMEWORKS["trl"](settings)
+    assert "assistant_only_loss=True" in exported.text
+    trained = program(settings, "trl")["trainer"]()
+    corpus = corpus_of(settings.setup)
+    theirs = [[label for label in row["labels"] if label >= 0] for row in trained.train_dataset]
+    ours = [labels[labels >= 0].tolist() for labels in corpus.train.labels]
+    assert sorted(theirs) == sorted(ours)
+
+
+def test_what_the_libraries_do_otherwise_with_conversations_is_noted(tmp_path: Path) -> None:
+    settings = language(tmp_path, {"text": "chat.jsonl", "turns": "last", "too_long": "drop", "validation_share": 0.1})
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}))
+    for framework in LANGUAGE:
+        notes = "\n".join(LANGUAGE[framework](settings).notes)
+        assert all(word in notes for word in ("turns: last", "too_long: drop", "validation_share"))
+    document = yaml.safe_load(LANGUAGE["axolotl"](settings).text)
+    assert document["datasets"][0]["type"] == "chat_template"
+    assert document["datasets"][0]["roles_to_train"] == ["assistant"]
