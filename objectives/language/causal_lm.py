@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import warnings
@@ -107,16 +108,18 @@ class CausalLM(Task):
         """The model, in the precision that it came in, or its adapters, and the tokenizer, as `from_pretrained` reads them."""
         whole: Any = model
         tokens = tokens_of(tokenizer_of(setup))
-        came = None if hasattr(model, "get_base_model") else config_of(source_of(setup, "model")).dtype
-        options = {}
+        loaded_whole = not (hasattr(model, "get_base_model") or setup.parameters.get("from_scratch", False))
+        came = config_of(source_of(setup, "model")).dtype if loaded_whole else None
+        options: dict[str, Any] = {}
         if came not in (None, whole.dtype):
-            options = {
-                "state_dict": {
-                    name: value.to(came) if value.is_floating_point() else value for name, value in whole.state_dict().items()
-                }
-            }
+            state = whole.state_dict()
+            options["state_dict"] = {name: one.to(came) if one.is_floating_point() else one for name, one in state.items()}
         try:
             whole.save_pretrained(str(folder), **options)
+            if options:  # it names the precision of the model in memory
+                path = folder / "config.json"
+                config = json.loads(path.read_text(encoding="utf-8"))
+                path.write_text(json.dumps({**config, "dtype": str(came).removeprefix("torch.")}, indent=2) + "\n")
             if not isinstance(tokens, Bytes):
                 tokens.save_pretrained(str(folder))  # type: ignore[attr-defined]
         except OSError as error:
@@ -128,7 +131,9 @@ def _frozen_or_whole(setup: TrialSetup) -> Any:
     source = source_of(setup, "model")
     options = {"attn_implementation": family_here(source).kernel}
     if setup.parameters.get("from_scratch", False):
-        return transformers_here().AutoModelForCausalLM.from_config(config_of(source), **options)
+        dtype = _dtype(setup)
+        made = transformers_here().AutoModelForCausalLM.from_config  # which would take the configuration's precision
+        return made(config_of(source), dtype=torch.float32 if dtype == "auto" else dtype, **options)
     quantized = setup.parameters.get("quantize")
     if quantized is None:
         return loaded("AutoModelForCausalLM", source, "model", dtype=_dtype(setup), **options)

@@ -16,6 +16,8 @@ from .records import Placed, fields_of, text_of
 
 # Every so many documents, one is for validation where nothing else is said.
 _HELD_OUT = 10
+# Records that are not understood, of which a message tells, at most.
+_TOLD = 5
 # Names of roles, in ShareGPT's records among others.
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
 _KNOWN = ("system", "developer", "user", "assistant", "tool")
@@ -83,15 +85,23 @@ def texts(placed: Iterable[Placed], templates: Templates, tokens: Tokens, turns:
     """Each record as text, those without any left out.
 
     Raises:
-        TaskError: a record that is not understood, by its place.
+        TaskError: records that are not understood, by their places; once all have been read.
     """
+    faults: list[str] = []
     for record, where in placed:
-        if isinstance(record, str):
-            made = Text(((record, True),))
-        else:
-            made = _of_record(fields_of(record, where), templates, tokens, turns, where)
+        try:
+            if isinstance(record, str):
+                made = Text(((record, True),))
+            else:
+                made = _of_record(fields_of(record, where), templates, tokens, turns, where)
+        except TaskError as error:
+            faults.append(str(error))
+            continue
         if made.whole.strip():
             yield made
+    if faults:
+        more = f"\n... and {len(faults) - _TOLD:,} more" if len(faults) > _TOLD else ""
+        raise TaskError("\n".join(faults[:_TOLD]) + more)
 
 
 def fields_read(record: Mapping[str, Any], where: str) -> tuple[str, ...]:

@@ -365,3 +365,64 @@ def test_a_study_ends_with_adapters_that_load_elsewhere(language: dict[str, Any]
     run = TrainingRun(CausalLM(), one)
     run.model = elsewhere
     assert run.evaluate()["val_loss"] == pytest.approx(told["val_loss"], rel=1e-4)
+
+
+def in_half(language: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """The same model as files in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(language["model"]).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    return {**language, "model": str(tmp_path / "half")}
+
+
+def test_a_frozen_model_keeps_the_precision_of_its_files_and_one_that_is_trained_gets_float32(
+    language: dict[str, Any], tmp_path: Path
+) -> None:
+    half = in_half(language, tmp_path)
+    adapted = CausalLM().model(language_setup(half, lora_rank=2))
+    assert {one.dtype for one in adapted.parameters() if not one.requires_grad} == {torch.bfloat16}
+    assert {one.dtype for one in adapted.parameters() if one.requires_grad} == {torch.float32}
+    assert {one.dtype for one in CausalLM().model(language_setup(half)).parameters()} == {torch.float32}
+    for dtype, changes in (("bfloat16", {}), ("float32", {"lora_rank": 2})):
+        model = CausalLM().model(language_setup(half, dtype=dtype, **changes))
+        assert {one.dtype for one in model.parameters() if one.requires_grad == (not changes)} == {getattr(torch, dtype)}
+    scratch = CausalLM().model(language_setup(half, from_scratch=True))
+    assert {one.dtype for one in scratch.parameters()} == {torch.float32}
+    with pytest.raises(TaskError, match=r"space\.dtype: expected auto, float32, bfloat16, float16; got 'bf16'\."):
+        CausalLM().model(language_setup(half, dtype="bf16"))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_model_is_saved_in_the_precision_that_it_came_in(language: dict[str, Any], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for origin in (language, in_half(language, tmp_path)):
+        one, folder = language_setup(origin), tmp_path / Path(origin["model"]).name / "saved"
+        run = TrainingRun(CausalLM(), one)
+        for _ in run.measurements():
+            pass
+        CausalLM().save(run.model, folder, one)
+        saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        came = torch.float32 if origin is language else torch.bfloat16
+        assert {parameter.dtype for parameter in saved.parameters()} == {came}
+        assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
+        for mine, theirs in zip(run.model.state_dict().values(), saved.state_dict().values(), strict=True):
+            assert torch.equal(mine.to(came), theirs)
+
+
+@pytest.mark.slow
+def test_memory_of_adapters_on_a_frozen_model_in_half_precision_is_known(language: dict[str, Any], tmp_path: Path) -> None:
+    peaks = {}
+    for dtype in ("float32", "auto"):
+        one = language_setup(in_half(language, tmp_path), lora_rank=4, dtype=dtype)
+        peaks[dtype] = MemoryProbe(CausalLM(), one).train_peak(8).total
+        *_, last = TrainingRun(CausalLM(), one).measurements()
+        assert peaks[dtype] == pytest.approx(last.facts["peak_bytes"], rel=0.04)
+    assert peaks["auto"] < peaks["float32"]
+
+
+def test_loading_a_model_leaves_its_dropout_on(language: dict[str, Any]) -> None:
+    for changes in ({}, {"lora_rank": 2, "lora_dropout": 0.5}):
+        run = TrainingRun(CausalLM(), language_setup(language, **changes))
+        run.modes.train(run.model)
+        assert all(module.training for module in run.model.modules())

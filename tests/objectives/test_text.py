@@ -146,6 +146,15 @@ def test_what_is_not_understood_is_refused_at_its_place(record: Any, message: st
         documents(record, chatml)
 
 
+def test_all_that_is_not_understood_is_told_at_once() -> None:
+    placed = [({"text": "fine"} if number % 2 else {"text": None}, f"a.jsonl:{number}") for number in range(20)]
+    with pytest.raises(TaskError) as told:
+        list(texts(placed, NONE, Bytes(), "all"))
+    lines = str(told.value).splitlines()
+    assert [line.split(": ")[0] for line in lines[:-1]] == [f"a.jsonl:{number}" for number in range(0, 10, 2)]
+    assert lines[-1] == "... and 5 more"
+
+
 @pytest.mark.parametrize(
     ("template", "record", "message"),
     [
