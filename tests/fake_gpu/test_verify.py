@@ -91,6 +91,7 @@ def test_two_cards_train_together() -> None:
     assert found["facts"]["training on two GPUs"] == "loss 2.500, the same as on one"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_cards_that_cannot_train_together_are_told() -> None:
     """NCCL finds no card here."""

@@ -69,6 +69,7 @@ def test_memory_is_traced_as_it_is_used(mode: ActivationCheckpointing, precision
     assert not probe.note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("like_gpu", [False, True])
 def test_more_checkpointing_takes_less_memory(like_gpu: bool) -> None:
     peaks = [MemoryProbe(Words(), with_mode(setup(8), mode), like_gpu=like_gpu).train_peak(64).live for mode in MODES]

@@ -217,6 +217,7 @@ def test_the_peaks_of_known_models_on_cuda(name: str, adam: bool, samples: int, 
         assert live / 2**20 == pytest.approx(live_mib, rel=0.005), precision
 
 
+@pytest.mark.slow
 def test_attention_inside_a_layer_of_torch_takes_the_kernel_of_a_gpu() -> None:
     """`nn.MultiheadAttention` calls the function from where a mode does not see it."""
 

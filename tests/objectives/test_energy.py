@@ -246,6 +246,7 @@ def test_energy_of_a_loss_over_embeddings_is_that_of_all_its_passes(
         assert watts * law.step_s(plan) == pytest.approx(passes_j * plan.effective_batch, rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_front_of_time_energy_and_accuracy(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

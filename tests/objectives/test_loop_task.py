@@ -112,6 +112,7 @@ def test_functions_that_use_an_adapter_are_told_from_others() -> None:
     assert not uses_adapter(of_its_own) and not uses_adapter(of_its_own_with_arguments)
 
 
+@pytest.mark.slow
 def test_a_loop_of_its_own_is_run_up_to_its_first_measurement() -> None:
     def profiled(name: str) -> DeviceProfile:
         return profile_task(f"{__name__}:{name}", ProfileRequest(setup(8, budget=1), Memory(limit="1MiB"), highest=64))

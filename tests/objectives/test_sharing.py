@@ -58,6 +58,7 @@ def test_trainings_side_by_side_have_their_cores_and_memory(monkeypatch: pytest.
     assert [trials for trials, _ in roomy.sharing] == [1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_that_fails_or_runs_out_of_memory_ends_the_others() -> None:
     with pytest.raises(ProfilingError, match="a training beside others failed: RuntimeError: words never heard before"):

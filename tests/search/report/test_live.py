@@ -156,6 +156,7 @@ def test_a_terminal_may_shrink_and_grow(study_file: Callable[..., Path]) -> None
         assert not seen.screen.cursor.hidden
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_color_draws_without_colour(slow: Path) -> None:
     with terminal(BSEARCH, "run", slow, "--serial", NO_COLOR="1") as seen:
@@ -177,6 +178,7 @@ def test_a_pipe_and_a_dumb_terminal_get_a_line_per_trial(slow: Path, dumb: bool)
     assert re.findall(r"\[(\d)/3\] trial \d complete: accuracy", written) == ["1", "2", "3"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_trial_that_fails_leaves_a_line_above_the_picture(study_file: Callable[..., Path]) -> None:
     tasks = study_file().with_name("tasks.py")

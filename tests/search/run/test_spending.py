@@ -25,6 +25,7 @@ def run(path: Path) -> StudyResult:
     return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
 
 
+@pytest.mark.slow
 def test_a_front_of_costs(study_file: StudyFile) -> None:
     how: dict[str, Any] = {"task": f"{TASKS}:Points", "budget": {"trials": 6, "profile_s": 0.2}}
     path = study_file(**how, objectives={"speed": "cost"}, devices={"prices": {"cpu": 1.5}})

@@ -125,6 +125,7 @@ def trained(search: Search, paused: dict[int, int], resumed: list[int]) -> None:
     search.tell(suggestion.number, seconds, accuracies[-1])
 
 
+@pytest.mark.slow
 def test_a_search_resumes_what_it_paused_and_a_database_remembers_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/search.db"
     paused: dict[int, int] = {}

@@ -253,6 +253,7 @@ def test_sharp_ladders_keep_enough_draws() -> None:
         assert after.high - after.low < 0.9 * (before.high - before.low)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_from_the_command_line_to_a_study_that_runs(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
