@@ -20,7 +20,8 @@ Parameters (fixed or searched; only `model` and `text` are needed):
 - `dtype`: precision of the weights in memory, `float32`, `bfloat16`, `float16`, or `auto`, that of the files; default: `auto`
   of a frozen model, `float32` of one that is trained.
 - `lora_rank`: trains adapters of this rank, and freezes the model; `lora_alpha` (twice the rank), `lora_dropout` (0),
-  `lora_targets`: modules by name, separated by commas (all linear ones).
+  `lora_targets`: modules by name, separated by commas (all linear ones); `lora_trained`: modules that are trained whole beside
+  them, such as `lm_head`; `lora_variant`: `lora`, `dora` or `rslora`.
 - `quantize`: `8bit` or `4bit` loads the frozen model so, on a GPU with `bitsandbytes`.
 - `optimizer`: adamw (default), adam, adafactor, muon or sgd; with bitsandbytes also adamw_8bit, lion and lion_8bit.
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 KERNEL = "bsearch_sdpa"
 # Layers that see earlier tokens through a mask alone; others carry a state from one token to the next.
 _MASKED = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-# Attention that chooses what it sees by means of its own.
+# Layers with learned or compressed sparse attention, which choose their keys themselves.
 _CHOOSING = frozenset({"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention"})
-# The document of each token of the rows in hand, (n, length); None: rows are not divided.
+# Document index of each token in the current batch of rows, (n, length); None: rows are not divided.
 _segments: ContextVar[Tensor | None] = ContextVar("segments", default=None)
 
 
@@ -29,14 +29,12 @@ class Family:
     Args:
         kernel: the attention that they are given, `KERNEL` or their own, "eager".
         reason: why documents are not packed by default; empty: they are.
-        leaks: whether packing them is out of the question.
-        takes_positions: whether a forward pass is told the tokens' positions.
+        leaks: whether documents of a row would mix, so that `packing: true` is refused.
     """
 
     kernel: str
     reason: str = ""
     leaks: bool = False
-    takes_positions: bool = True
 
 
 def family_of(transformers: Any, config: Any) -> Family:
@@ -53,12 +51,12 @@ def family_of(transformers: Any, config: Any) -> Family:
     if unmasked or getattr(type(model), "_is_stateful", False):
         reason = f"{name} has layers ({', '.join(sorted(unmasked)) or 'recurrent'}) that see earlier documents of a row"
     elif not takes_positions:
-        reason = f"{name} counts positions over the whole row"
+        reason = f"{name} takes no position_ids, so positions cannot restart at each document"
     elif kernel == "eager":
         return Family(kernel, f"{name} has an attention of its own, which is not known to keep documents apart")
     else:
         return Family(kernel)
-    return Family(kernel, reason, leaks=True, takes_positions=takes_positions)
+    return Family(kernel, reason, leaks=True)
 
 
 def _described(transformers: Any, config: Any, kernel: str) -> Any:
@@ -129,7 +127,7 @@ def _mask(
 
 @contextmanager
 def own_attention(model: nn.Module) -> Iterator[None]:
-    """Context in which a model, also under adapters, computes with the attention that it came with."""
+    """Context in which a model, also under adapters, computes with the eager attention of `transformers`."""
     whole: Any = model
     inner = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
     before = inner.config._attn_implementation

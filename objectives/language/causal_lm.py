@@ -24,6 +24,7 @@ from .corpus import corpus_of
 from .packing import IGNORED
 from .pretrained import (
     attention_of,
+    chat_template_of,
     config_of,
     family_here,
     loaded,
@@ -36,8 +37,9 @@ from .pretrained import (
 from .text import Bytes
 
 _QUANTIZED = ("8bit", "4bit")
+_VARIANTS = ("lora", "dora", "rslora")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Of logits, between a packed row and its documents alone; half precision rounds at 4e-3 and more.
+# Relative differences of logits that are taken for rounding; half precision alone rounds at 4e-3 and more.
 _SAME = {torch.float32: 1e-4, torch.float64: 1e-8}
 _SAME_IN_HALF = 3e-2
 
@@ -71,7 +73,7 @@ class CausalLM(Task):
         return Loss(total, (labels != IGNORED).sum())
 
     def examine(self, model: nn.Module, data: Data, setup: TrialSetup) -> Iterator[Finding]:
-        """What the rows are made of; and a row against its documents alone, by the attention that the model came with."""
+        """What the rows are made of; and a row against its documents alone, under `transformers`' eager attention."""
         corpus = corpus_of(setup)
         yield Finding("rows", "space.text", corpus.sentence)
         yield from (Finding("rows", "space.text", f"a document, «what counts» marked: {sample}") for sample in corpus.samples)
@@ -84,13 +86,18 @@ class CausalLM(Task):
         found = compared(model, data, packed=packs(setup), apart=apart)
         most = _SAME.get(next(model.parameters()).dtype, _SAME_IN_HALF)
         if found is None:
+            yield Finding("rows", "space.model", "a row could not be compared with its documents alone: memory ran out")
             return
         name, (off, ahead) = type(model).__name__, found
         if ahead > most:
             message = f"expected a causal model, whose tokens see none that follow; got {name}, whose logits change with them"
             yield Finding("causal", "space.model", f"{message} (relative difference {ahead:.1g})", ahead)
         elif off > most:
-            what = "the documents of a packed row see each other" if apart and packs(setup) else "rows lack its own attention"
+            what = (
+                "the documents of a packed row see each other"
+                if apart and packs(setup)
+                else "a row differs from eager attention"
+            )
             message = f"{what} in {name} (relative difference of logits {off:.1g}). Write packing: false."
             yield Finding("packing", "space.model", message, off)
 
@@ -107,7 +114,7 @@ class CausalLM(Task):
     def save(self, model: nn.Module, folder: Path, setup: TrialSetup) -> None:
         """The model, in the precision that it came in, or its adapters, and the tokenizer, as `from_pretrained` reads them."""
         whole: Any = model
-        tokens = tokens_of(tokenizer_of(setup))
+        tokens = tokens_of(tokenizer_of(setup), chat_template_of(setup))
         loaded_whole = not (hasattr(model, "get_base_model") or setup.parameters.get("from_scratch", False))
         came = config_of(source_of(setup, "model")).dtype if loaded_whole else None
         options: dict[str, Any] = {}
@@ -172,25 +179,46 @@ def _with_adapters(model: Any, setup: TrialSetup) -> Any:
     rank = setup.parameters["lora_rank"]
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise TaskError(f"space.lora_rank: expected an integer >= 1, got {rank!r}. Leave it out to train all weights.")
-    names = [name.strip() for name in str(setup.parameters.get("lora_targets", "")).split(",") if name.strip()]
-    layers = {name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None}
-    for name in names:
-        if not any(full == name or full.endswith(f".{name}") for full, _ in model.named_modules()):
-            raise TaskError(
-                f"space.lora_targets: expected modules of the model, got {name!r}.{near_miss(name, layers)} "
-                f"There are {', '.join(sorted(layers))}."
-            )
+    variant = str(setup.parameters.get("lora_variant", _VARIANTS[0]))
+    if variant not in _VARIANTS:
+        near = near_miss(variant, _VARIANTS)
+        raise TaskError(f"space.lora_variant: expected {', '.join(_VARIANTS)}; got {variant!r}.{near}")
+    trained = _modules(model, setup, "lora_trained")
+    # What is tied in the model stays so; versions before 0.18 cannot.
+    tied = bool(trained) and bool(model.config.get_text_config(decoder=True).tie_word_embeddings)
+    keeps_tied = {"ensure_weight_tying": True} if tied and hasattr(LoraConfig, "ensure_weight_tying") else {}
     config = LoraConfig(
         r=rank,
         lora_alpha=setup.parameters.get("lora_alpha", 2 * rank),  # type: ignore[arg-type]  # any number will do
         lora_dropout=float(setup.parameters.get("lora_dropout", 0.0)),
-        target_modules=names or "all-linear",
+        target_modules=_modules(model, setup, "lora_targets") or "all-linear",
+        modules_to_save=trained or None,
+        use_dora=variant == "dora",
+        use_rslora=variant == "rslora",
         fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
         task_type="CAUSAL_LM",
+        **keeps_tied,  # type: ignore[arg-type]
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what peft reads there
         return get_peft_model(model, config)
+
+
+def _modules(model: Any, setup: TrialSetup, key: str) -> list[str]:
+    """Modules that a parameter names, separated by commas.
+
+    Raises:
+        TaskError: the model has none of a name.
+    """
+    names = [name.strip() for name in str(setup.parameters.get(key, "")).split(",") if name.strip()]
+    layers = {name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None}
+    for name in names:
+        if not any(full == name or full.endswith(f".{name}") for full, _ in model.named_modules()):
+            raise TaskError(
+                f"space.{key}: expected modules of the model, got {name!r}.{near_miss(name, layers)} "
+                f"There are {', '.join(sorted(layers))}."
+            )
+    return names
 
 
 __all__ = ["CausalLM"]

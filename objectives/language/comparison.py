@@ -1,4 +1,4 @@
-"""A row as it is trained, against its documents alone by the attention that the model came with."""
+"""A row as it is trained, against its documents alone under `transformers`' eager attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..task import Data
 from .attention import documents, own_attention
 from .packing import positions
 
-# Rows that are looked at to find one to compare, and tokens of it, at most.
+# At most so many rows are searched for one to compare, and so many of its tokens are compared.
 _LOOKED_AT, _COMPARED = 256, 1024
 
 
@@ -24,8 +24,9 @@ def logits_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Tens
 
 
 def compared(model: nn.Module, data: Data, *, packed: bool, apart: bool) -> tuple[float, float] | None:
-    """Relative differences of logits: of a row as it is trained to those by the model's own attention, of its documents alone
-    where they are kept `apart`; and of a row's first half to those of the half alone. None where memory does not suffice.
+    """Two relative differences of logits: of a row as it is trained, with its padding if it is one document, to those of each
+    document alone under eager attention (to the whole row's, if documents are not kept `apart`); and of a row's first half to
+    the half alone, which tells models that are not causal. None if memory runs out.
     """
     rows: TensorDataset = data.train  # type: ignore[assignment]
     tokens, _, segments = rows.tensors
@@ -36,6 +37,7 @@ def compared(model: nn.Module, data: Data, *, packed: bool, apart: bool) -> tupl
     device = next(model.parameters()).device
     ids, parts = tokens[row, :end].to(device)[None], segments[row, :end].to(device)[None]
     training, half = model.training, (end + 1) // 2
+    padded = ids if packed else tokens[row, :_COMPARED].to(device)[None]
     pieces = torch.split(ids, torch.bincount(parts[0]).tolist(), 1) if packed and apart else (ids,)
     model.eval()
     try:
@@ -43,7 +45,7 @@ def compared(model: nn.Module, data: Data, *, packed: bool, apart: bool) -> tupl
             with own_attention(model):
                 alone = torch.cat([logits_of(model, piece, None) for piece in pieces], 1)
                 ahead = _relative(logits_of(model, ids, None)[:, :half], logits_of(model, ids[:, :half], None))
-            off = _relative(logits_of(model, ids, parts if packed and apart else None), alone)
+            off = _relative(logits_of(model, padded, parts if packed and apart else None)[:, :end], alone)
     except Exception as error:
         if is_out_of_memory(error):
             return None

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from ...spaces.errors import TaskError, near_miss
 from ...spaces.trial import TrialSetup
 from .packing import Document, Fate, Rows, TooLong, fitted, pack
-from .pretrained import length_of, packs, path_of, tokenizer_of, tokens_of
+from .pretrained import chat_template_of, length_of, packs, path_of, tokenizer_of, tokens_of
 from .records import KINDS, records
 from .text import Templates, Text, Tokens, Turns, checked_template, held_out, texts, tokenized
 
@@ -37,17 +37,20 @@ class Corpus:
     def sentence(self) -> str:
         """What became of the training documents."""
         fate, rows = self.fate, len(self.train.tokens)
-        parts = [
-            f"{fate.documents:,} documents in {rows:,} rows; {fate.counted / max(fate.tokens, 1):.0%} of their tokens count"
-        ]
+        share = fate.counted / max(fate.tokens, 1)
+        parts = [f"{_counted(fate.documents, 'document')} in {_counted(rows, 'row')}; {share:.0%} of their tokens count"]
         if fate.longer:
-            parts.append(
-                f"{fate.longer:,} are longer than a row" + (f", {fate.left_out:,} of them left out" if fate.left_out else "")
-            )
+            rest = f", of which {fate.left_out:,} left out" if fate.left_out else ""
+            parts.append(f"{fate.longer:,} longer than a row{rest}")
         if fate.silent:
-            what = "documents or parts of them" if fate.longer else "documents"
-            parts.append(f"{fate.silent:,} {what} without a counted token were left out")
+            what = "part of a document" if fate.longer else "document"
+            many = "parts of documents" if fate.longer else "documents"
+            parts.append(f"{_counted(fate.silent, what, many)} without a counted token left out")
         return "; ".join(parts)
+
+
+def _counted(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def corpus_of(setup: TrialSetup) -> Corpus:
             turns=_one_of(setup, "turns", get_args(Turns)),
             train_on_prompt=bool(options.get("train_on_prompt", False)),
             tokenizer=tokenizer_of(setup),
-            chat_template=str(path_of(setup, "chat_template")) if "chat_template" in options else "",
+            chat_template=chat_template_of(setup),
             length=length_of(setup),
             too_long=_one_of(setup, "too_long", get_args(TooLong)),
             alone=not packs(setup),
@@ -128,12 +131,15 @@ def _corpus(wanted: _Wanted) -> Corpus:
     sides: list[tuple[list[Document], Fate]] = []
     for part, name in ((train, "training"), (validation, "validation")):
         documents = tokenized(part, tokens, train_on_prompt=wanted.train_on_prompt)
-        sides.append(fitted(documents, wanted.length, wanted.too_long))
-        if not sides[-1][0]:
+        fitting, fate = fitted(documents, wanted.length, wanted.too_long)
+        if not fitting:
+            key = "validation_text" if name == "validation" and wanted.validation_text else "text"
+            cut = "" if wanted.too_long == "cut_prompt" else ", or too_long: cut_prompt"
             raise TaskError(
-                f"space.text: expected a token that counts in the loss among the {name} documents ({len(part):,}), got none: "
-                "their prompts fill the rows, or nothing follows them. Write a larger length, or too_long: cut_prompt."
+                f"space.{key}: expected a token that counts in the loss in {len(part):,} {name} documents, got none: "
+                f"{fate.longer:,} are longer than {wanted.length} tokens, nothing counts in the rest. Write a larger length{cut}."
             )
+        sides.append((fitting, fate))
     (first, fate), (second, _) = sides
     rows = [pack(documents, wanted.length, alone=wanted.alone) for documents in (first, second)]
     shown = first[:: max(len(first) // _SHOWN, 1)][:_SHOWN]

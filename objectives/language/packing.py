@@ -74,7 +74,8 @@ class Rows:
 def pack(documents: Sequence[Document], length: int, *, alone: bool = False) -> Rows:
     """Pack documents into rows, the longest first, each into the fullest row that has room for it.
 
-    A longer document continues in a row that begins with its last token, so that each of its tokens is predicted once.
+    A longer document continues in a row that repeats the last token of the piece before, so that every token after the first is
+    predicted once.
 
     Args:
         alone: each document, or part of one, has a row of its own.

@@ -31,6 +31,11 @@ def tokenizer_of(setup: TrialSetup) -> str:
     return source_of(setup, "tokenizer" if "tokenizer" in setup.parameters else "model")
 
 
+def chat_template_of(setup: TrialSetup) -> str:
+    """The path of the study's own chat template; empty: the tokenizer's."""
+    return str(path_of(setup, "chat_template")) if "chat_template" in setup.parameters else ""
+
+
 def transformers_here() -> Any:
     try:
         import transformers
@@ -75,6 +80,8 @@ def tokens_of(source: str, chat_template: str = "") -> Tokens:
         chat_template: a file with one, instead of the tokenizer's own.
     """
     tokens: Any = Bytes() if source == "bytes" else loaded("AutoTokenizer", source, "tokenizer")
+    if chat_template and source == "bytes":
+        raise TaskError("space.chat_template: expected a tokenizer that can use it, got bytes. Name one of `transformers`.")
     if chat_template:
         try:
             tokens.chat_template = Path(chat_template).read_text(encoding="utf-8")
@@ -114,6 +121,7 @@ def packs(setup: TrialSetup) -> bool:
 
 __all__ = [
     "attention_of",
+    "chat_template_of",
     "config_of",
     "family_here",
     "length_of",

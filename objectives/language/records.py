@@ -11,7 +11,7 @@ from typing import Any
 
 from ...spaces.errors import TaskError
 
-# A record, and where it is, such as `text.jsonl:12`. Of a `.txt` the record is its text.
+# A record, and where it is, such as `text.jsonl:12`. A `.txt` is one record, whose field `text` is all of it.
 Placed = tuple[Any, str]
 
 KINDS = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".parquet")
@@ -30,52 +30,63 @@ def records(path: Path, files: str, key: str) -> Iterator[Placed]:
     if not path.exists():
         raise TaskError(f"space.{key}: expected a file or folder of text, got {path}, which does not exist")
     if path.is_file():
+        if path.suffix.lower() not in KINDS and not files:
+            raise TaskError(
+                f"space.{key}: expected a file that ends in {', '.join(KINDS)}, got {path.name}. To read it as plain text, "
+                f"write files: '*{path.suffix}'."
+            )
         yield from _of_file(path, key)
     elif (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
         yield from _of_dataset(path, key)
     else:
         for one in sorted(path.rglob(files or "*")):
-            if one.is_file() and (files or one.suffix in KINDS):
+            if one.is_file() and (files or one.suffix.lower() in KINDS):
                 yield from _of_file(one, key)
 
 
 def _of_file(path: Path, key: str) -> Iterator[Placed]:
-    if path.suffix == ".parquet":
+    kind = path.suffix.lower()
+    if kind == ".parquet":
         yield from _of_parquet(path, key)
         return
     try:
         text = path.read_bytes().decode("utf-8-sig")  # without a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"space.{key}: {path} cannot be read as text: {error}") from None
-    if path.suffix in (".jsonl", ".ndjson"):
+    if kind in (".jsonl", ".ndjson"):
         # A line ends at LF alone: other separators are legal within a JSON string.
         for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
-                yield _parsed(line, f"{path}:{number}", "a JSON object on each line"), f"{path}:{number}"
-    elif path.suffix == ".json":
+                yield _parsed(line, f"{path}:{number}", "a JSON object"), f"{path}:{number}"
+    elif kind == ".json":
         whole = _parsed(text, str(path), "a JSON array of objects")
         if not isinstance(whole, list):
-            raise TaskError(f"{path}: expected a JSON array of objects, got {_kind(whole)}")
-        yield from ((record, f"{path}, record {number}") for number, record in enumerate(whole))
-    elif path.suffix == ".csv":
+            raise TaskError(f"{path}: expected a JSON array of objects, got {kind_of(whole)}")
+        yield from ((record, f"{path}, record {number}") for number, record in enumerate(whole, start=1))
+    elif kind == ".csv":
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         try:
             for row in reader:
                 where = f"{path}:{reader.line_num}"
-                if None in row or None in row.values():
+                fields = len(reader.fieldnames or ())
+                found = fields + len(row[None]) if None in row else fields - list(row.values()).count(None)
+                if found != fields:
                     raise TaskError(
-                        f"{where}: expected {len(reader.fieldnames or ())} fields, as in the header, got another number"
+                        f"{where}: expected {fields} fields, as in the header, got {found}. Quote those with commas."
                     )
                 yield row, where
         except csv.Error as error:
             raise TaskError(f"{path}:{reader.line_num}: expected CSV with a header: {error}") from None
     else:
-        yield text, str(path)
+        yield {"text": text}, str(path)
 
 
 def _parsed(text: str, where: str, expected: str) -> Any:
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        raise TaskError(f"{where}: expected {expected}, got invalid JSON at {at}: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{where}: expected {expected}: {error}") from None
 
@@ -90,7 +101,7 @@ def _of_parquet(path: Path, key: str) -> Iterator[Placed]:
         table = read_table(path)
     except (ArrowException, OSError) as error:
         raise TaskError(f"space.{key}: {path} cannot be read as Parquet: {error}") from None
-    yield from ((record, f"{path}, row {number}") for number, record in enumerate(table.to_pylist()))
+    yield from ((record, f"{path}, row {number}") for number, record in enumerate(table.to_pylist(), start=1))
 
 
 def _of_dataset(path: Path, key: str) -> Iterator[Placed]:
@@ -100,10 +111,16 @@ def _of_dataset(path: Path, key: str) -> Iterator[Placed]:
         raise TaskError(
             f"space.{key}: {path} was saved by `datasets`, which is not installed: pip install 'bsearch[language]'"
         ) from None
-    saved = load_from_disk(str(path))
+    try:
+        saved = load_from_disk(str(path))
+    except Exception as error:  # of any kind: files are missing, or of another version
+        raise TaskError(f"space.{key}: {path} cannot be read by `datasets`: {error}") from None
     if not isinstance(saved, Dataset):
-        raise TaskError(f"space.{key}: expected one of the parts of {path}: {', '.join(saved)}. Write text: {path.name}/train.")
-    yield from ((record, f"{path}, row {number}") for number, record in enumerate(saved))
+        raise TaskError(
+            f"space.{key}: expected one split of a data set, got the folder of all ({', '.join(saved)}): {path}. Write {key}: "
+            f"{path.name}/{next(iter(saved))}."
+        )
+    yield from ((record, f"{path}, row {number}") for number, record in enumerate(saved, start=1))
 
 
 def fields_of(record: Any, where: str) -> Mapping[str, Any]:
@@ -113,11 +130,11 @@ def fields_of(record: Any, where: str) -> Mapping[str, Any]:
         TaskError: it is something else.
     """
     if not isinstance(record, Mapping):
-        raise TaskError(f"{where}: expected a JSON object, got {_kind(record)}")
+        raise TaskError(f"{where}: expected a JSON object, got {kind_of(record)}")
     return record
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """A value's type by JSON's name."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
@@ -128,7 +145,7 @@ def _kind(value: Any) -> str:
 
 
 def text_of(value: Any, what: str, where: str) -> str:
-    """A field as text: a string, or a number as it is written.
+    """A field as text: a string, or a number as Python prints it.
 
     Raises:
         TaskError: it is null, true, a list, an object, or text that cannot be encoded.
@@ -141,7 +158,7 @@ def text_of(value: Any, what: str, where: str) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise TaskError(f"{where}: expected {what} to be text or a number, got {_kind(value)}")
+    raise TaskError(f"{where}: expected {what} to be text or a number, got {kind_of(value)}")
 
 
-__all__ = ["KINDS", "Placed", "fields_of", "records", "text_of"]
+__all__ = ["KINDS", "Placed", "fields_of", "kind_of", "records", "text_of"]

@@ -6,13 +6,14 @@ import hashlib
 import json
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 from ...spaces.errors import TaskError
 from .packing import Document
-from .records import Placed, fields_of, text_of
+from .records import Placed, fields_of, kind_of, text_of
 
 # Every so many documents, one is for validation where nothing else is said.
 _HELD_OUT = 10
@@ -90,10 +91,7 @@ def texts(placed: Iterable[Placed], templates: Templates, tokens: Tokens, turns:
     faults: list[str] = []
     for record, where in placed:
         try:
-            if isinstance(record, str):
-                made = Text(((record, True),))
-            else:
-                made = _of_record(fields_of(record, where), templates, tokens, turns, where)
+            made = _of_record(fields_of(record, where), templates, tokens, turns, where)
         except TaskError as error:
             faults.append(str(error))
             continue
@@ -198,21 +196,18 @@ def _messages(value: Any, name: str, where: str) -> list[dict[str, Any]]:
         TaskError: something else.
     """
     if not isinstance(value, list):
-        raise TaskError(f"{where}: expected the field {name!r} to be a list of messages")
+        raise TaskError(f"{where}: expected the field {name!r} to be a list of messages, got {kind_of(value)}")
     found = []
     for number, message in enumerate(value):
         what = f"{name}[{number}]"
         if not isinstance(message, Mapping):
-            raise TaskError(f"{where}: expected {what} to be an object with role and content")
+            raise TaskError(f"{where}: expected {what} to be an object with role and content, got {kind_of(message)}")
         role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
         role = _ROLES.get(str(role), role)
         if role not in _KNOWN:
             raise TaskError(f"{where}: expected {what} to have one of the roles {', '.join(_KNOWN)}; got {role!r}")
         if isinstance(content, list):  # of parts
-            content = "".join(
-                text_of(part.get("text") if isinstance(part, Mapping) else part, f"each part of {what}", where)
-                for part in content
-            )
+            content = "".join(_part(part, what, where) for part in content)
         elif content is None and message.get("tool_calls"):
             content = ""
         else:
@@ -224,6 +219,14 @@ def _messages(value: Any, name: str, where: str) -> list[dict[str, Any]]:
         }
         found.append({**others, "role": role, "content": content})
     return found
+
+
+def _part(part: Any, what: str, where: str) -> str:
+    if isinstance(part, Mapping) and part.get("type", "text") != "text":
+        raise TaskError(
+            f"{where}: expected parts of text alone in {what}, got one of type {part['type']!r}: models here read text"
+        )
+    return text_of(part.get("text") if isinstance(part, Mapping) else part, f"each part of {what}", where)
 
 
 def _chat(
@@ -248,10 +251,10 @@ def _chat(
         )
     tools = record.get("tools")
     if isinstance(tools, str):
-        try:
+        with suppress(ValueError):
             tools = json.loads(tools)
-        except ValueError as error:
-            raise TaskError(f"{where}: expected tools as a list: {error}") from None
+    if not isinstance(tools, list | None):
+        raise TaskError(f"{where}: expected the field 'tools' to be a list, or JSON text of one, got {kind_of(tools)}")
 
     def rendered(count: int, *, asks: bool = False) -> str:
         try:
@@ -270,8 +273,8 @@ def _chat(
         if not (whole.startswith(before) and whole.startswith(until) and at <= len(before) <= len(until)):
             advice = "Write turns: last." if turns == "all" and len(answers) > 1 else "Use another chat template."
             raise TaskError(
-                f"{where}: the tokenizer's chat template writes message {number} otherwise once others follow, so that its "
-                f"tokens cannot be found. {advice}"
+                f"{where}: expected the chat template to render messages[{number}] the same way up to it and within the whole "
+                f"conversation, got other text, so its tokens cannot be located. {advice}"
             )
         parts += [(whole[at : len(before)], False), (whole[len(before) : len(until)], True)]
         at = len(until)
@@ -310,7 +313,7 @@ def tokenized(made: Iterable[Text], tokens: Tokens, *, train_on_prompt: bool) ->
 def _frame(tokens: Tokens) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before a text, and the token that ends one."""
     begins = []
-    if tokens.bos_token_id is not None and tokens.bos_token_id != tokens.eos_token_id:
+    if tokens.bos_token_id is not None:
         ids = tokens(["a"], add_special_tokens=True)["input_ids"][0]
         begins = [tokens.bos_token_id] if ids[0] == tokens.bos_token_id else []
     return begins, [] if tokens.eos_token_id is None else [tokens.eos_token_id]
@@ -321,7 +324,10 @@ def _joint(chats: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], list
     if not chats:
         return
     if not getattr(tokens, "is_fast", False):
-        raise TaskError("space.tokenizer: expected a fast tokenizer for messages, which knows where in the text its tokens are")
+        raise TaskError(
+            f"space.tokenizer: expected a fast tokenizer, since messages need character offsets; got {type(tokens).__name__}. "
+            "Name one with a tokenizer.json."
+        )
     encoded = tokens([one.whole for one in chats], add_special_tokens=False, return_offsets_mapping=True)
     for one, ids, offsets in zip(chats, encoded["input_ids"], encoded["offset_mapping"], strict=True):
         ends = list(accumulate(len(part) for part, _ in one.parts))
@@ -352,7 +358,10 @@ def held_out(made: Sequence[Text], share: float | None) -> tuple[list[Text], lis
         for one in made:
             sides[_drawn(one.whole) < share].append(one)
         if not all(sides):
-            raise TaskError(f"space.validation_share: expected documents on both sides of {share:g}, got {len(made)} on one")
+            raise TaskError(
+                "space.validation_share: expected at least one document for training and one for validation, got "
+                f"{len(sides[0])} and {len(sides[1])} with a share of {share:g}. Write another share, or validation_text: PATH."
+            )
         return sides
     if len(made) < _HELD_OUT:
         raise TaskError(

@@ -1,4 +1,4 @@
-"""The accelerator that trials run on where a study says `gpu`, whoever made it: what of it depends on its backend is here.
+"""The accelerator that trials run on with `kind: gpu`, of any vendor; what depends on its backend is here.
 
 CUDA's, which is also ROCm's, by `torch.cuda`; any other by `torch.accelerator` and its own module, as far as they go: what a
 backend does not tell is left out, such as peaks of memory.
@@ -40,7 +40,7 @@ def _current() -> torch.device:
 
 
 def device_count() -> int:
-    """How many of them this process may use."""
+    """Number of accelerators that this process may use."""
     return torch.cuda.device_count() if backend() == "cuda" else torch.accelerator.device_count()
 
 
@@ -73,11 +73,11 @@ def synchronize(device: torch.device | None = None) -> None:
     if backend() == "cuda":
         torch.cuda.synchronize(device)
     else:
-        _module().synchronize()
+        torch.accelerator.synchronize(device)
 
 
 def pins(device: torch.device) -> bool:
-    """Whether copies to a device are faster from page-locked memory, which not every backend has."""
+    """Whether copies to a device are faster from pinned memory, which not every backend has."""
     return device.type in ("cuda", "xpu")
 
 
@@ -128,7 +128,7 @@ def reset_peaks(device: torch.device | None = None) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(AttributeError, RuntimeError):
-        torch.accelerator.reset_peak_memory_stats()
+        torch.accelerator.reset_peak_memory_stats(device)
 
 
 def peak_bytes(device: torch.device | None = None) -> tuple[int, int]:
@@ -136,7 +136,7 @@ def peak_bytes(device: torch.device | None = None) -> tuple[int, int]:
     if backend() == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     with suppress(AttributeError, RuntimeError):
-        return torch.accelerator.max_memory_allocated(), torch.accelerator.max_memory_reserved()
+        return torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(device)
     return 0, 0
 
 
@@ -175,13 +175,13 @@ def set_random_state(state: Tensor, device: torch.device | None = None) -> None:
 
 
 def device_name(device: torch.device | None = None) -> str:
-    """The model of an accelerator, by default the current one."""
+    """The product name of an accelerator, by default the current one."""
     named = getattr(_module(), "get_device_name", None)
     return str(named(device)) if named is not None else backend()
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """CUDA's compute capability; (0, 0) of other accelerators, which have none."""
+    """CUDA's compute capability, or what ROCm gives for it; (0, 0) of other accelerators, which have none."""
     return torch.cuda.get_device_capability(device) if backend() == "cuda" else (0, 0)
 
 

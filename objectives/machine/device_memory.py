@@ -101,7 +101,8 @@ def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
     global _limit_bytes
     if accelerator.is_gpu(device):
         _limit_bytes = limit_bytes
-        share = 1.0 if limit_bytes is None else min(limit_bytes / accelerator.total_bytes(device), 1.0)
+        total = accelerator.total_bytes(device)  # 0 where it is not told
+        share = 1.0 if limit_bytes is None or not total else min(limit_bytes / total, 1.0)
         accelerator.limit_share(share, device)
 
 

@@ -153,7 +153,17 @@ def test_packed_rows_cost_what_each_document_costs_alone(language: dict[str, Any
     assert float(packed.total) == pytest.approx(alone, rel=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"lora_rank": 4, "prompt": "{question} "}, {"attention": "rows"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"lora_rank": 4},
+        {"lora_rank": 4, "prompt": "{question} "},
+        {"lora_rank": 4, "lora_variant": "dora", "lora_trained": "lm_head"},
+        {"attention": "rows"},
+        {"packing": False},
+    ],
+)
 def test_uneven_micro_batches_add_up_to_the_batch(language: dict[str, Any], changes: dict[str, Any]) -> None:
     gradients = []
     for accumulation in (1, 3):
@@ -275,6 +285,11 @@ def test_perplexity_is_of_the_mean_over_all_tokens(language: dict[str, Any]) -> 
         ({"length": 4096}, "space.length: expected 2 to 128 tokens, which is what the model takes, got 4096"),
         ({"lora_rank": 0}, "space.lora_rank: expected an integer >= 1, got 0. Leave it out to train all weights."),
         ({"lora_rank": 2, "lora_targets": "q_porj"}, "space.lora_targets: expected modules of the model, got 'q_porj'."),
+        ({"lora_rank": 2, "lora_trained": "head"}, "space.lora_trained: expected modules of the model, got 'head'."),
+        (
+            {"lora_rank": 2, "lora_variant": "dorra"},
+            "space.lora_variant: expected lora or dora or rslora, got 'dorra'. Did you",
+        ),
         ({"optimizer": "lion"}, "space.optimizer: lion needs bitsandbytes: pip install bitsandbytes"),
         ({"quantize": "4bit"}, "space.quantize: expected lora_rank with it"),
         ({"quantize": "4bit", "lora_rank": 2}, "space.quantize: expected a GPU, which bitsandbytes needs for 4bit"),
@@ -426,3 +441,22 @@ def test_loading_a_model_leaves_its_dropout_on(language: dict[str, Any]) -> None
         run = TrainingRun(CausalLM(), language_setup(language, **changes))
         run.modes.train(run.model)
         assert all(module.training for module in run.model.modules())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("variant", ["lora", "dora", "rslora"])
+def test_adapters_of_every_kind_are_the_same_elsewhere(language: dict[str, Any], variant: str, tmp_path: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    one = language_setup(language, lora_rank=3, lora_variant=variant, lora_trained="lm_head")
+    run = TrainingRun(CausalLM(), one)
+    *_, last = run.measurements()
+    CausalLM().save(run.model, tmp_path, one)
+    elsewhere = TrainingRun(CausalLM(), language_setup(language))
+    elsewhere.model = AutoPeftModelForCausalLM.from_pretrained(str(tmp_path))
+    assert elsewhere.evaluate()["val_loss"] == pytest.approx(last.scores["val_loss"], rel=1e-6)
+    if variant == "lora":
+        assert (
+            MemoryProbe(CausalLM(), one).train_peak(8).total
+            > MemoryProbe(CausalLM(), language_setup(language, lora_rank=3)).train_peak(8).total
+        )

@@ -97,7 +97,9 @@ def test_tools_reach_the_template(chatml: Any) -> None:
 def test_a_template_that_writes_earlier_turns_otherwise_is_refused_or_trained_on_its_last() -> None:
     tokens = tokenizer(FORGETS)
     asked = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "<think>hm</think>b"}]
-    with pytest.raises(TaskError, match=r"here: the tokenizer's chat template writes message 1 otherwise .* Write turns: last"):
+    with pytest.raises(
+        TaskError, match=r"here: expected the chat template to render messages\[1\] the same way .* Write turns: last"
+    ):
         documents({"messages": asked * 2}, tokens)
     (document,) = documents({"messages": asked * 2}, tokens, turns="last")
     assert counted(document, tokens) == ["<think>hm</think>b<|im_end|>"]
@@ -116,8 +118,8 @@ def test_text_begins_as_the_tokenizer_begins_it_and_ends_once(begins: bool) -> N
 
 IMAGE = [{"type": "image"}]
 REFUSED: list[tuple[Any, str]] = [
-    ({"messages": "hi"}, "the field 'messages' to be a list of messages"),
-    ({"messages": ["hi"]}, r"messages\[0\] to be an object with role and content"),
+    ({"messages": "hi"}, "the field 'messages' to be a list of messages, got text"),
+    ({"messages": ["hi"]}, r"messages\[0\] to be an object with role and content, got text"),
     (
         {"messages": [{"role": "narrator", "content": "a"}]},
         r"messages\[0\] to have one of the roles system, .*; got 'narrator'",
@@ -125,7 +127,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"messages": [{"role": "user", "content": None}]}, r"the content of messages\[0\] to be text or a number, got null"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-        r"each part of messages\[0\] to be text or a number, got null",
+        r"expected parts of text alone in messages\[0\], got one of type 'image'",
     ),
     ({"text": None}, "the field 'text' to be text or a number, got null"),
     ({"text": ["a", "b"]}, "the field 'text' to be text or a number, got a list"),
@@ -137,6 +139,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({}, "expected one of the fields .*; got none"),
     ([1], "expected a JSON object, got a list"),
     (None, "expected a JSON object, got null"),
+    ("text", "expected a JSON object, got text"),
 ]
 
 
@@ -219,13 +222,19 @@ def test_every_kind_of_file_has_the_same_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"text": 1}\n{', "a.jsonl:2: expected a JSON object on each line"),
+        ("a.jsonl", '{"text": 1}\n{', "a.jsonl:2: expected a JSON object, got invalid JSON at column 2: "),
         ("a.json", '{"text": "a"}', "a.json: expected a JSON array of objects, got an object"),
-        ("a.json", "text", "a.json: expected a JSON array of objects: "),
-        ("a.csv", "a,b\n1\n", "a.csv:2: expected 2 fields, as in the header, got another number"),
+        ("a.json", "text", "a.json: expected a JSON array of objects, got invalid JSON at column 1: "),
+        ("a.csv", "a,b\n1\n", "a.csv:2: expected 2 fields, as in the header, got 1. Quote those with commas."),
         ("a.csv", 'a,b\n"1,2\n', "a.csv:1: expected CSV with a header: unexpected end of data"),
         ("a.parquet", "PAR", "a.parquet cannot be read as Parquet"),
         ("a.txt", b"\xff\xfe", "a.txt cannot be read as text"),
+        (
+            "a.tsv",
+            "a\tb",
+            "expected a file that ends in .txt, .jsonl, .ndjson, .json, .csv, .parquet, got a.tsv. To read it as plain",
+        ),
+        ("A.JSONL", "{", "A.JSONL:1: expected a JSON object, got invalid JSON at column 2"),
         ("a.json", "[" * 100_000, "a.json: expected a JSON array of objects"),
     ],
 )

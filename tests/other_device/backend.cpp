@@ -1,5 +1,5 @@
 // A second device for torch, named "twin": memory of the host, kernels of the CPU, and a device of its own to dispatcher,
-// autograd engine, autocast and allocator. The road is the one that vendors take out of torch's tree: PrivateUse1.
+// autograd engine, autocast and allocator. It uses PrivateUse1, the mechanism for out-of-tree backends.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
@@ -20,7 +20,7 @@ namespace {
 constexpr auto TWIN = c10::DeviceType::PrivateUse1;
 const at::Device HERE(TWIN, 0);
 
-// Memory of which the live bytes are counted, and of which there is so much.
+// Counts live bytes; capacity is ALL_BYTES.
 constexpr int64_t ALL_BYTES = int64_t(1) << 30;
 
 struct Memory final : c10::DeviceAllocator {
@@ -73,7 +73,7 @@ struct Memory final : c10::DeviceAllocator {
 Memory memory;
 REGISTER_ALLOCATOR(TWIN, &memory);
 
-// One device with one stream, whose work is done when it is asked for: events have nothing to say.
+// One device with one stream. Work runs synchronously, so events are no-ops.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return TWIN; }
   c10::Device exchangeDevice(c10::Device) const override { return HERE; }
@@ -241,7 +241,7 @@ void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       value = c10::IValue();
     }
   }
-  // Random operators draw from the device's generator: the host's takes its state for as long as one runs.
+  // While a random operator runs, the host's generator holds the state of the device's.
   const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
   at::Tensor before;
   if (random) {
@@ -282,7 +282,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(torch::CppFunctio
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
 
-// CUDA's lists of operators.
+// Two of CUDA's autocast lists; its lists that promote, set a dtype or dispatch otherwise are left out.
 #define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define SINGLE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {

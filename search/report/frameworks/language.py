@@ -165,6 +165,8 @@ def axolotl(chosen: ChosenSettings) -> Exported:
             "lora_alpha": adapters["lora_alpha"],
             "lora_dropout": adapters["lora_dropout"],
             **({"lora_target_linear": True} if targets == "all-linear" else {"lora_target_modules": targets}),
+            **({"lora_modules_to_save": adapters["modules_to_save"]} if "modules_to_save" in adapters else {}),
+            **{f"peft_{name}": True for name in ("use_dora", "use_rslora") if name in adapters},
         }
     if options.get("quantize"):
         document[f"load_in_{options['quantize']}"] = True
@@ -222,7 +224,7 @@ def _form(chosen: ChosenSettings) -> _Form:
 
     try:
         record, where = next(records(chosen.setup.path(str(options["text"])), str(options.get("files", "")), "text"))
-        found = ("text",) if isinstance(record, str) else fields_read(fields_of(record, where), where)
+        found = fields_read(fields_of(record, where), where)
     except (TaskError, StopIteration):  # it is no longer there, for one
         return "text"
     if found == ("prompt", "completion") and isinstance(record["prompt"], str):
@@ -261,12 +263,16 @@ def _adapters(options: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments of `LoraConfig`; None where all weights are trained."""
     if "lora_rank" not in options:
         return None
-    targets = [name.strip() for name in str(options.get("lora_targets", "")).split(",") if name.strip()]
+    lists = (str(options.get(key, "")).split(",") for key in ("lora_targets", "lora_trained"))
+    targets, trained = ([name.strip() for name in names if name.strip()] for names in lists)
+    variant = str(options.get("lora_variant", "lora"))
     return {
         "r": options["lora_rank"],
         "lora_alpha": options.get("lora_alpha", 2 * options["lora_rank"]),
         "lora_dropout": float(options.get("lora_dropout", 0.0)),
         "target_modules": targets or "all-linear",
+        **({"modules_to_save": trained} if trained else {}),
+        **({f"use_{variant}": True} if variant != "lora" else {}),
         "task_type": "CAUSAL_LM",
     }
 
