@@ -137,7 +137,7 @@ def _corpus(wanted: _Wanted) -> Corpus:
             cut = "" if wanted.too_long == "cut_prompt" else ", or too_long: cut_prompt"
             raise TaskError(
                 f"space.{key}: expected a token that counts in the loss in {len(part):,} {name} documents, got none: "
-                f"{fate.longer:,} are longer than {wanted.length} tokens, nothing counts in the rest. Write a larger length{cut}."
+                f"{fate.longer:,} are longer than {wanted.length} tokens, nothing counts in others. Write a larger length{cut}."
             )
         sides.append((fitting, fate))
     (first, fate), (second, _) = sides
