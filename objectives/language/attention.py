@@ -43,9 +43,12 @@ def family_of(transformers: Any, config: Any) -> Family:
     kernel = "eager" if unmasked & _CHOOSING else KERNEL
     try:
         model = _described(transformers, config, kernel)
-    except (ValueError, KeyError):  # its attention is its own: soft-capped, with sinks, or by other means
+    except Exception:  # its attention is its own: soft-capped, with sinks, or by other means
         kernel = "eager"
-        model = _described(transformers, config, kernel)
+        try:
+            model = _described(transformers, config, kernel)
+        except Exception as error:  # of its own code, which may need weights
+            return Family(kernel, f"{config.model_type} cannot be described without its weights ({type(error).__name__})")
     name = type(model).__name__
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     if unmasked or getattr(type(model), "_is_stateful", False):
