@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -27,6 +28,7 @@ from .pretrained import (
     chat_template_of,
     config_of,
     family_here,
+    flag,
     loaded,
     packs,
     source_of,
@@ -115,32 +117,50 @@ class CausalLM(Task):
         """The model, in the precision that it came in, or its adapters, and the tokenizer, as `from_pretrained` reads them."""
         whole: Any = model
         tokens = tokens_of(tokenizer_of(setup), chat_template_of(setup))
-        loaded_whole = not (hasattr(model, "get_base_model") or setup.parameters.get("from_scratch", False))
+        loaded_whole = not (hasattr(model, "get_base_model") or flag(setup, "from_scratch"))
         came = config_of(source_of(setup, "model")).dtype if loaded_whole else None
         options: dict[str, Any] = {}
         if came not in (None, whole.dtype):
-            state = whole.state_dict()
-            options["state_dict"] = {name: one.to(came) if one.is_floating_point() else one for name, one in state.items()}
+            cast: dict[Any, Any] = {}
+            for name, one in whole.state_dict().items():  # what is tied stays so
+                cast.setdefault((one.data_ptr(), one.shape, one.stride()), one.to(came) if one.is_floating_point() else one)
+                options.setdefault("state_dict", {})[name] = cast[one.data_ptr(), one.shape, one.stride()]
         try:
             whole.save_pretrained(str(folder), **options)
-            if options:  # it names the precision of the model in memory
-                path = folder / "config.json"
+            path = folder / "config.json"
+            if path.exists():  # it has what training needs: no cache, and the precision in memory
                 config = json.loads(path.read_text(encoding="utf-8"))
-                path.write_text(json.dumps({**config, "dtype": str(came).removeprefix("torch.")}, indent=2) + "\n")
+                dtype = str(came).removeprefix("torch.") if options else None
+                path.write_text(json.dumps(_as_it_came(config, dtype), indent=2) + "\n", encoding="utf-8")
             if not isinstance(tokens, Bytes):
                 tokens.save_pretrained(str(folder))  # type: ignore[attr-defined]
         except OSError as error:
             raise OutputError(f"{folder}: the model cannot be written: {error}") from None
 
 
+def _as_it_came(config: dict[str, Any], dtype: str | None) -> dict[str, Any]:
+    """A configuration, and those within it, with a cache for generating, and with this precision, if one is given."""
+    found = {key: _as_it_came(value, dtype) if isinstance(value, dict) else value for key, value in config.items()}
+    if "use_cache" in found:
+        found["use_cache"] = True
+    if dtype is not None and "dtype" in found:
+        found["dtype"] = dtype
+    return found
+
+
 def _frozen_or_whole(setup: TrialSetup) -> Any:
     """The model, from scratch or with its weights."""
     source = source_of(setup, "model")
     options = {"attn_implementation": family_here(source).kernel}
-    if setup.parameters.get("from_scratch", False):
+    if flag(setup, "from_scratch"):
+        if "lora_rank" in setup.parameters:
+            raise TaskError(
+                "space.lora_rank: expected a model with weights of its own, since adapters are saved alone; got "
+                "from_scratch: true. Remove one of the two."
+            )
         dtype = _dtype(setup)
         made = transformers_here().AutoModelForCausalLM.from_config  # which would take the configuration's precision
-        return made(config_of(source), dtype=torch.float32 if dtype == "auto" else dtype, **options)
+        return made(copy.deepcopy(config_of(source)), dtype=torch.float32 if dtype == "auto" else dtype, **options)
     quantized = setup.parameters.get("quantize")
     if quantized is None:
         return loaded("AutoModelForCausalLM", source, "model", dtype=_dtype(setup), **options)
@@ -183,14 +203,19 @@ def _with_adapters(model: Any, setup: TrialSetup) -> Any:
     if variant not in _VARIANTS:
         near = near_miss(variant, _VARIANTS)
         raise TaskError(f"space.lora_variant: expected {', '.join(_VARIANTS)}; got {variant!r}.{near}")
+    alpha, dropout = setup.parameters.get("lora_alpha", 2 * rank), setup.parameters.get("lora_dropout", 0.0)
+    if isinstance(alpha, bool | str) or not alpha > 0:
+        raise TaskError(f"space.lora_alpha: expected a number > 0, got {alpha!r}")
+    if isinstance(dropout, bool | str) or not 0 <= dropout < 1:
+        raise TaskError(f"space.lora_dropout: expected a number >= 0 and < 1, got {dropout!r}")
     trained = _modules(model, setup, "lora_trained")
     # What is tied in the model stays so; versions before 0.18 cannot.
     tied = bool(trained) and bool(model.config.get_text_config(decoder=True).tie_word_embeddings)
     keeps_tied = {"ensure_weight_tying": True} if tied and hasattr(LoraConfig, "ensure_weight_tying") else {}
     config = LoraConfig(
         r=rank,
-        lora_alpha=setup.parameters.get("lora_alpha", 2 * rank),  # type: ignore[arg-type]  # any number will do
-        lora_dropout=float(setup.parameters.get("lora_dropout", 0.0)),
+        lora_alpha=alpha,  # type: ignore[arg-type]  # any number will do
+        lora_dropout=dropout,
         target_modules=_modules(model, setup, "lora_targets") or "all-linear",
         modules_to_save=trained or None,
         use_dora=variant == "dora",
@@ -201,7 +226,14 @@ def _with_adapters(model: Any, setup: TrialSetup) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what peft reads there
-        return get_peft_model(model, config)
+        try:
+            adapted = get_peft_model(model, config)
+        except ValueError as error:  # modules of a kind that has no adapters
+            raise TaskError(f"space.lora_targets: peft says: {str(error).splitlines()[0][:300]}") from None
+    for parameter in adapted.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.float()  # a module that is trained whole came in the precision of the files
+    return adapted
 
 
 def _modules(model: Any, setup: TrialSetup, key: str) -> list[str]:
@@ -211,6 +243,8 @@ def _modules(model: Any, setup: TrialSetup, key: str) -> list[str]:
         TaskError: the model has none of a name.
     """
     names = [name.strip() for name in str(setup.parameters.get(key, "")).split(",") if name.strip()]
+    if key == "lora_targets" and names == ["all-linear"]:  # peft's name for what is done by default
+        return []
     layers = {name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None}
     for name in names:
         if not any(full == name or full.endswith(f".{name}") for full, _ in model.named_modules()):

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from ...spaces.errors import TaskError, near_miss
 from ...spaces.trial import TrialSetup
 from .packing import Document, Fate, Rows, TooLong, fitted, pack
-from .pretrained import chat_template_of, length_of, packs, path_of, tokenizer_of, tokens_of
+from .pretrained import chat_template_of, flag, length_of, packs, path_of, tokenizer_of, tokens_of
 from .records import KINDS, records
 from .text import Templates, Text, Tokens, Turns, checked_template, held_out, texts, tokenized
 
@@ -95,7 +95,7 @@ def corpus_of(setup: TrialSetup) -> Corpus:
             files=str(options.get("files", "")),
             templates=Templates(prompt, completion),
             turns=_one_of(setup, "turns", get_args(Turns)),
-            train_on_prompt=bool(options.get("train_on_prompt", False)),
+            train_on_prompt=flag(setup, "train_on_prompt"),
             tokenizer=tokenizer_of(setup),
             chat_template=chat_template_of(setup),
             length=length_of(setup),
@@ -116,14 +116,15 @@ def _one_of(setup: TrialSetup, key: str, choices: Sequence[str]) -> Any:
 def _corpus(wanted: _Wanted) -> Corpus:
     tokens = tokens_of(wanted.tokenizer, wanted.chat_template)
 
-    def read(path: str, key: str) -> list[Text]:
-        found = list(texts(records(Path(path), wanted.files, key), wanted.templates, tokens, wanted.turns))
+    def read(path: str, key: str, leave_out: str = "") -> list[Text]:
+        placed = records(Path(path), wanted.files, key, Path(leave_out) if leave_out else None)
+        found = list(texts(placed, wanted.templates, tokens, wanted.turns))
         if not found:
             kinds = wanted.files or " or ".join(f"*{kind}" for kind in KINDS)
             raise TaskError(f"space.{key}: expected text in {path}, got none. Files that count: {kinds}.")
         return found
 
-    train = read(wanted.text, "text")
+    train = read(wanted.text, "text", wanted.validation_text)
     if wanted.validation_text:
         validation = read(wanted.validation_text, "validation_text")
     else:
@@ -134,10 +135,11 @@ def _corpus(wanted: _Wanted) -> Corpus:
         fitting, fate = fitted(documents, wanted.length, wanted.too_long)
         if not fitting:
             key = "validation_text" if name == "validation" and wanted.validation_text else "text"
-            cut = "" if wanted.too_long == "cut_prompt" else ", or too_long: cut_prompt"
+            longer = f"{fate.longer:,} are longer than {wanted.length} tokens, nothing counts in the others"
+            advice = "Write a larger length" + ("." if wanted.too_long == "cut_prompt" else ", or too_long: cut_prompt.")
             raise TaskError(
                 f"space.{key}: expected a token that counts in the loss in {len(part):,} {name} documents, got none: "
-                f"{fate.longer:,} are longer than {wanted.length} tokens, nothing counts in others. Write a larger length{cut}."
+                + (f"{longer}. {advice}" if fate.longer else "no completion, or turn of the assistant, has one.")
             )
         sides.append((fitting, fate))
     (first, fate), (second, _) = sides

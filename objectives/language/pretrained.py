@@ -36,6 +36,18 @@ def chat_template_of(setup: TrialSetup) -> str:
     return str(path_of(setup, "chat_template")) if "chat_template" in setup.parameters else ""
 
 
+def flag(setup: TrialSetup, key: str) -> bool:
+    """A parameter that is true or false.
+
+    Raises:
+        TaskError: it is something else, such as the word in quotes.
+    """
+    value = setup.parameters.get(key, False)
+    if not isinstance(value, bool):
+        raise TaskError(f"space.{key}: expected true or false, got {value!r}")
+    return value
+
+
 def transformers_here() -> Any:
     try:
         import transformers
@@ -124,6 +136,7 @@ __all__ = [
     "chat_template_of",
     "config_of",
     "family_here",
+    "flag",
     "length_of",
     "loaded",
     "packs",

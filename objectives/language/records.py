@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ Placed = tuple[Any, str]
 KINDS = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 
 
-def records(path: Path, files: str, key: str) -> Iterator[Placed]:
+def records(path: Path, files: str, key: str, leave_out: Path | None = None) -> Iterator[Placed]:
     """The records of a file, of a folder's files in the order of their names, or of what `datasets` saved.
 
     Args:
-        files: names that count in a folder, such as `*.py`; empty: by `KINDS`.
+        files: names that count in a folder, such as `*.py`; empty: by `KINDS`. Hidden files and folders never do.
+        leave_out: a file or folder within it that does not count, such as the one for validation.
         key: of the study, for messages.
 
     Raises:
@@ -40,7 +42,9 @@ def records(path: Path, files: str, key: str) -> Iterator[Placed]:
         yield from _of_dataset(path, key)
     else:
         for one in sorted(path.rglob(files or "*")):
-            if one.is_file() and (files or one.suffix.lower() in KINDS):
+            hidden = any(part.startswith(".") for part in one.relative_to(path).parts)
+            elsewhere = leave_out is not None and one.resolve().is_relative_to(leave_out.resolve())
+            if one.is_file() and not hidden and not elsewhere and (files or one.suffix.lower() in KINDS):
                 yield from _of_file(one, key)
 
 
@@ -64,6 +68,7 @@ def _of_file(path: Path, key: str) -> Iterator[Placed]:
             raise TaskError(f"{path}: expected a JSON array of objects, got {kind_of(whole)}")
         yield from ((record, f"{path}, record {number}") for number, record in enumerate(whole, start=1))
     elif kind == ".csv":
+        csv.field_size_limit(len(text) + 1)
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         try:
             for row in reader:
@@ -101,7 +106,7 @@ def _of_parquet(path: Path, key: str) -> Iterator[Placed]:
         table = read_table(path)
     except (ArrowException, OSError) as error:
         raise TaskError(f"space.{key}: {path} cannot be read as Parquet: {error}") from None
-    yield from ((record, f"{path}, row {number}") for number, record in enumerate(table.to_pylist(), start=1))
+    yield from ((_without_nulls(record), f"{path}, row {number}") for number, record in enumerate(table.to_pylist(), start=1))
 
 
 def _of_dataset(path: Path, key: str) -> Iterator[Placed]:
@@ -120,7 +125,18 @@ def _of_dataset(path: Path, key: str) -> Iterator[Placed]:
             f"space.{key}: expected one split of a data set, got the folder of all ({', '.join(saved)}): {path}. Write {key}: "
             f"{path.name}/{next(iter(saved))}."
         )
-    yield from ((record, f"{path}, row {number}") for number, record in enumerate(saved, start=1))
+    yield from ((_without_nulls(record), f"{path}, row {number}") for number, record in enumerate(saved, start=1))
+
+
+def _without_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of Arrow, which gives objects within lists each other's keys, with null; its own fields stay."""
+
+    def pruned(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: pruned(one) for key, one in value.items() if one is not None}
+        return [pruned(one) for one in value] if isinstance(value, list) else value
+
+    return {key: pruned(value) for key, value in record.items()}
 
 
 def fields_of(record: Any, where: str) -> Mapping[str, Any]:
@@ -156,7 +172,7 @@ def text_of(value: Any, what: str, where: str) -> str:
         except UnicodeEncodeError:
             raise TaskError(f"{where}: expected {what} to be text, got half of a surrogate pair in it") from None
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     raise TaskError(f"{where}: expected {what} to be text or a number, got {kind_of(value)}")
 

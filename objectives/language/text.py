@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import string
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ _HELD_OUT = 10
 _TOLD = 5
 # Names of roles, in ShareGPT's records among others.
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
+# Fields that change what is to be learnt, and that are not read.
+_UNREAD = ("history", "label", "rejected", "rejected_response")
 _KNOWN = ("system", "developer", "user", "assistant", "tool")
 
 Turns = Literal["all", "last"]
@@ -127,6 +130,11 @@ def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, 
         filled = (_filled(template, record, where) for template in (templates.prompt, templates.completion))
         return Text(tuple(zip(filled, (False, True), strict=True)))
     kind = fields_read(record, where)
+    if found := [name for name in _UNREAD if record.get(name) is not None]:
+        raise TaskError(
+            f"{where}: expected no field {', '.join(found)} beside {' with '.join(kind)}, since it would be ignored. Make it a "
+            "message, leave out what is not to be learnt, or remove the field."
+        )
     match kind:
         case ("text",):
             return Text(((text_of(record["text"], "the field 'text'", where), True),))
@@ -138,7 +146,10 @@ def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, 
             messages = [*earlier, *_messages(record["completion"], "completion", where)]
             return _chat(messages, record, tokens, turns, where, begins=len(earlier))
         case (name,):
-            return _chat(_messages(record[name], name, where), record, tokens, turns, where)
+            messages = _messages(record[name], name, where)
+            if (system := record.get("system")) is not None:
+                messages.insert(0, {"role": "system", "content": text_of(system, "the field 'system'", where)})
+            return _chat(messages, record, tokens, turns, where)
     raise AssertionError(kind)
 
 
@@ -151,7 +162,7 @@ class _Fields(string.Formatter):
     def __init__(self, where: str) -> None:
         self._where = where
 
-    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
         name, *keys = field_name.replace("]", "").replace(".", "[").split("[")
         if name not in kwargs:
             raise TaskError(f"{self._where}: expected the field {name!r} of the template, got {', '.join(kwargs)}")
@@ -161,7 +172,8 @@ class _Fields(string.Formatter):
                 value = value[int(key) if isinstance(value, list) else key]
             except (KeyError, IndexError, ValueError, TypeError):
                 raise TaskError(f"{self._where}: expected {{{field_name}}} of the template, but there is no {key!r}") from None
-        return text_of(value, f"the field {field_name!r}", self._where), name
+        text = text_of(value, f"the field {field_name!r}", self._where)
+        return (text if isinstance(value, str) else value), name  # a number may have a format
 
 
 def checked_template(template: str, key: str) -> str:
@@ -202,7 +214,8 @@ def _messages(value: Any, name: str, where: str) -> list[dict[str, Any]]:
         what = f"{name}[{number}]"
         if not isinstance(message, Mapping):
             raise TaskError(f"{where}: expected {what} to be an object with role and content, got {kind_of(message)}")
-        role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+        role = message.get("role") or message.get("from")  # data sets of several forms have null for the other
+        content = message["content"] if message.get("content") is not None else message.get("value")
         role = _ROLES.get(str(role), role)
         if role not in _KNOWN:
             raise TaskError(f"{where}: expected {what} to have one of the roles {', '.join(_KNOWN)}; got {role!r}")
@@ -219,6 +232,16 @@ def _messages(value: Any, name: str, where: str) -> list[dict[str, Any]]:
         }
         found.append({**others, "role": role, "content": content})
     return found
+
+
+def _trains(message: Mapping[str, Any], what: str, where: str) -> bool:
+    """Whether a message of the assistant counts: OpenAI's `weight`, and `train`, may say that it does not."""
+    for name in ("weight", "train"):
+        if (value := message.get(name, True)) not in (0, 1):
+            raise TaskError(f"{where}: expected {name!r} of {what} to be 0 or 1, got {value!r}")
+        if not value:
+            return False
+    return True
 
 
 def _part(part: Any, what: str, where: str) -> str:
@@ -256,19 +279,37 @@ def _chat(
     if not isinstance(tools, list | None):
         raise TaskError(f"{where}: expected the field 'tools' to be a list, or JSON text of one, got {kind_of(tools)}")
 
+    options = record.get("chat_template_kwargs") or {}
+    if not isinstance(options, Mapping):
+        raise TaskError(f"{where}: expected the field 'chat_template_kwargs' to be an object, got {kind_of(options)}")
+    if not messages:
+        raise TaskError(f"{where}: expected at least one message, got none")
+
     def rendered(count: int, *, asks: bool = False) -> str:
         try:
-            text: str = template.apply_chat_template(messages[:count], tools=tools, tokenize=False, add_generation_prompt=asks)
+            text: str = template.apply_chat_template(
+                messages[:count], tools=tools, tokenize=False, add_generation_prompt=asks, **options
+            )
         except Exception as error:  # of the template
             raise TaskError(f"{where}: the tokenizer's chat template fails: {error}") from None
         return text
 
     whole = rendered(len(messages))
+    for number, message in enumerate(messages):
+        # Without what was thought, which templates move; results of tools may be quoted.
+        said = message["content"].rpartition("</think>")[2].strip()
+        if message["role"] != "tool" and said not in whole:
+            raise TaskError(
+                f"{where}: expected the chat template to render the content of messages[{number}], got a text without it. "
+                "Use another chat template, or change the data."
+            )
     answers = [number for number, one in enumerate(messages) if one["role"] == "assistant" and number >= begins]
+    answers = [number for number in answers if _trains(messages[number], f"messages[{number}]", where)]
     parts: list[tuple[str, bool]] = []
     at = 0
     for number in answers[-1:] if turns == "last" else answers:
-        before = rendered(number, asks=True)
+        # Nothing asks for a first message: it begins with its content.
+        before = rendered(number, asks=True) if number else whole[: whole.find(messages[0]["content"].strip())]
         until = (whole if number == len(messages) - 1 else rendered(number + 1)).rstrip()
         if not (whole.startswith(before) and whole.startswith(until) and at <= len(before) <= len(until)):
             advice = "Write turns: last." if turns == "all" and len(answers) > 1 else "Use another chat template."
@@ -286,27 +327,17 @@ def _chat(
 
 def tokenized(made: Iterable[Text], tokens: Tokens, *, train_on_prompt: bool) -> Iterator[Document]:
     """Each document's tokens. One that no chat template made begins as the tokenizer begins text, and ends with its token for
-    that, if it has one.
+    that, if it has one; where the text has them already, they are not added.
     """
     begins, ends = _frame(tokens)
     for chunk in _chunks(list(made), 1000):
-        chats = [one for one in chunk if one.is_chat]
-        found = iter(_joint(chats, tokens))
-        rest = [one for one in chunk if not one.is_chat]
-        pieces = iter(
-            tokens([part for one in rest for part, _ in one.parts], add_special_tokens=False)["input_ids"] if rest else ()
-        )
-        for one in chunk:
-            if one.is_chat:
-                ids, counts = next(found)
-            else:
-                ids, counts = list(begins), [not one.parts[0][0] or one.parts[0][1]] * len(begins)
-                for _, counted in one.parts:
-                    piece = next(pieces)
-                    ids += piece
-                    counts += [counted] * len(piece)
-                if ids[-len(ends) :] != ends:
-                    ids, counts = ids + ends, counts + [True] * len(ends)
+        for one, (ids, counts) in zip(chunk, _encoded(chunk, tokens), strict=True):
+            if not one.is_chat:
+                if ids[: len(begins)] != begins:
+                    ids, counts = begins + ids, [one.parts[0][1]] * len(begins) + counts
+                said = one.whole.rstrip()
+                if ends and not (ends[0] in ids and said.endswith(tokens.decode(ends))):
+                    ids, counts = ids + ends, [*counts, True]
             yield Document(ids, None if train_on_prompt or all(counts) else counts)
 
 
@@ -319,24 +350,39 @@ def _frame(tokens: Tokens) -> tuple[list[int], list[int]]:
     return begins, [] if tokens.eos_token_id is None else [tokens.eos_token_id]
 
 
-def _joint(chats: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], list[bool]]]:
-    """Tokens of whole texts, each of which counts if it begins in a part that does."""
-    if not chats:
+def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], list[bool]]]:
+    """Tokens of each whole text, which count if any of their characters does; of tokenizers that do not know the characters of
+    their tokens, part by part.
+
+    Raises:
+        TaskError: such a tokenizer for conversations.
+    """
+    if getattr(tokens, "is_fast", False):
+        encoded = tokens([one.whole for one in made], add_special_tokens=False, return_offsets_mapping=True)
+        for one, ids, offsets in zip(made, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            yield list(ids), list(_overlapping(one, offsets))
         return
-    if not getattr(tokens, "is_fast", False):
+    if any(one.is_chat for one in made):
         raise TaskError(
             f"space.tokenizer: expected a fast tokenizer, since messages need character offsets; got {type(tokens).__name__}. "
             "Name one with a tokenizer.json."
         )
-    encoded = tokens([one.whole for one in chats], add_special_tokens=False, return_offsets_mapping=True)
-    for one, ids, offsets in zip(chats, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        ends = list(accumulate(len(part) for part, _ in one.parts))
-        counts, place = [], 0
-        for begin, _ in offsets:
-            while place < len(ends) - 1 and begin >= ends[place]:
-                place += 1
-            counts.append(one.parts[place][1])
-        yield list(ids), counts
+    pieces = iter(tokens([part for one in made for part, _ in one.parts], add_special_tokens=False)["input_ids"])
+    for one in made:
+        ids, counts = [], []
+        for _, counted in one.parts:
+            piece = next(pieces)
+            ids += piece
+            counts += [counted] * len(piece)
+        yield ids, counts
+
+
+def _overlapping(text: Text, offsets: Iterable[tuple[int, int]]) -> Iterator[bool]:
+    """Whether each token has a character of a part that counts."""
+    ends = list(accumulate(len(part) for part, _ in text.parts))
+    for begin, end in offsets:
+        first, last = bisect_right(ends, begin), bisect_right(ends, max(end - 1, begin))
+        yield any(counted for _, counted in text.parts[first : last + 1])
 
 
 def _chunks(values: Sequence[Text], size: int) -> Iterator[Sequence[Text]]:

@@ -285,6 +285,10 @@ def test_perplexity_is_of_the_mean_over_all_tokens(language: dict[str, Any]) -> 
         ({"length": 4096}, "space.length: expected 2 to 128 tokens, which is what the model takes, got 4096"),
         ({"lora_rank": 0}, "space.lora_rank: expected an integer >= 1, got 0. Leave it out to train all weights."),
         ({"lora_rank": 2, "lora_targets": "q_porj"}, "space.lora_targets: expected modules of the model, got 'q_porj'."),
+        ({"lora_rank": 2, "from_scratch": True}, "space.lora_rank: expected a model with weights of its own"),
+        ({"lora_rank": 2, "lora_alpha": 0}, "space.lora_alpha: expected a number > 0, got 0"),
+        ({"lora_rank": 2, "lora_dropout": 1.5}, "space.lora_dropout: expected a number >= 0 and < 1, got 1.5"),
+        ({"train_on_prompt": "false"}, "space.train_on_prompt: expected true or false, got 'false'"),
         ({"lora_rank": 2, "lora_trained": "head"}, "space.lora_trained: expected modules of the model, got 'head'."),
         (
             {"lora_rank": 2, "lora_variant": "dorra"},
@@ -397,6 +401,8 @@ def test_a_frozen_model_keeps_the_precision_of_its_files_and_one_that_is_trained
     adapted = CausalLM().model(language_setup(half, lora_rank=2))
     assert {one.dtype for one in adapted.parameters() if not one.requires_grad} == {torch.bfloat16}
     assert {one.dtype for one in adapted.parameters() if one.requires_grad} == {torch.float32}
+    trained = CausalLM().model(language_setup(half, lora_rank=2, lora_trained="lm_head"))
+    assert {one.dtype for one in trained.parameters() if one.requires_grad} == {torch.float32}
     assert {one.dtype for one in CausalLM().model(language_setup(half)).parameters()} == {torch.float32}
     for dtype, changes in (("bfloat16", {}), ("float32", {"lora_rank": 2})):
         model = CausalLM().model(language_setup(half, dtype=dtype, **changes))
@@ -421,6 +427,7 @@ def test_a_model_is_saved_in_the_precision_that_it_came_in(language: dict[str, A
         came = torch.float32 if origin is language else torch.bfloat16
         assert {parameter.dtype for parameter in saved.parameters()} == {came}
         assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
+        assert saved.config.use_cache
         for mine, theirs in zip(run.model.state_dict().values(), saved.state_dict().values(), strict=True):
             assert torch.equal(mine.to(came), theirs)
 

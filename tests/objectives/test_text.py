@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="bsearch[language] is not installed")
-from objectives.chat import FORGETS, conversations, tokenizer, write_jsonl
+from objectives.chat import CHATML, FORGETS, conversations, tokenizer, write_jsonl
 
 NONE = Templates()
 
@@ -94,6 +94,12 @@ def test_tools_reach_the_template(chatml: Any) -> None:
         assert counted(document, chatml) == ["<|im_end|>", "b<|im_end|>"]
 
 
+def test_a_template_that_leaves_out_what_was_said_is_refused() -> None:
+    tokens = tokenizer(CHATML.replace("{{ message['content'] + '<|im_end|>' }}{% endif %}", "{{ '<|im_end|>' }}{% endif %}"))
+    with pytest.raises(TaskError, match=r"here: expected the chat template to render the content of messages\[0\], got a text"):
+        documents({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}, tokens)
+
+
 def test_a_template_that_writes_earlier_turns_otherwise_is_refused_or_trained_on_its_last() -> None:
     tokens = tokenizer(FORGETS)
     asked = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "<think>hm</think>b"}]
@@ -105,10 +111,62 @@ def test_a_template_that_writes_earlier_turns_otherwise_is_refused_or_trained_on
     assert counted(document, tokens) == ["<think>hm</think>b<|im_end|>"]
 
 
+def test_a_token_that_reaches_into_a_turn_counts(chatml: Any) -> None:
+    tokens = tokenizer(
+        CHATML.replace("assistant\\n' }}{% endif %}", "assistant: ' }}{% endif %}").replace(
+            "message['role'] + '\\n' }}", "message['role'] + (': ' if message['role'] == 'assistant' else '\\n') }}"
+        )
+    )
+    asked = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "What"}]
+    (document,) = documents({"messages": asked}, tokens)
+    assert counted(document, tokens) in (["What<|im_end|>"], [" What<|im_end|>"])
+
+
+def test_a_conversation_may_begin_with_the_assistant(chatml: Any) -> None:
+    asked = [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}]
+    (document,) = documents({"conversations": asked, "system": "You help."}, chatml)
+    assert counted(document, chatml) == ["hi<|im_end|>", "b<|im_end|>"]
+    assert chatml.decode(document.tokens).startswith("<|im_start|>system\nYou help.<|im_end|>")
+    (document,) = documents({"conversations": asked}, chatml)
+    assert counted(document, chatml) == ["hi<|im_end|>", "b<|im_end|>"]
+
+
+def test_a_message_that_is_not_to_be_learnt_does_not_count(chatml: Any) -> None:
+    asked = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "bad", "weight": 0}]
+    asked += [{"role": "user", "content": "b?"}, {"role": "assistant", "content": "good", "weight": 1}]
+    (document,) = documents({"messages": asked}, chatml)
+    assert counted(document, chatml) == ["good<|im_end|>"]
+
+
+def test_text_is_tokenized_whole(chatml: Any) -> None:
+    (document,) = documents({"prompt": "What is ", "completion": "15 and 3"}, chatml)
+    assert list(document.tokens[:-1]) == chatml("What is 15 and 3", add_special_tokens=False)["input_ids"]
+    assert counted(document, chatml)[0].strip() == "15 and 3<|end|>"
+
+
+def test_nulls_that_arrow_puts_into_objects_are_left_out(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="bsearch[language] is not installed")
+    from pyarrow.parquet import write_table
+
+    calls = [{"name": "f", "arguments": {"city": "Paris"}}, {"name": "g", "arguments": {"x": 1}}]
+    wanted = [{"messages": [{"role": "assistant", "tool_calls": [call]}], "text": None} for call in calls]
+    write_table(pyarrow.Table.from_pylist(wanted), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == wanted
+
+
+def test_validation_and_hidden_files_are_no_training_text(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "valid/b.jsonl", ".ipynb_checkpoints/a.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_jsonl(tmp_path / name, [{"text": name}])
+    assert read(tmp_path) == [{"text": "a.jsonl"}, {"text": "valid/b.jsonl"}]
+    for left_out in (tmp_path / "valid", tmp_path / "valid" / "b.jsonl"):
+        assert [record for record, _ in records(tmp_path, "", "text", left_out)] == [{"text": "a.jsonl"}]
+
+
 @pytest.mark.parametrize("begins", [True, False])
 def test_text_begins_as_the_tokenizer_begins_it_and_ends_once(begins: bool) -> None:
     tokens = tokenizer(begins=begins)
-    for text in ("some text", "some text<|end|>"):
+    for text in ("some text", "some text<|end|>", *(["<s>some text"] if begins else [])):
         (document,) = documents({"text": text}, tokens)
         assert tokens.decode(document.tokens) == ("<s>" if begins else "") + "some text<|end|>"
     (document,) = documents({"question": "a", "answer": "b"}, tokens, Templates("{question}:", "{answer}"))
@@ -135,6 +193,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"text": True}, "the field 'text' to be text or a number, got true"),
     ({"text": "\ud800"}, "the field 'text' to be text, got half of a surrogate pair"),
     ({"text": "a", "messages": []}, "expected one of the fields .*; got messages and text"),
+    ({"text": float("nan")}, "the field 'text' to be text or a number, got a number"),
+    ({"messages": []}, "expected at least one message, got none"),
+    ({"prompt": "a", "completion": "b", "label": False}, "expected no field label beside prompt with completion"),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, r"expected 'weight' of messages\[0\] to be 0 or 1"),
     ({"question": "a"}, "expected one of the fields .*; got question. Write templates"),
     ({}, "expected one of the fields .*; got none"),
     ([1], "expected a JSON object, got a list"),
