@@ -94,6 +94,7 @@ def test_a_rank_killed_on_another_machine_is_told_and_the_others_end(spread: Cal
     _gone(pids)
 
 
+@pytest.mark.long
 def test_a_machine_that_is_lost_is_told_as_such(spread: Callable[..., RankProcesses]) -> None:
     here = Here(1, 2, left=True)
     ranks = spread(here)

@@ -134,6 +134,7 @@ def test_the_state_is_known_beforehand(ranks: RankProcesses) -> None:
     assert dict(profile.state_bytes) == {1: sum(sharded[3]), 2: max(sharded[3])}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_study_of_sharded_trials_keeps_its_limit(study_file: Callable[..., Path]) -> None:
     space = {

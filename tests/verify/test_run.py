@@ -233,6 +233,7 @@ def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message
     assert message in result.output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_this_machine_is_exact(tmp_path: Path) -> None:
     """Real stages through the command line: the table on the terminal, the report in a file."""
