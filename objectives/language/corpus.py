@@ -25,12 +25,14 @@ class Corpus:
     """Rows, and what became of the documents that they were made of.
 
     Args:
+        on_both_sides: validation documents whose text is also among the training documents.
         samples: a few of the training documents as text, with what counts in the loss in guillemets.
     """
 
     train: Rows
     validation: Rows
     fate: Fate
+    on_both_sides: int
     samples: tuple[str, ...]
 
     @property
@@ -46,6 +48,8 @@ class Corpus:
             what = "part of a document" if fate.longer else "document"
             many = "parts of documents" if fate.longer else "documents"
             parts.append(f"{_counted(fate.silent, what, many)} without a counted token left out")
+        if self.on_both_sides:
+            parts.append(f"{_counted(self.on_both_sides, 'validation document')} with the text of a training document")
         return "; ".join(parts)
 
 
@@ -145,7 +149,9 @@ def _corpus(wanted: _Wanted) -> Corpus:
     (first, fate), (second, _) = sides
     rows = [pack(documents, wanted.length, alone=wanted.alone) for documents in (first, second)]
     shown = first[:: max(len(first) // _SHOWN, 1)][:_SHOWN]
-    return Corpus(rows[0], rows[1], fate, tuple(_shown(document, tokens) for document in shown))
+    trained = {one.whole for one in train}
+    on_both_sides = sum(one.whole in trained for one in validation)
+    return Corpus(rows[0], rows[1], fate, on_both_sides, tuple(_shown(document, tokens) for document in shown))
 
 
 def _shown(document: Document, tokens: Tokens) -> str:

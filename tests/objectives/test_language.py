@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("peft", reason="bsearch[language] is not installed")
 from bsearch.objectives.language import CausalLM
+from bsearch.objectives.language.corpus import corpus_of
 
 TASK = "bsearch.objectives.language:CausalLM"
 SENTENCES = [f"{'word ' * (3 * number % 17)}ends {number}." for number in range(60)]
@@ -467,3 +468,11 @@ def test_adapters_of_every_kind_are_the_same_elsewhere(language: dict[str, Any],
             MemoryProbe(CausalLM(), one).train_peak(8).total
             > MemoryProbe(CausalLM(), language_setup(language, lora_rank=3)).train_peak(8).total
         )
+
+
+def test_texts_on_both_sides_of_the_validation_split_are_told(language: dict[str, Any], tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"document {number % 25}"}) for number in range(60)]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    one = language_setup({**language, "text": str(tmp_path / "text.jsonl")})
+    assert corpus_of(one).sentence.endswith("; 6 validation documents with the text of a training document")
+    assert corpus_of(replace(one, parameters={**one.parameters, "validation_share": 0.2})).on_both_sides == 0
