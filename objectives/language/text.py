@@ -130,7 +130,7 @@ def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, 
         filled = (_filled(template, record, where) for template in (templates.prompt, templates.completion))
         return Text(tuple(zip(filled, (False, True), strict=True)))
     kind = fields_read(record, where)
-    if found := [name for name in _UNREAD if record.get(name) is not None]:
+    if kind != ("text",) and (found := [name for name in _UNREAD if record.get(name) is not None]):
         raise TaskError(
             f"{where}: expected no field {', '.join(found)} beside {' with '.join(kind)}, since it would be ignored. Make it a "
             "message, leave out what is not to be learnt, or remove the field."

@@ -138,6 +138,11 @@ def test_a_message_that_is_not_to_be_learnt_does_not_count(chatml: Any) -> None:
     assert counted(document, chatml) == ["good<|im_end|>"]
 
 
+def test_a_label_beside_text_is_a_classifiers() -> None:
+    (document,) = documents({"text": "a", "label": 1}, Bytes())
+    assert list(document.tokens) == [97, 256]
+
+
 def test_text_is_tokenized_whole(chatml: Any) -> None:
     (document,) = documents({"prompt": "What is ", "completion": "15 and 3"}, chatml)
     assert list(document.tokens[:-1]) == chatml("What is 15 and 3", add_special_tokens=False)["input_ids"]
