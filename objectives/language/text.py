@@ -358,9 +358,11 @@ def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], lis
         TaskError: such a tokenizer for conversations.
     """
     if getattr(tokens, "is_fast", False):
-        encoded = tokens([one.whole for one in made], add_special_tokens=False, return_offsets_mapping=True)
-        for one, ids, offsets in zip(made, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            yield list(ids), list(_overlapping(one, offsets))
+        mixed = len({counted for one in made for _, counted in one.parts}) > 1  # else nobody asks which characters are whose
+        encoded = tokens([one.whole for one in made], add_special_tokens=False, return_offsets_mapping=mixed)
+        for number, (one, ids) in enumerate(zip(made, encoded["input_ids"], strict=True)):
+            whose = _overlapping(one, encoded["offset_mapping"][number]) if mixed else [one.parts[0][1]] * len(ids)
+            yield list(ids), list(whose)
         return
     if any(one.is_chat for one in made):
         raise TaskError(
