@@ -68,22 +68,28 @@ def _of_file(path: Path, key: str) -> Iterator[Placed]:
             raise TaskError(f"{path}: expected a JSON array of objects, got {kind_of(whole)}")
         yield from ((record, f"{path}, record {number}") for number, record in enumerate(whole, start=1))
     elif kind == ".csv":
-        csv.field_size_limit(len(text) + 1)
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        try:
-            for row in reader:
-                where = f"{path}:{reader.line_num}"
-                fields = len(reader.fieldnames or ())
-                found = fields + len(row[None]) if None in row else fields - list(row.values()).count(None)
-                if found != fields:
-                    raise TaskError(
-                        f"{where}: expected {fields} fields, as in the header, got {found}. Quote those with commas."
-                    )
-                yield row, where
-        except csv.Error as error:
-            raise TaskError(f"{path}:{reader.line_num}: expected CSV with a header: {error}") from None
+        yield from _rows(text, path)
     else:
         yield {"text": text}, str(path)
+
+
+def _rows(text: str, path: Path) -> list[Placed]:
+    """The rows of a CSV file with a header, each with the number of its last line."""
+    found: list[Placed] = []
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    before = csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of the whole process
+    try:
+        for row in reader:
+            where, fields = f"{path}:{reader.line_num}", len(reader.fieldnames or ())
+            count = fields + len(row[None]) if None in row else fields - list(row.values()).count(None)
+            if count != fields:
+                raise TaskError(f"{where}: expected {fields} fields, as in the header, got {count}. Quote those with commas.")
+            found.append((row, where))
+    except csv.Error as error:
+        raise TaskError(f"{path}:{reader.line_num}: expected CSV with a header: {error}") from None
+    finally:
+        csv.field_size_limit(before)
+    return found
 
 
 def _parsed(text: str, where: str, expected: str) -> Any:

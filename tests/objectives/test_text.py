@@ -286,6 +286,13 @@ def test_every_kind_of_file_has_the_same_records(tmp_path: Path) -> None:
     assert read(tmp_path, "*.csv") == wanted
 
 
+def test_a_long_field_of_csv_is_read_and_others_limits_stay(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    (tmp_path / "a.csv").write_text(f"text\n{'a' * 200_000}\n")
+    assert len(read(tmp_path / "a.csv")[0]["text"]) == 200_000
+    assert csv.field_size_limit() == before
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
