@@ -73,7 +73,7 @@ def synchronize(device: torch.device | None = None) -> None:
     if backend() == "cuda":
         torch.cuda.synchronize(device)
     else:
-        torch.accelerator.synchronize(device)
+        _module().synchronize(*([] if device is None else [device]))
 
 
 def pins(device: torch.device) -> bool:
