@@ -24,16 +24,14 @@ from .comparison import compared, logits_of
 from .corpus import corpus_of
 from .packing import IGNORED
 from .pretrained import (
-    attention_of,
-    chat_template_of,
     config_of,
+    divides,
     family_here,
     flag,
     loaded,
     packs,
     source_of,
-    tokenizer_of,
-    tokens_of,
+    tokens_here,
     transformers_here,
 )
 from .text import Bytes
@@ -60,7 +58,7 @@ class CausalLM(Task):
         model = _frozen_or_whole(setup)
         config = model.config.get_text_config(decoder=True)
         model.config.use_cache = config.use_cache = False
-        tokens = tokens_of(tokenizer_of(setup))
+        tokens = tokens_here(setup)
         if (most := len(tokens)) > config.vocab_size:  # type: ignore[arg-type]
             raise TaskError(f"space.tokenizer: expected at most the model's {config.vocab_size} tokens, got {most}")
         whole: nn.Module = _with_adapters(model, setup) if "lora_rank" in setup.parameters else model
@@ -68,7 +66,7 @@ class CausalLM(Task):
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         tokens, labels, segments = batch
-        logits = logits_of(model, tokens, segments if packs(setup) and attention_of(setup) == "documents" else None)
+        logits = logits_of(model, tokens, segments if divides(setup) else None)
         total = nn.functional.cross_entropy(
             logits.flatten(0, 1).float(), labels.flatten().long(), ignore_index=IGNORED, reduction="sum"
         )
@@ -79,27 +77,24 @@ class CausalLM(Task):
         corpus = corpus_of(setup)
         yield Finding("rows", "space.text", corpus.sentence)
         yield from (Finding("rows", "space.text", f"a document, «what counts» marked: {sample}") for sample in corpus.samples)
-        family, apart = family_here(source_of(setup, "model")), attention_of(setup) == "documents"
         if not packs(setup):
-            rows: TensorDataset = data.train  # type: ignore[assignment]
-            filled = sum(data.lengths or ()) / max(rows.tensors[0].numel(), 1)
+            family = family_here(source_of(setup, "model"))
+            filled = sum(corpus.train.lengths) / corpus.train.tokens.numel()
             why = f", since {family.reason}" if "packing" not in setup.parameters else ""
             yield Finding("rows", "space.packing", f"a row is one document{why}; {filled:.0%} of the rows' tokens are text")
-        found = compared(model, data, packed=packs(setup), apart=apart)
-        most = _SAME.get(next(model.parameters()).dtype, _SAME_IN_HALF)
-        if found is None:
-            yield Finding("rows", "space.model", "a row could not be compared with its documents alone: memory ran out")
+        try:
+            off, ahead = compared(model, data, divided=divides(setup))
+        except Exception as error:  # memory runs out, or a model of its own kind has no eager attention
+            reason = (str(error).splitlines() or [""])[0]
+            message = f"a row could not be compared with its documents alone: {type(error).__name__}: {reason}"
+            yield Finding("rows", "space.model", message)
             return
-        name, (off, ahead) = type(model).__name__, found
+        most, name = _SAME.get(next(model.parameters()).dtype, _SAME_IN_HALF), type(model).__name__
         if ahead > most:
             message = f"expected a causal model, whose tokens see none that follow; got {name}, whose logits change with them"
             yield Finding("causal", "space.model", f"{message} (relative difference {ahead:.1g})", ahead)
         elif off > most:
-            what = (
-                "the documents of a packed row see each other"
-                if apart and packs(setup)
-                else "a row differs from eager attention"
-            )
+            what = "documents of a packed row see each other" if divides(setup) else "a row differs from eager attention"
             message = f"{what} in {name} (relative difference of logits {off:.1g}). Write packing: false."
             yield Finding("packing", "space.model", message, off)
 
@@ -116,15 +111,17 @@ class CausalLM(Task):
     def save(self, model: nn.Module, folder: Path, setup: TrialSetup) -> None:
         """The model, in the precision that it came in, or its adapters, and the tokenizer, as `from_pretrained` reads them."""
         whole: Any = model
-        tokens = tokens_of(tokenizer_of(setup), chat_template_of(setup))
+        tokens = tokens_here(setup)
         loaded_whole = not (hasattr(model, "get_base_model") or flag(setup, "from_scratch"))
         came = config_of(source_of(setup, "model")).dtype if loaded_whole else None
         options: dict[str, Any] = {}
         if came not in (None, whole.dtype):
+            state: dict[str, Any] = {}
             cast: dict[Any, Any] = {}
-            for name, one in whole.state_dict().items():  # what is tied stays so
-                cast.setdefault((one.data_ptr(), one.shape, one.stride()), one.to(came) if one.is_floating_point() else one)
-                options.setdefault("state_dict", {})[name] = cast[one.data_ptr(), one.shape, one.stride()]
+            for name, one in whole.state_dict().items():
+                key = (one.data_ptr(), one.shape, one.stride())  # what is tied stays so
+                state[name] = cast.setdefault(key, one.to(came) if one.is_floating_point() else one)
+            options["state_dict"] = state
         try:
             whole.save_pretrained(str(folder), **options)
             path = folder / "config.json"
@@ -209,7 +206,7 @@ def _with_adapters(model: Any, setup: TrialSetup) -> Any:
     if isinstance(dropout, bool | str) or not 0 <= dropout < 1:
         raise TaskError(f"space.lora_dropout: expected a number >= 0 and < 1, got {dropout!r}")
     trained = _modules(model, setup, "lora_trained")
-    # What is tied in the model stays so; versions before 0.18 cannot.
+    # What is tied in the model stays so, where this version of peft can.
     tied = bool(trained) and bool(model.config.get_text_config(decoder=True).tie_word_embeddings)
     keeps_tied = {"ensure_weight_tying": True} if tied and hasattr(LoraConfig, "ensure_weight_tying") else {}
     config = LoraConfig(

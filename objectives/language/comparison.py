@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from ..machine.device_memory import is_out_of_memory
 from ..task import Data
 from .attention import documents, own_attention
 from .packing import positions
@@ -23,33 +22,28 @@ def logits_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Tens
     return logits
 
 
-def compared(model: nn.Module, data: Data, *, packed: bool, apart: bool) -> tuple[float, float] | None:
-    """Two relative differences of logits: of a row as it is trained, with its padding if it is one document, to those of each
-    document alone under eager attention (to the whole row's, if documents are not kept `apart`); and of a row's first half to
-    the half alone, which tells models that are not causal. None if memory runs out.
+def compared(model: nn.Module, data: Data, *, divided: bool) -> tuple[float, float]:
+    """Two relative differences of logits: of a row as it is trained, with its padding, to those under eager attention, of each
+    document alone if rows are `divided`, else of the whole row; and of the row's first half to the half alone, which tells
+    models that are not causal.
     """
     rows: TensorDataset = data.train  # type: ignore[assignment]
     tokens, _, segments = rows.tensors
     lengths = data.lengths or []
     # That with the most documents, and of those the fullest.
     row = max(range(min(len(lengths), _LOOKED_AT)), key=lambda row: (int(segments[row].max()), lengths[row]))
-    end = min(lengths[row], _COMPARED)
     device = next(model.parameters()).device
-    ids, parts = tokens[row, :end].to(device)[None], segments[row, :end].to(device)[None]
-    training, half = model.training, (end + 1) // 2
-    padded = ids if packed else tokens[row, :_COMPARED].to(device)[None]
-    pieces = torch.split(ids, torch.bincount(parts[0]).tolist(), 1) if packed and apart else (ids,)
+    padded, parts = (part[row, :_COMPARED].to(device)[None] for part in (tokens, segments))
+    end = min(lengths[row], _COMPARED)
+    ids, training, half = padded[:, :end], model.training, (end + 1) // 2
+    pieces = torch.split(ids, torch.bincount(parts[0, :end]).tolist() if divided else end, 1)
     model.eval()
     try:
         with torch.no_grad():
             with own_attention(model):
                 alone = torch.cat([logits_of(model, piece, None) for piece in pieces], 1)
                 ahead = _relative(logits_of(model, ids, None)[:, :half], logits_of(model, ids[:, :half], None))
-            off = _relative(logits_of(model, padded, parts if packed and apart else None)[:, :end], alone)
-    except Exception as error:
-        if is_out_of_memory(error):
-            return None
-        raise
+            off = _relative(logits_of(model, padded, parts if divided else None)[:, :end], alone)
     finally:
         model.train(training)
     return off, ahead

@@ -48,6 +48,11 @@ def flag(setup: TrialSetup, key: str) -> bool:
     return value
 
 
+def tokens_here(setup: TrialSetup) -> Tokens:
+    """The study's tokenizer, with its chat template."""
+    return tokens_of(tokenizer_of(setup), chat_template_of(setup))
+
+
 def transformers_here() -> Any:
     try:
         import transformers
@@ -131,10 +136,16 @@ def packs(setup: TrialSetup) -> bool:
     return not apart or bool(packing) or (packing is None and not family.reason)
 
 
+def divides(setup: TrialSetup) -> bool:
+    """Whether masks keep the documents of a row apart: it holds several, and they are not to see each other."""
+    return packs(setup) and attention_of(setup) == "documents"
+
+
 __all__ = [
     "attention_of",
     "chat_template_of",
     "config_of",
+    "divides",
     "family_here",
     "flag",
     "length_of",
@@ -143,6 +154,7 @@ __all__ = [
     "path_of",
     "source_of",
     "tokenizer_of",
+    "tokens_here",
     "tokens_of",
     "transformers_here",
 ]

@@ -22,6 +22,8 @@ _HELD_OUT = 10
 _TOLD = 5
 # Names of roles, in ShareGPT's records among others.
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
+# A content that no template has.
+_ELSE = "\x00content\x00"
 # Fields that change what is to be learnt, and that are not read.
 _UNREAD = ("history", "label", "rejected", "rejected_response")
 _KNOWN = ("system", "developer", "user", "assistant", "tool")
@@ -139,16 +141,16 @@ def _of_record(record: Mapping[str, Any], templates: Templates, tokens: Tokens, 
         case ("text",):
             return Text(((text_of(record["text"], "the field 'text'", where), True),))
         case ("prompt", "completion") if isinstance(record["prompt"], str):
+            if record.get("system") is not None:
+                raise TaskError(f"{where}: expected no field 'system' beside a prompt that is text. Make it a part of that.")
             prompt, completion = (text_of(record[name], f"the field {name!r}", where) for name in ("prompt", "completion"))
             return Text(((prompt, False), (completion, True)))
         case ("prompt", "completion"):
-            earlier = _messages(record["prompt"], "prompt", where)
+            earlier = _with_system(record, _messages(record["prompt"], "prompt", where), where)
             messages = [*earlier, *_messages(record["completion"], "completion", where)]
             return _chat(messages, record, tokens, turns, where, begins=len(earlier))
         case (name,):
-            messages = _messages(record[name], name, where)
-            if (system := record.get("system")) is not None:
-                messages.insert(0, {"role": "system", "content": text_of(system, "the field 'system'", where)})
+            messages = _with_system(record, _messages(record[name], name, where), where)
             return _chat(messages, record, tokens, turns, where)
     raise AssertionError(kind)
 
@@ -199,6 +201,15 @@ def _filled(template: str, record: Mapping[str, Any], where: str) -> str:
 
 
 # ---------------------------------------------------------------- conversations
+
+
+def _with_system(record: Mapping[str, Any], messages: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Messages after that of the system, of records that have it in a field of its own."""
+    if (said := record.get("system")) is None:
+        return messages
+    if messages and messages[0]["role"] == "system":
+        raise TaskError(f"{where}: expected the system's message once, got a field 'system' and a message")
+    return [{"role": "system", "content": text_of(said, "the field 'system'", where)}, *messages]
 
 
 def _messages(value: Any, name: str, where: str) -> list[dict[str, Any]]:
@@ -278,23 +289,27 @@ def _chat(
             tools = json.loads(tools)
     if not isinstance(tools, list | None):
         raise TaskError(f"{where}: expected the field 'tools' to be a list, or JSON text of one, got {kind_of(tools)}")
-
     options = record.get("chat_template_kwargs") or {}
     if not isinstance(options, Mapping):
         raise TaskError(f"{where}: expected the field 'chat_template_kwargs' to be an object, got {kind_of(options)}")
     if not messages:
         raise TaskError(f"{where}: expected at least one message, got none")
 
-    def rendered(count: int, *, asks: bool = False) -> str:
+    def rendered(some: list[dict[str, Any]], *, asks: bool = False) -> str:
         try:
-            text: str = template.apply_chat_template(
-                messages[:count], tools=tools, tokenize=False, add_generation_prompt=asks, **options
-            )
+            text: str = template.apply_chat_template(some, tools=tools, tokenize=False, add_generation_prompt=asks, **options)
         except Exception as error:  # of the template
             raise TaskError(f"{where}: the tokenizer's chat template fails: {error}") from None
         return text
 
-    whole = rendered(len(messages))
+    def until(number: int) -> str:
+        """The text up to the content of one of the assistant's messages."""
+        if number:
+            return rendered(messages[:number], asks=True)
+        # Nothing asks for a first message: it begins where another content would.
+        return rendered([{**messages[0], "content": _ELSE}, *messages[1:]]).partition(_ELSE)[0]
+
+    whole = rendered(messages)
     for number, message in enumerate(messages):
         # Without what was thought, which templates move; results of tools may be quoted.
         said = message["content"].rpartition("</think>")[2].strip()
@@ -308,17 +323,15 @@ def _chat(
     parts: list[tuple[str, bool]] = []
     at = 0
     for number in answers[-1:] if turns == "last" else answers:
-        # Nothing asks for a first message: it begins with its content.
-        before = rendered(number, asks=True) if number else whole[: whole.find(messages[0]["content"].strip())]
-        until = (whole if number == len(messages) - 1 else rendered(number + 1)).rstrip()
-        if not (whole.startswith(before) and whole.startswith(until) and at <= len(before) <= len(until)):
+        before, through = until(number), (whole if number == len(messages) - 1 else rendered(messages[: number + 1])).rstrip()
+        if not (whole.startswith(before) and whole.startswith(through) and at <= len(before) <= len(through)):
             advice = "Write turns: last." if turns == "all" and len(answers) > 1 else "Use another chat template."
             raise TaskError(
                 f"{where}: expected the chat template to render messages[{number}] the same way up to it and within the whole "
                 f"conversation, got other text, so its tokens cannot be located. {advice}"
             )
-        parts += [(whole[at : len(before)], False), (whole[len(before) : len(until)], True)]
-        at = len(until)
+        parts += [(whole[at : len(before)], False), (whole[len(before) : len(through)], True)]
+        at = len(through)
     return Text((*parts, (whole[at:], False)), is_chat=True)
 
 

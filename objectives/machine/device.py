@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+from ...spaces.errors import ProfilingError
 from ...spaces.readable import readable_bytes
 from . import accelerator
 from .host import host_bytes
@@ -27,10 +28,16 @@ def device_name(kind: str) -> str:
 
 
 def bytes_here(kind: str, share: float) -> int:
-    """Bytes that each of 1 / share processes may take of the device."""
+    """Bytes that each of 1 / share processes may take of the device.
+
+    Raises:
+        ProfilingError: its backend does not tell.
+    """
     if kind == "cpu":
         return host_bytes()
     free, total = accelerator.memory_info()
+    if not total:
+        raise ProfilingError(f"torch does not tell how much memory {accelerator.device_name()} has, which plans are made for")
     reserved = accelerator.reserved_bytes()
     own = _processes().get(os.getpid())
     context = _CONTEXT_BYTES if own is None else max(own - reserved, 0)

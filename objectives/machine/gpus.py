@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,9 @@ _ANSWERS_WITHIN_S = 120.0
 # How torch's allocator is set up where the user does not say, by `device_memory`: segments that grow suit micro-batches of
 # changing sizes; others reserve 5 to 20 % more.
 GROWING = "expandable_segments:True"
-# What the drivers of NVIDIA's cards (also in WSL2 and on Jetson), of AMD's and of Intel's leave behind.
-_SIGNS = (
-    "/dev/nvidiactl",
-    "/dev/nvidia0",
-    "/proc/driver/nvidia/version",
-    "/dev/dxg",
-    "/dev/nvmap",
-    "/dev/kfd",
-    "/dev/dri/renderD128",
-)
+# What the drivers of NVIDIA's cards (also in WSL2 and on Jetson) and of AMD's leave behind. Intel's leave the same for graphics
+# that do not compute, so for them a torch that is built for Intel's GPUs speaks.
+_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
 # Variables that hide GPUs from torch.
 _HIDES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -138,7 +131,7 @@ def _may_have_one() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.device_count():
         return True
-    if entry_points(group="torch.backends"):  # a vendor's, which `import torch` loads
+    if entry_points(group="torch.backends") or "+xpu" in version("torch"):  # a vendor's, which `import torch` loads; Intel's
         return True
     return any(Path(sign).exists() for sign in _SIGNS) or any(map(shutil.which, ("nvidia-smi", "rocm-smi", "amd-smi")))
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from bsearch.objectives.machine import host
+from bsearch.objectives.machine import gpus, host
+from bsearch.objectives.machine.device import bytes_here
 from bsearch.objectives.machine.gpus import UsableGpus, usable_gpus
-from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.errors import ProfilingError, StudyFileError
 from bsearch.spaces.study.devices import Devices
 
 from fake_gpu.child import in_child
@@ -111,6 +112,22 @@ def test_where_nothing_speaks_for_a_gpu_torch_is_not_asked(monkeypatch: pytest.M
     usable_gpus.cache_clear()
     assert usable_gpus().reason == "Apple's GPUs are not supported yet"
     usable_gpus.cache_clear()
+
+
+def test_graphics_that_do_not_compute_are_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "entry_points", lambda group: ())
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
+    monkeypatch.setattr(gpus.Path, "exists", lambda path: str(path).startswith("/dev/dri"))
+    assert not gpus._may_have_one()
+    monkeypatch.setattr(gpus, "version", lambda name: "2.14.1+xpu")
+    assert gpus._may_have_one()
+
+
+def test_an_accelerator_that_does_not_tell_its_memory_is_refused_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bsearch.objectives.machine.accelerator.memory_info", lambda device=None: (0, 0))
+    monkeypatch.setattr("bsearch.objectives.machine.accelerator.device_name", lambda device=None: "Card")
+    with pytest.raises(ProfilingError, match="torch does not tell how much memory Card has"):
+        bytes_here("gpu", 1.0)
 
 
 @pytest.mark.parametrize(

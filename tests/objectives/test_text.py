@@ -132,6 +132,20 @@ def test_a_conversation_may_begin_with_the_assistant(chatml: Any) -> None:
     assert counted(document, chatml) == ["hi<|im_end|>", "b<|im_end|>"]
 
 
+@pytest.mark.parametrize("said", ["a", "assistant", ""])
+def test_a_first_message_begins_after_its_header_whatever_it_says(said: str, chatml: Any) -> None:
+    asked = [{"role": "assistant", "content": said}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "c"}]
+    (document,) = documents({"messages": asked}, chatml)
+    assert counted(document, chatml) == [f"{said}<|im_end|>", "c<|im_end|>"]
+
+
+def test_a_system_field_comes_first_in_prompts_too(chatml: Any) -> None:
+    asked = {"system": "You help.", "prompt": [{"role": "user", "content": "a?"}]}
+    (document,) = documents({**asked, "completion": [{"role": "assistant", "content": "b"}]}, chatml)
+    assert chatml.decode(document.tokens).startswith("<|im_start|>system\nYou help.<|im_end|>")
+    assert counted(document, chatml) == ["b<|im_end|>"]
+
+
 def test_a_message_that_is_not_to_be_learnt_does_not_count(chatml: Any) -> None:
     asked = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "bad", "weight": 0}]
     asked += [{"role": "user", "content": "b?"}, {"role": "assistant", "content": "good", "weight": 1}]
@@ -201,6 +215,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"text": "a", "messages": []}, "expected one of the fields .*; got messages and text"),
     ({"text": float("nan")}, "the field 'text' to be text or a number, got a number"),
     ({"messages": []}, "expected at least one message, got none"),
+    ({"prompt": "a", "completion": "b", "system": "c"}, "expected no field 'system' beside a prompt that is text"),
+    ({"system": "a", "messages": [{"role": "system", "content": "b"}]}, "expected the system's message once"),
     ({"prompt": "a", "completion": "b", "label": False}, "expected no field label beside prompt with completion"),
     ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, r"expected 'weight' of messages\[0\] to be 0 or 1"),
     ({"question": "a"}, "expected one of the fields .*; got question. Write templates"),

@@ -50,9 +50,10 @@ def trl(chosen: ChosenSettings) -> Exported:
         arguments["assistant_only_loss"] = not options.get("train_on_prompt", False)
         if "chat_template" in options:
             arguments["chat_template_path"] = str(options["chat_template"])
-        notes.append(
-            "TRL finds the assistant's turns by marks in the chat template; where it has none and TRL knows none, it says so"
-        )
+        notes += [
+            "TRL finds the assistant's turns by marks in the chat template; where it has none and TRL knows none, it says so",
+            "a record's `system` and `chat_template_kwargs`, and a message's `weight` and `train`, are read by the trial alone",
+        ]
     notes += [*_row_notes(chosen, options, "TRL"), *_text_notes(options)]
     documents = [str(options["text"]), *([str(options["validation_text"])] if "validation_text" in options else [])]
     return program(
