@@ -24,6 +24,7 @@ from bsearch import run as run_study
 from bsearch.objectives.loading import load_task
 from bsearch.objectives.parallel.rank_processes import close_ranks, rank_processes
 from bsearch.objectives.profiling.probe import profile_task
+from bsearch.objectives.steps.loss_sum import LossSum
 from bsearch.objectives.steps.step_clock import StepClock
 from bsearch.objectives.training import TrainingRun
 from bsearch.spaces.laws.device import ProfileRequest
@@ -141,7 +142,7 @@ def step_s(reference: str, setup: TrialSetup) -> float:
     loader, clock, total = (
         run.loader([setup.plan] * 5),
         StepClock(run, counts_memory=False),
-        torch.zeros((), dtype=torch.float64),
+        LossSum(torch.device("cpu")),
     )
     took = []
     for _ in range(5):
@@ -158,7 +159,7 @@ def measured_peak(reference: str, setup: TrialSetup) -> int:
     loader, clock, total = (
         run.loader([setup.plan] * 2),
         StepClock(run, counts_memory=True),
-        torch.zeros((), dtype=torch.float64),
+        LossSum(torch.device("cpu")),
     )
     for _ in range(2):
         run.train_step(setup.plan, loader, 0.5, clock, total)
