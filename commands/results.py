@@ -207,7 +207,7 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
 @click.option(
     "--to",
     "framework",
-    type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "yaml"]),
+    type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "llamafactory", "yaml"]),
     help="Settings of one trial of the front, to paste into code for this framework.",
 )
 @choice_options("With --to: ")
@@ -238,7 +238,7 @@ def export(
     stored = StoredStudy.open(study, name, storage)
     front, records = stored.front, stored.records
     if framework is not None:
-        text = _exported(stored, framework, choice, to_terminal=out is None and sys.stdout.isatty())
+        text = _exported(stored, framework, choice, out)
     else:
         rows = [trial_document(record, front) for record in (front.trials if what == "front" else records)]
         if kind == "csv":
@@ -262,8 +262,11 @@ def _check_export(ctx: click.Context, framework: str | None) -> None:
         )
 
 
-def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], *, to_terminal: bool) -> str:
-    """One trial's settings for a framework; which trial, its result, and notes that the text lacks go to stderr."""
+def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], out: Path | None) -> str:
+    """One trial's settings for a framework; which trial, its result, and notes that the text lacks go to stderr.
+
+    What the text reads is written beside it.
+    """
     from ..search.analysis.choice import Choice
     from ..search.report.frameworks import FRAMEWORKS
     from ..search.report.frameworks.settings import settings_to_export
@@ -271,7 +274,12 @@ def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], *, to
     chosen = settings_to_export(stored, Choice(**choice))
     exported = FRAMEWORKS[framework](chosen)
     click.echo(plain(f"study {stored.name}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"), err=True)
-    seen = to_terminal and "# note: " in exported.text
+    if exported.beside is not None and out is None:
+        click.echo("note: --out FILE also writes the rows of tokens that it trains on", err=True)
+    elif exported.beside is not None and out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        exported.beside(out.parent)
+    seen = out is None and sys.stdout.isatty() and "# note: " in exported.text
     for note in () if seen else exported.notes:
         click.echo(plain(f"note: {note}"), err=True)
     return exported.text

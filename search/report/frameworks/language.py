@@ -1,24 +1,28 @@
-"""A language model's settings for the libraries that fine-tune them: TRL and Axolotl."""
+"""A language model's settings for the libraries that fine-tune them: TRL, Axolotl and LLaMA-Factory."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import PurePath
-from string import Formatter
-from typing import Any, Literal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from ....spaces.errors import StudyFileError, TaskError
 from ....spaces.learning_rate import LION_BETAS
+from .rows import Records, documents, lone_documents, numbered_rows, whole_rows, write_rows
 from .settings import ChosenSettings
 from .texts import (
     BITSANDBYTES,
+    OPTIMIZERS,
     Exported,
     average_notes,
     commented,
     huggingface_arguments,
+    mean_notes,
     optimizer_notes,
     own_schedule_notes,
     program,
@@ -33,131 +37,67 @@ _LONGEST = 1024  # tokens of a row, where the study does not say
 
 
 def trl(chosen: ChosenSettings) -> Exported:
-    """A program with `SFTConfig`, `LoraConfig` and the study's own documents for `SFTTrainer`.
+    """A program with `SFTConfig`, the trial's optimizer, schedule and adapters, and its rows for `SFTTrainer`.
 
     Raises:
         StudyFileError: the study does not train a language model.
     """
-    options = _options(chosen, "trl")
-    arguments, optimizer, notes = huggingface_arguments(chosen)
-    form = _form(chosen)
-    arguments |= {"max_length": _length(chosen)}
-    arguments |= {"packing": True, "packing_strategy": "bfd_split"} if _packs(chosen) else {"packing": False}
+    options, chosen = _options(chosen, "trl"), replace(chosen, in_order=True)
+    arguments, optimizer, notes = huggingface_arguments(chosen, own_schedule=True)
+    known = chosen.optimizer in OPTIMIZERS
+    arguments |= {"max_length": _length(chosen), "packing": False, "dataset_kwargs": {"skip_prepare_dataset": True}}
+    arguments |= {"remove_unused_columns": False, "train_sampling_strategy": "sequential"}
     arguments |= {"gradient_checkpointing": chosen.plan.activation_checkpointing != "none"}  # true unless said
-    if form == "pairs":
-        arguments["completion_only_loss"] = not options.get("train_on_prompt", False)
-    if form == "chat":
-        arguments["assistant_only_loss"] = not options.get("train_on_prompt", False)
-        if "chat_template" in options:
-            arguments["chat_template_path"] = str(options["chat_template"])
-        notes += [
-            "TRL finds the assistant's turns by marks in the chat template; where it has none and TRL knows none, it says so",
-            "a record's `system` and `chat_template_kwargs`, and a message's `weight` and `train`, are read by the trial alone",
-        ]
-    notes += [*_row_notes(chosen, options, "TRL"), *_text_notes(options)]
-    documents = [str(options["text"]), *([str(options["validation_text"])] if "validation_text" in options else [])]
-    return program(
+    made = program(
         "trl",
         chosen,
-        notes,
+        [*notes, *_row_notes(options)],
         arguments=arguments,
-        optimizer=optimizer,
+        optimizer=torch_optimizer(chosen, chosen.even_settings) if known else optimizer,
         options=options,
-        documents=documents,
-        form=form,
-        file_kind=_FILE_KINDS.get(PurePath(str(options["text"])).suffix, "json"),
-        templates="prompt" in options or "completion" in options,
+        rows=_rows(chosen),
+        has_tokenizer=options.get("tokenizer") != "bytes",
         dtype=_dtype(options),
         adapters=_adapters(options),
         quantized=options.get("quantize"),
     )
+    return replace(made, beside=partial(_write, chosen, whole_rows))
 
 
 def axolotl(chosen: ChosenSettings) -> Exported:
-    """Axolotl's YAML.
+    """Axolotl's YAML, on the trial's documents in such an order that it packs the same rows.
 
     Raises:
         StudyFileError: the study does not train a language model.
     """
-    options, training, settings = _options(chosen, "axolotl"), chosen.setup.training, chosen.even_settings
-    form = _form(chosen)
-    prompt, completion = str(options.get("prompt", "")), str(options.get("completion", "{text}"))
-    fields = _fields(completion)
-    betas = LION_BETAS if str(chosen.optimizer).startswith("Lion") else settings.betas
-    notes = [
-        *chosen.even_notes,
-        *optimizer_notes(chosen, known=_OPTIMIZERS),
-        *average_notes(chosen),
-        *own_schedule_notes(chosen),
-        *_row_notes(chosen, options, "Axolotl"),
-        *_text_notes(options),
-    ]
-    if "validation_text" not in options:
-        notes.append(_held_out("a random 90 %"))
-    kind: Any = "completion"
-    file_kind = _FILE_KINDS.get(PurePath(str(options["text"])).suffix, "json")
-    dataset: dict[str, Any] = {"path": str(options["text"]), "ds_type": file_kind}
-    if form == "chat":
-        kind = "chat_template"
-        dataset |= {"field_messages": "messages", "roles_to_train": ["assistant"], "train_on_eos": "turn"}
-        if "chat_template" in options:
-            dataset |= {"chat_template": "jinja", "chat_template_jinja": _file(chosen, "chat_template")}
-        notes.append("rename conversations, from and value to messages, role and content, where the data has them")
-    elif form == "pairs" and not prompt:
-        kind = {"field_instruction": "prompt", "field_output": "completion", "format": "{instruction}"}
-        kind |= {"no_input_format": "{instruction}", "system_prompt": ""}
-    elif prompt:
-        # Its templates know an instruction and an input, and fields of other names may take these places.
-        places = dict(zip(_fields(prompt), ("instruction", "input"), strict=False))
-        template = prompt
-        for field, place in places.items():
-            template = template.replace(f"{{{field}}}", f"{{{place}}}")
-        kind = {"system_prompt": "", **{f"field_{place}": field for field, place in places.items()}}
-        kind |= {"field_output": fields[0], "format": template, "no_input_format": template}
-        if len(_fields(prompt)) > len(places) or completion != f"{{{fields[0]}}}":
-            notes.append(
-                f"Axolotl's templates take two fields for the prompt and one for the answer: put {prompt!r} and {completion!r} "
-                "together in the data"
-            )
-    else:
-        dataset["field"] = fields[0]
-        if completion != f"{{{fields[0]}}}":
-            notes.append(f"Axolotl reads the field {fields[0]!r} as it is: put {completion!r} together in the data")
+    options, chosen = _options(chosen, "axolotl"), replace(chosen, in_order=True)
+    rows, packs, devices = _rows(chosen), _packs(chosen), chosen.even.devices
+    notes = [*_yaml_notes(chosen, "Axolotl"), *_row_notes(options), *mean_notes(chosen, "Axolotl 0.19")]
+    if packs and chosen.setup.samples_budget % chosen.even.effective_batch:
+        notes.append("Axolotl leaves out the last, smaller step of packed rows")
     document: dict[str, Any] = {
         "base_model": str(options["model"]),
         **({"reinit_weights": True} if options.get("from_scratch") else {}),
-        **({"tokenizer_config": str(options["tokenizer"])} if "tokenizer" in options else {}),
-        "datasets": [{**dataset, "type": kind}],
-        "train_on_inputs": bool(options.get("train_on_prompt", False)),
-        "val_set_size": 0.0 if "validation_text" in options else 0.1,
+        **({"tokenizer_config": str(options["tokenizer"])} if options.get("tokenizer", "bytes") != "bytes" else {}),
+        "attn_implementation": "sdpa",
+        "datasets": [{"path": f"{rows}/train", "type": None}],
+        "test_datasets": [{"path": f"{rows}/validation", "type": None, "split": "train"}],
+        "val_set_size": 0.0,
+        "curriculum_sampling": True,  # the order of the rows
         "sequence_len": _length(chosen),
-        "sample_packing": _packs(chosen),
-        "pad_to_sequence_len": True,
+        "sample_packing": packs,
+        **({"sample_packing_sequentially": True} if packs else {}),
+        "eval_sample_packing": False,
+        "pad_to_sequence_len": False,
+        "num_epochs": 1,
         "micro_batch_size": chosen.even.micro_batch,
         "eval_batch_size": chosen.even.micro_batch,
-        "gradient_accumulation_steps": chosen.even.accumulation,
-        "max_steps": chosen.even_steps,
-        "learning_rate": settings.learning_rate,
         "lr_scheduler": trainers_schedule(chosen),
-        **trainers_decay(chosen),
-        "warmup_steps": chosen.warmup_steps(chosen.even_steps),
-        "weight_decay": settings.weight_decay,
         "optimizer": _OPTIMIZERS.get(str(chosen.optimizer), "adamw_torch"),
-        **({"optim_args": _sgd_arguments(chosen)} if chosen.optimizer == "SGD" else {}),
-        "adam_beta1": betas[0],
-        "adam_beta2": betas[1],
-        "adam_epsilon": settings.eps,
-        "max_grad_norm": training.clip_norm or 0.0,
-        "bf16": training.precision == "bf16",
-        "fp16": training.precision == "fp16",
-        "tf32": training.precision == "tf32",
-        "torch_compile": training.compile,
+        **_arguments(chosen),
+        "tf32": chosen.setup.training.precision == "tf32",
         "gradient_checkpointing": chosen.plan.activation_checkpointing != "none",
-        "seed": training.seed % 2**32,
-        "output_dir": "output",
     }
-    if "validation_text" in options:
-        document["test_datasets"] = [{**dataset, "path": str(options["validation_text"]), "type": kind, "split": "train"}]
     if adapters := _adapters(options):
         targets = adapters["target_modules"]
         document |= {
@@ -171,15 +111,82 @@ def axolotl(chosen: ChosenSettings) -> Exported:
         }
     if options.get("quantize"):
         document[f"load_in_{options['quantize']}"] = True
-    launch = (
-        "axolotl train config.yaml"
-        if chosen.even.devices == 1
-        else (f"axolotl train config.yaml --launcher torchrun -- --nproc_per_node={chosen.even.devices}")
-    )
-    return _yaml(chosen, document, notes, launch)
+    launch = "axolotl train config.yaml" + (f" --launcher torchrun -- --nproc_per_node={devices}" if devices > 1 else "")
+    return _yaml(chosen, document, notes, launch, documents if packs else lone_documents)
 
 
-LANGUAGE: dict[str, Callable[[ChosenSettings], Exported]] = {"trl": trl, "axolotl": axolotl}
+def llamafactory(chosen: ChosenSettings) -> Exported:
+    """LLaMA-Factory's YAML, on the trial's rows.
+
+    Raises:
+        StudyFileError: the study does not train a language model.
+    """
+    options, chosen = _options(chosen, "llamafactory"), replace(chosen, in_order=True)
+    packs = _packs(chosen)
+    notes = [*_yaml_notes(chosen, "LLaMA-Factory"), *_row_notes(options)]
+    document: dict[str, Any] = {
+        "model_name_or_path": str(options["model"]),
+        **({"train_from_scratch": True} if options.get("from_scratch") else {}),
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full",
+        "template": "empty",
+        "dataset": _rows(chosen),  # a name has to be there
+        "tokenized_path": _rows(chosen),
+        "disable_shuffling": True,  # the order of the rows
+        "cutoff_len": _length(chosen),
+        "neat_packing": packs,
+        "flash_attn": "sdpa",
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": chosen.even.micro_batch,
+        "per_device_eval_batch_size": chosen.even.micro_batch,
+        "lr_scheduler_type": trainers_schedule(chosen),
+        "optim": _OPTIMIZERS.get(str(chosen.optimizer), "adamw_torch"),
+        **_arguments(chosen),
+        "disable_gradient_checkpointing": chosen.plan.activation_checkpointing == "none",
+        "report_to": "none",
+    }
+    if adapters := _adapters(options):
+        targets = adapters["target_modules"]
+        document |= {
+            "finetuning_type": "lora",
+            "lora_rank": adapters["r"],
+            "lora_alpha": adapters["lora_alpha"],
+            "lora_dropout": adapters["lora_dropout"],
+            "lora_target": "all" if targets == "all-linear" else ",".join(targets),
+            **({"additional_target": ",".join(adapters["modules_to_save"])} if "modules_to_save" in adapters else {}),
+        }
+        document |= {name: True for name in ("use_dora", "use_rslora") if name in adapters}
+    if options.get("quantize"):
+        document["quantization_bit"] = int(str(options["quantize"])[0])
+    return _yaml(chosen, document, notes, "llamafactory-cli train config.yaml", numbered_rows if packs else lone_documents)
+
+
+def _arguments(chosen: ChosenSettings) -> dict[str, Any]:
+    """What Axolotl and LLaMA-Factory have by the names of `TrainingArguments`."""
+    training, settings = chosen.setup.training, chosen.even_settings
+    betas = LION_BETAS if str(chosen.optimizer).startswith("Lion") else settings.betas
+    return {
+        "gradient_accumulation_steps": chosen.even.accumulation,
+        "max_steps": chosen.even_steps,
+        "learning_rate": settings.learning_rate,
+        **trainers_decay(chosen),
+        "warmup_steps": chosen.warmup_steps(chosen.even_steps),
+        "weight_decay": settings.weight_decay,
+        **({"optim_args": _sgd_arguments(chosen)} if chosen.optimizer == "SGD" else {}),
+        "adam_beta1": betas[0],
+        "adam_beta2": betas[1],
+        "adam_epsilon": settings.eps,
+        "max_grad_norm": training.clip_norm or 0.0,
+        "bf16": training.precision == "bf16",
+        "fp16": training.precision == "fp16",
+        "torch_compile": training.compile,
+        "seed": training.seed % 2**32,
+        "output_dir": "output",
+    }
+
+
+LANGUAGE: dict[str, Callable[[ChosenSettings], Exported]] = {"trl": trl, "axolotl": axolotl, "llamafactory": llamafactory}
 
 
 def _options(chosen: ChosenSettings, framework: str) -> Mapping[str, Any]:
@@ -208,31 +215,6 @@ def _length(chosen: ChosenSettings) -> int:
     return min(config.get("max_position_embeddings") or config.get("n_positions") or _LONGEST, _LONGEST)
 
 
-# By the ending of a file, what `datasets` calls its kind.
-_FILE_KINDS = {".csv": "csv", ".parquet": "parquet"}
-_Form = Literal["text", "pairs", "chat"]
-
-
-def _form(chosen: ChosenSettings) -> _Form:
-    """Whether records are texts, prompts with completions, or conversations; read from the first where no template says it."""
-    options = chosen.parameters
-    if options.get("prompt"):
-        return "pairs"
-    if "completion" in options:
-        return "text"
-    from ....objectives.language.records import fields_of, records  # which imports torch
-    from ....objectives.language.text import fields_read
-
-    try:
-        record, where = next(records(chosen.setup.path(str(options["text"])), str(options.get("files", "")), "text"))
-        found = fields_read(fields_of(record, where), where)
-    except (TaskError, StopIteration):  # it is no longer there, for one
-        return "text"
-    if found == ("prompt", "completion") and isinstance(record["prompt"], str):
-        return "pairs"
-    return "text" if found == ("text",) else "chat"
-
-
 def _packs(chosen: ChosenSettings) -> bool:
     """Whether the trial's rows held several documents."""
     if "packing" in chosen.parameters:
@@ -247,17 +229,6 @@ def _packs(chosen: ChosenSettings) -> bool:
 
 def _dtype(options: Mapping[str, Any]) -> str:
     return str(options.get("dtype", "auto" if "lora_rank" in options else "float32"))
-
-
-def _file(chosen: ChosenSettings, key: str) -> str:
-    try:
-        return chosen.setup.path(str(chosen.parameters[key])).read_text(encoding="utf-8")
-    except OSError:
-        return f"(the content of {chosen.parameters[key]})"
-
-
-def _fields(template: str) -> list[str]:
-    return [field for _, field, _, _ in Formatter().parse(template) if field] or ["text"]
 
 
 def _adapters(options: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -278,19 +249,33 @@ def _adapters(options: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _row_notes(chosen: ChosenSettings, options: Mapping[str, Any], library: str) -> Iterator[str]:
-    yield (
-        f"{library} packs documents differently, so the number of rows of {_length(chosen)} tokens and the documents in each "
-        "batch differ from the trial's"
-    )
+def _rows(chosen: ChosenSettings) -> str:
+    """The folder of the trial's rows, beside the text."""
+    return f"rows-trial{chosen.trial}"
+
+
+def _write(chosen: ChosenSettings, records: Records, folder: Path) -> None:
+    write_rows(chosen, records, folder / _rows(chosen))
+
+
+def _row_notes(options: Mapping[str, Any]) -> Iterator[str]:
     if options.get("attention") == "rows":
-        yield "the trial's tokens attended across the documents of a row (attention: rows)"
-    if options.get("turns") == "last":
-        yield f"the trial counted the last of the assistant's turns alone (turns: last), {library} counts all: cut the data"
-    if (too_long := options.get("too_long", "split")) != "split":
-        yield f"documents longer than a row are treated otherwise (too_long: {too_long}): prepare the data"
-    if "validation_share" in options:
-        yield "the trial's validation documents were drawn by a digest (validation_share): write them to a file of their own"
+        yield "the trial's tokens attended across the documents of a row (attention: rows); here they do not"
+    if float(options.get("lora_dropout", 0.0)):
+        yield "dropout of adapters draws other random numbers"
+
+
+def _yaml_notes(chosen: ChosenSettings, library: str) -> Iterator[str]:
+    yield from chosen.even_notes
+    yield from optimizer_notes(chosen, known=_OPTIMIZERS)
+    yield from average_notes(chosen)
+    yield from own_schedule_notes(chosen)
+    if chosen.setup.training.schedule != "constant" or chosen.setup.training.warmup:
+        yield f"{library}'s schedule lags the trial's by half a step, and its warm-up starts with a step at learning rate 0"
+    if chosen.even_settings.weight_decay:
+        yield f"{library} applies no weight decay to biases and norm layers; the trial decayed all parameters"
+    if "lora_rank" in chosen.parameters or chosen.parameters.get("from_scratch"):
+        yield f"new weights are drawn by {library} from the same seed, which need not be the trial's numbers"
 
 
 def _sgd_arguments(chosen: ChosenSettings) -> str:
@@ -298,22 +283,12 @@ def _sgd_arguments(chosen: ChosenSettings) -> str:
     return f"momentum={keywords['momentum']},nesterov={keywords['nesterov']}"
 
 
-def _held_out(share: str) -> str:
-    return f"training takes {share} of the text; the trial's took all but every tenth document"
-
-
-def _text_notes(options: Mapping[str, Any]) -> Iterator[str]:
-    if options.get("tokenizer") == "bytes":
-        yield "the trial's tokens were bytes, which the library cannot read: name a tokenizer"
-    if not str(options["text"]).endswith((".json", ".jsonl", ".ndjson", *_FILE_KINDS)):
-        yield f"space.text: a .jsonl file is read here, not {options['text']!r}: write a JSON object per line"
-
-
-def _yaml(chosen: ChosenSettings, document: Mapping[str, Any], notes: list[str], launch: str) -> Exported:
+def _yaml(chosen: ChosenSettings, document: Mapping[str, Any], notes: list[str], launch: str, records: Records) -> Exported:
     head = [f"bsearch study {chosen.study}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"]
-    head += [f"note: {note}" for note in notes] + [f"launch: {launch}"]
+    head += [f"note: {note}" for note in notes] + [f"launch in the study's folder, with {_rows(chosen)} there: {launch}"]
     comments = "\n".join(commented(line) for line in head)
-    return Exported(f"{comments}\n\n{yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)}", tuple(notes))
+    text = f"{comments}\n\n{yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)}"
+    return Exported(text, tuple(notes), partial(_write, chosen, records))
 
 
-__all__ = ["LANGUAGE", "axolotl", "trl"]
+__all__ = ["LANGUAGE", "axolotl", "llamafactory", "trl"]

@@ -75,6 +75,7 @@ class ChosenSettings:
         batch_norm: the model has batch statistics.
         task, kind: the study's training code, and what it is, as `task_kind` says.
         even: the nearest plan of equal micro-batches, with the optimizer's settings at its batch.
+        in_order: the framework is given the samples of the whole training in the trial's order, so no step ends with an epoch.
     """
 
     study: str
@@ -94,6 +95,7 @@ class ChosenSettings:
     runs: int = 1
     task: str = ""
     kind: str | None = None
+    in_order: bool = False
 
     @property
     def plan(self) -> BatchPlan:
@@ -129,7 +131,7 @@ class ChosenSettings:
     @property
     def even_steps(self) -> int:
         """Optimizer steps that see the trial's samples, in a loop that ends every epoch with a smaller step."""
-        epochs, rest = divmod(self.setup.samples_budget, self.training_set)
+        epochs, rest = (0, self.setup.samples_budget) if self.in_order else divmod(self.setup.samples_budget, self.training_set)
         batch = self.even.effective_batch
         return epochs * math.ceil(self.training_set / batch) + math.ceil(rest / batch)
 

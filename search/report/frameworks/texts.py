@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,10 +49,15 @@ _SEEDS = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A trial's settings as text for a framework, and notes on what it cannot express."""
+    """A trial's settings as text for a framework, and notes on what it cannot express.
+
+    Args:
+        beside: writes what the text reads, into the folder in which it will be.
+    """
 
     text: str
     notes: tuple[str, ...] = ()
+    beside: Callable[[Path], None] | None = None
 
 
 def huggingface(chosen: ChosenSettings) -> Exported:
@@ -61,8 +66,14 @@ def huggingface(chosen: ChosenSettings) -> Exported:
     return program("huggingface", chosen, notes, arguments=arguments, optimizer=optimizer)
 
 
-def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple[str, dict[str, Any]] | None, list[str]]:
-    """Keyword arguments of `TrainingArguments`, an optimizer that they do not support, and notes."""
+def huggingface_arguments(
+    chosen: ChosenSettings, *, own_schedule: bool = False
+) -> tuple[dict[str, Any], tuple[str, dict[str, Any]] | None, list[str]]:
+    """Keyword arguments of `TrainingArguments`, an optimizer that they do not support, and notes.
+
+    Args:
+        own_schedule: the text makes torch's optimizers itself, and gives them the trial's schedule.
+    """
     training, settings = chosen.setup.training, chosen.even_settings
     name, keywords = torch_optimizer(chosen, settings)
     supported = name == "AdamW" or (name == "Adam" and settings.weight_decay == 0)
@@ -103,7 +114,10 @@ def huggingface_arguments(chosen: ChosenSettings) -> tuple[dict[str, Any], tuple
         *_seed_notes(chosen),
         *_checkpointing_notes(chosen, enabled=checkpoints),
     ]
-    notes += [*_device_notes(chosen, "use_cpu=True"), *own_schedule_notes(chosen)]
+    notes += _device_notes(chosen, "use_cpu=True")
+    if own_schedule and chosen.optimizer in OPTIMIZERS:
+        return arguments, None, notes
+    notes += own_schedule_notes(chosen)
     if training.schedule != "constant" or training.warmup:
         notes.append(
             "Trainer's schedule lags the trial's by half a step, and its warm-up starts with a step at learning rate 0"
@@ -129,7 +143,7 @@ def lightning(chosen: ChosenSettings) -> Exported:
         arguments["sync_batchnorm"] = True
     if training.cudnn_benchmark:
         arguments["benchmark"] = True
-    notes = [*_even_notes(chosen), *optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Lightning")]
+    notes = [*_even_notes(chosen), *optimizer_notes(chosen), *_seed_notes(chosen), *mean_notes(chosen, "Lightning")]
     notes += [*_device_notes(chosen, "accelerator='cpu'"), *_tf32_notes(chosen), *_checkpointing_notes(chosen, enabled=False)]
     if training.compile:
         notes.append("the trial's model was compiled: call module = torch.compile(module) before Trainer.fit")
@@ -145,7 +159,7 @@ def accelerate(chosen: ChosenSettings) -> Exported:
     }
     if chosen.setup.device == "cpu":
         arguments["cpu"] = True
-    notes = [*_even_notes(chosen), *optimizer_notes(chosen), *_seed_notes(chosen), *_mean_notes(chosen, "Accelerate")]
+    notes = [*_even_notes(chosen), *optimizer_notes(chosen), *_seed_notes(chosen), *mean_notes(chosen, "Accelerate")]
     notes += [*_device_notes(chosen, "cpu=True"), *_tf32_notes(chosen), *_checkpointing_notes(chosen, enabled=False)]
     if training.compile:
         notes.append("the trial's model was compiled: call model = torch.compile(model) before train(...)")
@@ -190,7 +204,7 @@ def deepspeed(chosen: ChosenSettings) -> Exported:
         f"DeepSpeed's configuration has no key for the length of training, {steps} steps, nor for the seed, {training.seed}",
         *_even_notes(chosen, flushes=False),
         *optimizer_notes(chosen),
-        *_mean_notes(chosen, "DeepSpeed"),
+        *mean_notes(chosen, "DeepSpeed"),
         *own_schedule_notes(chosen),
         *_checkpointing_notes(chosen, enabled=False),
     ]
@@ -351,7 +365,11 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
     whole = even.effective_batch if flushes else even.micro_batch * even.devices
     left, budget = samples % whole, chosen.setup.samples_budget
     ours = sum(count for count, _, _ in chosen.steps)
-    if left and (budget > samples or even.effective_batch != chosen.plan.effective_batch or even.devices > 1):
+    if (
+        left
+        and not chosen.in_order
+        and (budget > samples or even.effective_batch != chosen.plan.effective_batch or even.devices > 1)
+    ):
         what, count = ("step", chosen.even_steps) if flushes else ("micro-batch", chosen.running_steps)
         padded = ", padded with the epoch's first samples if devices' shares would differ" if even.devices > 1 else ""
         yield (
@@ -422,7 +440,7 @@ def _is_sharded(chosen: ChosenSettings) -> bool:
     return chosen.setup.sharding != "ddp" and chosen.plan.devices > 1
 
 
-def _mean_notes(chosen: ChosenSettings, framework: str) -> Iterator[str]:
+def mean_notes(chosen: ChosenSettings, framework: str) -> Iterator[str]:
     if chosen.even.accumulation * chosen.even.devices > 1:
         yield (
             f"{framework} averages the micro-batches' means, which equals the step's mean only if all have the same "

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from bsearch.search.report.frameworks import FRAMEWORKS, ChosenSettings
 from bsearch.search.report.frameworks.language import LANGUAGE
-from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.errors import OutputError, StudyFileError
 from bsearch.spaces.plan import BatchPlan
 from test_frameworks import GOLDEN, chosen, program
 
@@ -42,6 +42,7 @@ def language(
 
 
 ASKED = {"prompt": "# {name}: {doc}\n", "completion": "{code}", "lora_rank": 8, "lora_targets": "q_proj, v_proj"}
+ASKED_OF_BYTES = {"prompt": "# {name}: {doc}\n", "completion": "{code}"}
 CASES: dict[str, dict[str, Any]] = {
     "scratch": {"parameters": {"from_scratch": True}, "schedule": "cosine", "warmup": 0.1, "clip_norm": 1.0},
     "lora": {"parameters": ASKED, "precision": "bf16", "plan": BatchPlan(24, 3, 2, "full")},
@@ -57,6 +58,7 @@ def test_texts_are_as_they_were_agreed(framework: str, case: str, tmp_path: Path
     golden = GOLDEN / f"export-{framework}-{case}.txt"
     exported = LANGUAGE[framework](settings)
     text = exported.text + "".join(f"stderr: {note}\n" for note in exported.notes)
+    assert exported.beside is not None
     if os.environ.get("BSEARCH_WRITE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()
@@ -87,14 +89,10 @@ def test_trl_takes_its_settings(case: str, tmp_path: Path, monkeypatch: pytest.M
     arguments = names["arguments"]
     assert arguments.learning_rate == settings.even_settings.learning_rate
     assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * settings.even.devices == 24
-    assert (arguments.max_length, arguments.packing) == (64, True)
+    assert arguments.max_length == 64
     assert arguments.gradient_checkpointing == (settings.plan.activation_checkpointing == "full")
-    rows = names["documents"]("text.jsonl")
     if case == "lora":
         assert (names["adapters"].r, names["adapters"].target_modules) == (8, {"q_proj", "v_proj"})
-        assert rows[3] == {"prompt": "# f3: It does.\n", "completion": "return 1"}
-    else:
-        assert rows.column_names == ["text"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -106,36 +104,56 @@ def test_axolotl_takes_its_settings(case: str, tmp_path: Path) -> None:
     assert known.micro_batch_size * known.gradient_accumulation_steps * settings.even.devices == 24
 
 
-@pytest.mark.frameworks
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about what peft reads there
-def test_conversations_are_trained_by_trl_on_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trl")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_llamafactory_takes_its_settings(devices: int, tmp_path: Path) -> None:
+    parameters = {**ASKED, "quantize": "4bit", "lora_variant": "dora", "lora_trained": "lm_head"}
+    document = yaml.safe_load(LANGUAGE["llamafactory"](language(tmp_path, parameters, BatchPlan(24, 2, devices))).text)
+    assert document["per_device_train_batch_size"] * document["gradient_accumulation_steps"] * devices == 24
+    adapted = {name: document[name] for name in ("lora_rank", "lora_target", "additional_target", "use_dora")}
+    assert adapted == {"lora_rank": 8, "lora_target": "q_proj,v_proj", "additional_target": "lm_head", "use_dora": True}
+    assert (document["finetuning_type"], document["quantization_bit"]) == ("lora", 4)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, tmp_path: Path) -> None:
+    from bsearch.objectives.data.batches import SampleStream
     from bsearch.objectives.language.corpus import corpus_of
-    from objectives.chat import conversations, tokenizer, write_jsonl
+    from datasets import load_from_disk
 
-    monkeypatch.chdir(tmp_path)
-    settings = language(tmp_path, {"text": "chat.jsonl", "length": 200, "lora_rank": 4, "packing": False})
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained("llama")
-    tokenizer().save_pretrained("llama")
-    write_jsonl(tmp_path / "chat.jsonl", conversations(40))
-    settings = replace(settings, setup=replace(settings.setup, device="cpu"))
-    exported = FRAMEWORKS["trl"](settings)
-    assert "assistant_only_loss=True" in exported.text
-    trained = program(settings, "trl")["trainer"]()
-    corpus = corpus_of(settings.setup)
-    theirs = [[label for label in row["labels"] if label >= 0] for row in trained.train_dataset]
-    ours = [labels[labels >= 0].tolist() for labels in corpus.train.labels]
-    assert sorted(theirs) == sorted(ours)
-
-
-def test_what_the_libraries_do_otherwise_with_conversations_is_noted(tmp_path: Path) -> None:
-    settings = language(tmp_path, {"text": "chat.jsonl", "turns": "last", "too_long": "drop", "validation_share": 0.1})
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}))
+    settings = language(tmp_path, {"tokenizer": "bytes", "length": 300, "packing": packing, **ASKED_OF_BYTES})
+    settings = replace(settings, setup=replace(settings.setup, samples_budget=50))
+    train = corpus_of(settings.setup).train
+    order = SampleStream(len(train.tokens), settings.setup.seed).take(0, 50).index
     for framework in LANGUAGE:
-        notes = "\n".join(LANGUAGE[framework](settings).notes)
-        assert all(word in notes for word in ("turns: last", "too_long: drop", "validation_share"))
-    document = yaml.safe_load(LANGUAGE["axolotl"](settings).text)
-    assert document["datasets"][0]["type"] == "chat_template"
-    assert document["datasets"][0]["roles_to_train"] == ["assistant"]
+        exported = LANGUAGE[framework](settings)
+        assert exported.beside is not None
+        exported.beside(tmp_path)
+        exported.beside(tmp_path)  # written again, in their place
+        assert "rows-trial3" in exported.text
+        written = load_from_disk(str(tmp_path / "rows-trial3"))
+        ids = [token for one in written["train"] for token in one["input_ids"]]
+        labels = [label for one in written["train"] for label in one["labels"]]
+        filled = framework == "trl" or packing
+        ends = [train.tokens.shape[1] if filled else train.lengths[row] for row in order]
+        assert ids == [token for row, end in zip(order, ends, strict=True) for token in train.tokens[row, :end].tolist()]
+        # Each label stands at the token that it is, where ours stands at the one before.
+        expected = [
+            label for row, end in zip(order, ends, strict=True) for label in [-100, *train.labels[row, : end - 1].tolist()]
+        ]
+        assert labels == expected
+        assert all(label in (-100, token) for label, token in zip(labels, ids, strict=True))
+        if framework == "llamafactory" and packing:
+            assert [one["attention_mask"] for one in written["train"]] == (train.segments[order] + 1).tolist()
+        if framework == "axolotl" and packing:  # each record is a document, the last of a row with what fills it
+            assert len(written["train"]) == sum(int(train.segments[row, train.lengths[row] - 1]) + 1 for row in order)
+
+
+def test_rows_replace_nothing_but_rows(tmp_path: Path) -> None:
+    settings = language(tmp_path, {"tokenizer": "bytes"})
+    (tmp_path / "rows-trial3").mkdir()
+    (tmp_path / "rows-trial3" / "mine.txt").write_text("x")
+    exported = LANGUAGE["trl"](settings)
+    assert exported.beside is not None
+    with pytest.raises(OutputError, match="got something else of this name"):
+        exported.beside(tmp_path)
+    assert (tmp_path / "rows-trial3" / "mine.txt").exists()
