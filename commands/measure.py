@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ..search.report.completion import study_files
+from ..spaces.errors import plain
 from ..spaces.laws.cards import card_named
 from ..spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ..spaces.plan import plan_batch
@@ -252,3 +253,53 @@ def plan(
     scaled = None if settings is None else (rule, rate, at_batch, settings)
     for part in plan_parts(batch_plan, accumulation, scaled, epochs, known):
         console.print(part)
+
+
+@main.command(name="port", epilog=epilog('bsearch port recipe.yaml --to "1x 24GiB" --from 8 --out ported.yaml'))
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--to", "target", required=True, metavar="DEVICES", help="Such as '1x 24GiB' or '2x RTX 4090 24GB'.")
+@click.option("--from", "devices", type=click.IntRange(min=1), help="Devices of the recipe, where it does not say; default: 1.")
+@click.option("--model", help="A folder with its config.json, or a name on the hub; default: the recipe's.")
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    help="A profile from `bsearch profile STUDY --out FILE` on the new devices: tells a step's time.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Write the recipe with the new values here.")
+@json_option
+def port_recipe(
+    recipe: Path,
+    target: str,
+    devices: int | None,
+    model: str | None,
+    profile_file: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Split the batch of a fine-tuning RECIPE over other devices: the same steps in other micro-batches.
+
+    RECIPE is a YAML or JSON file of Axolotl, LLaMA-Factory, TRL or transformers' Trainer, or a shell script with a torchrun
+    command. Its memory is traced for the new devices, and what was not understood is listed.
+    """
+    from ..search.report.export import json_text
+    from ..search.report.port.edit import rewritten
+    from ..search.report.port.memory import target_of
+    from ..search.report.port.ported import port
+    from ..search.report.port.recipe import read_recipe
+    from ..search.report.terminal.port import port_document, port_lines
+    from ..spaces.files import write_file
+
+    wanted, found = target_of(target), read_recipe(recipe)
+    console = terminal(as_json)
+    with documents_only(as_json), console.status("tracing memory ..."):
+        ported = port(found, wanted, devices, model, profile_file)
+    if out is not None:
+        write_file(out, rewritten(found, ported.changes, wanted.devices))
+    if as_json:
+        click.echo(json_text(port_document(ported)), nl=False)
+        return
+    for line in port_lines(ported):
+        click.echo(plain(line))
+    if out is not None:
+        click.echo(f"wrote {out}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test loads from a hub
 
 # A shell starts commands in the background with SIGINT ignored, and what tests start would never hear their Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

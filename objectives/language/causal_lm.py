@@ -61,7 +61,7 @@ class CausalLM(Task):
         tokens = tokens_here(setup)
         if (most := len(tokens)) > config.vocab_size:  # type: ignore[arg-type]
             raise TaskError(f"space.tokenizer: expected at most the model's {config.vocab_size} tokens, got {most}")
-        whole: nn.Module = _with_adapters(model, setup) if "lora_rank" in setup.parameters else model
+        whole: nn.Module = with_adapters(model, setup) if "lora_rank" in setup.parameters else model
         return whole.train()  # `from_pretrained` switches dropout off
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
@@ -187,7 +187,7 @@ def _dtype(setup: TrialSetup) -> Any:
     return _DTYPES.get(str(chosen), chosen)
 
 
-def _with_adapters(model: Any, setup: TrialSetup) -> Any:
+def with_adapters(model: Any, setup: TrialSetup) -> Any:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it warns of kernels that are not there
     try:
         from peft import LoraConfig, get_peft_model
@@ -252,4 +252,4 @@ def _modules(model: Any, setup: TrialSetup, key: str) -> list[str]:
     return names
 
 
-__all__ = ["CausalLM"]
+__all__ = ["CausalLM", "with_adapters"]

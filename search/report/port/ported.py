@@ -1,0 +1,231 @@
+"""A recipe's batch on other devices: the same steps in other micro-batches, or the nearest batch where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ....spaces.errors import Fault, InfeasiblePlanError, StudyFileError
+from ....spaces.learning_rate import OptimizerSettings, scaled_settings
+from ....spaces.plan import BatchPlan, plan_batch
+from ....spaces.readable import readable_bytes
+from ...analysis.retime import KnownCost, planned_on, read_profile
+from ..frameworks.settings import nearest_even_plan
+from .memory import Memory, Target, checkpoints, memory_on, optimizer_of
+from .recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """A batch near the recipe's, with the rate and decay of rules: (by the square root, if unchanged, by linear scaling).
+
+    Args:
+        steps: of `max_steps`, and of `warmup_steps`, where the recipe has them.
+    """
+
+    plan: BatchPlan
+    rates: tuple[float, float, float]
+    decays: tuple[float, float, float] | None
+    steps: tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ported:
+    """A recipe on other devices.
+
+    Args:
+        before: its own devices, micro-batch and accumulation.
+        plan: even micro-batches of the same batch; None: there are none, and `nearest` is written.
+        memory: or why it is not known.
+        differs: how steps differ from the recipe's beyond rounding; none: they are identical.
+        warned: what else has to be looked at.
+        known: step time, from a profile.
+    """
+
+    recipe: Recipe
+    target: Target
+    before: BatchPlan
+    plan: BatchPlan | None
+    nearest: Nearest | None
+    memory: Memory | str
+    differs: tuple[str, ...]
+    warned: tuple[str, ...]
+    known: KnownCost | None = None
+
+    @property
+    def written(self) -> BatchPlan:
+        """The plan that is written."""
+        if self.plan is not None:
+            return self.plan
+        assert self.nearest is not None
+        return self.nearest.plan
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Settings of the recipe that change, by its own names."""
+        recipe, plan = self.recipe, self.written
+        changes: dict[str, Any] = {recipe.key("micro_batch"): plan.largest_micro_batch}
+        if recipe.get("total_batch") is not None and recipe.get("accumulation") is None:  # which follows from it
+            changes[recipe.key("total_batch")] = plan.largest_micro_batch * plan.accumulation
+        else:
+            changes[recipe.key("accumulation")] = plan.accumulation
+        if isinstance(self.memory, Memory) and self.memory.checkpointing == "full" and not checkpoints(recipe):
+            off = "no_checkpointing" in recipe.form.keys
+            changes[recipe.key("no_checkpointing" if off else "checkpointing")] = not off
+        if self.plan is None and self.nearest is not None:
+            if recipe.get("rate") is not None:
+                changes[recipe.key("rate")] = float(f"{self.nearest.rates[0]:.6g}")
+            if self.nearest.decays is not None:
+                changes[recipe.key("decay")] = float(f"{self.nearest.decays[0]:.6g}")
+            for meaning, value in zip(("steps", "warmup_steps"), self.nearest.steps, strict=True):
+                if value is not None:
+                    changes[recipe.key(meaning)] = value  # type: ignore[arg-type]
+        return {key: value for key, value in changes.items() if str(recipe.settings.get(key)) != str(value)}
+
+
+def port(recipe: Recipe, target: Target, devices: int | None, model: str | None, profile: Path | None) -> Ported:
+    """A recipe on other devices.
+
+    Args:
+        devices: of the recipe, where it does not tell them itself.
+        model: a folder or a name on the hub, instead of the recipe's.
+        profile: of these rows on the target, from `bsearch profile --out`.
+
+    Raises:
+        StudyFileError: the recipe's batch is not known, or not even one row fits.
+    """
+    before = _batch_of(recipe, devices)
+    share = -(-before.effective_batch // target.devices)
+    memory = memory_on(recipe, target, model, share)
+    cap = memory.largest if isinstance(memory, Memory) else before.largest_micro_batch
+    if cap is None:
+        assert isinstance(memory, Memory)
+        least = memory.points[0][1]
+        raise StudyFileError(
+            Fault(
+                "--to",
+                f"expected devices that hold one row, which takes {readable_bytes(least)} with activations recomputed; got "
+                f"{target.name}, of which {readable_bytes(memory.limit_bytes)} can be used. Shorten {recipe.key('length')}, or "
+                "train adapters.",
+            )
+        )
+    plan = _even(before.effective_batch, target.devices, cap)
+    near = None if plan is not None and _is_cheap(plan, cap) else _nearest(recipe, before.effective_batch, target.devices, cap)
+    written = plan or (near.plan if near else before)
+    known = None
+    if profile is not None:
+        _, known = planned_on(
+            read_profile(profile),
+            written.effective_batch,
+            1.0,
+            devices=target.devices,
+            accumulation=written.accumulation,
+            largest_micro_batch=written.largest_micro_batch,
+            smallest_micro_batch=1,
+        )
+    differs = tuple(_differences(recipe, before, written))
+    return Ported(recipe, target, before, plan, near, memory, differs, tuple(_warnings(recipe, before, written)), known)
+
+
+def _batch_of(recipe: Recipe, devices: int | None) -> BatchPlan:
+    if devices is not None and recipe.devices not in (None, devices):
+        raise StudyFileError(Fault("--from", f"expected the recipe's own {recipe.devices} devices, got {devices}"))
+    count = devices or recipe.devices or 1
+    micro_batch = recipe.count("micro_batch", 8 if recipe.form.library.startswith("transformers") else 1)
+    total = recipe.count("total_batch", 0) if recipe.get("total_batch") is not None else 0
+    accumulation = recipe.count("accumulation", max(total // micro_batch, 1))
+    return BatchPlan(count * micro_batch * accumulation, accumulation, count)
+
+
+def _even(batch: int, devices: int, cap: int) -> BatchPlan | None:
+    """The batch in as few equal micro-batches as fit; None: the devices' shares are not equal."""
+    if batch % devices:
+        return None
+    share = batch // devices
+    largest = next(size for size in range(min(cap, share), 0, -1) if share % size == 0)
+    return BatchPlan(batch, share // largest, devices)
+
+
+def _is_cheap(plan: BatchPlan, cap: int) -> bool:
+    """Whether equal micro-batches are at most twice as many as uneven ones would be."""
+    share = plan.effective_batch // plan.devices
+    return plan.accumulation <= 2 * -(-share // cap)
+
+
+def _nearest(recipe: Recipe, batch: int, devices: int, cap: int) -> Nearest | None:
+    try:
+        even = nearest_even_plan(plan_batch(batch, devices=devices, largest_micro_batch=cap), cap)
+    except InfeasiblePlanError:  # fewer samples than devices
+        return None
+    near = BatchPlan(even.effective_batch, even.accumulation, devices)
+    rate = recipe.number("rate") or 0.0
+    middle = "linear" if optimizer_of(recipe) == "sgd" else "sqrt"
+    rates = [_scaled(rule, rate, batch, near.effective_batch) for rule in (middle, "constant", "linear")]
+    decay = recipe.number("decay")
+    # Decay keeps the time over which it acts, in samples: rate x decay / batch stays (Wang and Aitchison 2024, rule adamw_tau).
+    grown = near.effective_batch / batch
+    decays = [decay * grown * rate / one for one in rates] if decay and rate and optimizer_of(recipe) == "adamw" else None
+    counts = (recipe.number("steps"), recipe.number("warmup_steps"))
+    steps = [None if not count or count < 1 else max(round(count / grown), 1) for count in counts]
+    return Nearest(near, tuple(rates), tuple(decays) if decays else None, tuple(steps))  # type: ignore[arg-type]
+
+
+def _scaled(rule: str, rate: float, before: int, after: int) -> float:
+    settings = OptimizerSettings(rate)
+    return scaled_settings(rule, settings, reference_batch=before, effective_batch=after).learning_rate
+
+
+# ---------------------------------------------------------------- what differs
+
+
+def _differences(recipe: Recipe, before: BatchPlan, after: BatchPlan) -> Iterator[str]:
+    settings = recipe.settings
+    if after.effective_batch != before.effective_batch:
+        yield f"the batch is {after.effective_batch} instead of {before.effective_batch} rows"
+    cut = (before.devices * before.accumulation, before.largest_micro_batch) != (
+        after.devices * after.accumulation,
+        after.largest_micro_batch,
+    )
+    if not recipe.form.whole_mean and cut:
+        yield (
+            f"{recipe.form.library} averages the means of micro-batches and devices, in which a token weighs more where few "
+            "count: with other micro-batches it weighs otherwise"
+        )
+    elif _is_off(settings.get("average_tokens_across_devices")) and before.devices != after.devices:
+        yield "average_tokens_across_devices: false averages the means of devices, of which there are others"
+    if recipe.form.library.startswith("Axolotl") and recipe.is_on("packing") and cut:
+        yield "sample_packing with flash attention fills micro_batch_size x sequence_len tokens, so others are packed together"
+    groups = str(settings.get("group_by_length")).lower() == "true" or "group_by_length" in settings.values()
+    if groups and before.devices != after.devices:
+        yield "group_by_length sorts the batch of a device, so steps have other samples"
+    random = [key for key in ("lora_dropout", "neftune_noise_alpha") if _positive(settings.get(key))]
+    if random and cut:
+        yield f"{' and '.join(random)} draws other random numbers in other micro-batches"
+    if str(settings.get("auto_find_batch_size")).lower() == "true":
+        yield "auto_find_batch_size: true halves the micro-batch where memory runs out, and with it the batch: write false"
+
+
+def _warnings(recipe: Recipe, before: BatchPlan, after: BatchPlan) -> Iterator[str]:
+    settings = recipe.settings
+    if before.devices != after.devices:
+        yield ("an epoch that is no multiple of the batch ends with another step: several devices repeat samples to fill it")
+    if str(settings.get("deepspeed") or ""):
+        yield f"deepspeed: {settings['deepspeed']} must leave batch sizes to be set (auto)"
+    if settings.get("dataloader_drop_last") and before.devices != after.devices:
+        yield "dataloader_drop_last leaves out what does not fill a micro-batch, which is another number of samples now"
+
+
+def _positive(value: Any) -> bool:
+    try:
+        return float(value) > 0
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_off(value: Any) -> bool:
+    return str(value).lower() == "false"
+
+
+__all__ = ["Nearest", "Ported", "port"]

@@ -1,0 +1,228 @@
+"""A recipe on other devices: what is read of it, the same batch in other micro-batches, and the steps that follow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from bsearch.cli import main
+from bsearch.search.report.port.edit import rewritten
+from bsearch.search.report.port.memory import Memory, target_of
+from bsearch.search.report.port.ported import Ported, port
+from bsearch.search.report.port.recipe import Recipe, read_recipe
+from bsearch.spaces.errors import StudyFileError
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_language_exports import LLAMA
+
+RECIPES = Path(__file__).parents[2] / "data" / "recipes"
+# Devices, micro-batch and accumulation of each; and keys that `port` does not know.
+EXPECTED: dict[str, tuple[int, int, int, list[str]]] = {
+    "axolotl-qlora.yaml": (8, 2, 4, ["plugins"]),
+    "axolotl-full.yaml": (4, 4, 8, ["fsdp_config"]),
+    "llamafactory-lora.yaml": (4, 1, 8, []),
+    "llamafactory-full.yaml": (8, 4, 2, ["deepspeed", "enable_liger_kernel"]),
+    "trl-sft.yaml": (8, 16, 1, []),
+    "train.sh": (4, 4, 8, ["fsdp", "fsdp_transformer_layer_cls_to_wrap"]),
+    "training_args.json": (2, 63, 1, ["group_by_length"]),
+}
+
+
+def ported(recipe: Recipe, to: str = "1x 24GiB", devices: int | None = None, model: str | None = None) -> Ported:
+    return port(recipe, target_of(to), devices, model, None)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The recipes, beside two small models."""
+    for path in RECIPES.iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    for name in ("model-1b", "model-8b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 4096}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_recipes_are_read_as_their_libraries_read_them(name: str) -> None:
+    devices, micro_batch, accumulation, unknown = EXPECTED[name]
+    recipe = read_recipe(RECIPES / name)
+    made = ported(recipe, devices=None if name == "train.sh" else devices)
+    before = made.before
+    assert (before.devices, before.largest_micro_batch, before.accumulation) == (devices, micro_batch, accumulation)
+    assert recipe.unknown == unknown
+    assert {*recipe.read, *recipe.kept, *recipe.unknown} == set(recipe.settings)
+    assert isinstance(made.memory, str)  # its models are not here
+    assert "model" in made.memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_recipe_written_back_is_the_same_but_for_its_split(name: str, here: Path) -> None:
+    devices = None if name == "train.sh" else EXPECTED[name][0]
+    recipe = read_recipe(here / name)
+    made = ported(recipe, "1x 24GiB", devices, "model-1b")
+    assert made.before.effective_batch == made.written.effective_batch
+    text = rewritten(recipe, made.changes, 1)
+    (here / "out").mkdir()
+    (here / "out" / name).write_text(text)
+    again = read_recipe(here / "out" / name)
+    assert {**again.settings} == {**recipe.settings, **{key: again.settings[key] for key in made.changes}}
+    assert {key: str(again.settings[key]) for key in made.changes} == {key: str(value) for key, value in made.changes.items()}
+    now = ported(again, "1x 24GiB", 1, str(here / "model-1b"))
+    assert (now.before, now.changes) == (made.written, {})
+    assert [line for line in text.splitlines() if line.lstrip().startswith("#")] == [
+        line for line in recipe.text.splitlines() if line.lstrip().startswith("#")
+    ]
+
+
+@pytest.mark.slow
+def test_activations_are_recomputed_where_nothing_fits_otherwise(here: Path) -> None:
+    config = json.loads((here / "model-1b" / "config.json").read_text())
+    (here / "model-1b" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 12}))
+    recipe = read_recipe(here / "axolotl-full.yaml")
+    kept = ported(recipe, "1x 24GiB", 4).memory
+    assert isinstance(kept, Memory)
+    assert kept.checkpointing == "none"
+    (one, least), *_ = kept.points
+    assert one == 1
+    tight = (500 << 20) + int((least - (64 << 10)) / 0.95)  # a little less than one row takes
+    made = ported(recipe, f"1x {tight}", 4)
+    assert isinstance(made.memory, Memory)
+    assert made.memory.checkpointing == "full"
+    assert made.changes["gradient_checkpointing"] is True
+    with pytest.raises(StudyFileError, match="expected devices that hold one row"):
+        ported(recipe, f"1x {(500 << 20) + 1024}", 4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 12), st.integers(1, 6))
+def test_the_batch_stays_wherever_devices_can_share_it(devices: int, micro_batch: int, accumulation: int, to: int) -> None:
+    recipe = read_recipe(RECIPES / "training_args.json")
+    own = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
+    recipe = replace(recipe, settings={**recipe.settings, **own})
+    batch = devices * micro_batch * accumulation
+    if batch < to:
+        return
+    made = ported(recipe, f"{to}x 24GiB", devices)
+    if batch % to == 0:
+        assert made.written.effective_batch == batch
+        assert made.plan is not None
+        assert set(made.plan.shares) == {batch // to}
+        assert batch // to % made.plan.accumulation == 0
+    else:
+        assert made.plan is None
+        assert made.nearest is not None
+        assert abs(made.nearest.plan.effective_batch - batch) <= to * made.nearest.plan.accumulation
+        middle, unchanged, linear = made.nearest.rates
+        assert min(unchanged, linear) <= middle <= max(unchanged, linear)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"per_device_train_batch_size": "auto"}, "expected a number, got 'auto'"),
+        ({"gradient_accumulation_steps": 0}, "expected an integer >= 1, got 0"),
+        ({"tensor_parallel_size": 2}, "whose devices share the batch alone"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], part: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text(json.dumps({**json.loads((RECIPES / "training_args.json").read_text()), **change}))
+    result = CliRunner().invoke(main, ["port", str(tmp_path / "recipe.json"), "--to", "1x 24GiB"])
+    assert result.exit_code == 2
+    assert part in result.output
+    assert next(iter(change)) in result.output
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "a: [", "x: 1", "{}"])
+def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    (tmp_path / "recipe.sh").write_text(text)
+    for name in ("recipe.yaml", "recipe.sh", "missing.yaml"):
+        result = CliRunner().invoke(main, ["port", str(tmp_path / name), "--to", "1x 24GiB"])
+        assert result.exit_code == 2, result.output
+        assert name in result.output
+
+
+@pytest.mark.parametrize("to", ["", "0x 24GiB", "24", "2x Voodoo 3", "1x 100MiB"])
+def test_other_devices_are_refused(to: str) -> None:
+    with pytest.raises(StudyFileError, match="--to"):
+        target_of(to)
+
+
+def test_the_command_prints_and_writes(here: Path) -> None:
+    out = here / "ported.yaml"
+    line = ["port", str(here / "axolotl-qlora.yaml"), "--to", "2x 24GiB", "--from", "8", "--out", str(out)]
+    result = CliRunner().invoke(main, line)
+    assert result.exit_code == 0, result.output
+    for part in (
+        "8 devices x 2 x 4 = 64 rows of at most 4,096 tokens a step",
+        "not known:   plugins",
+        "averages the means of micro-batches",
+        "changes: micro_batch_size 2 -> 32; gradient_accumulation_steps 4 -> 1",
+    ):
+        assert part in result.output
+    assert "lora_r: 32   # rank" in out.read_text()
+    document = json.loads(CliRunner().invoke(main, [*line, "--json"]).stdout)
+    assert document["identical"] is False
+    assert document["plan"] == {"effective_batch": 64, "devices": 2, "micro_batch": 32, "accumulation": 1}
+
+
+# ---------------------------------------------------------------- the steps that follow
+
+
+def first_losses(folder: Path, recipe: str, devices: int) -> list[float]:
+    """The losses that `trl sft` has in its first five steps."""
+    line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={devices}",
+        "-m",
+        "trl.scripts.sft",
+    ]
+    line += ["--config", recipe, "--ddp_backend", "gloo", "--output_dir", f"out-{recipe}", "--report_to", "none"]
+    done = subprocess.run(
+        line, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    (state,) = (folder / f"out-{recipe}").glob("checkpoint-*/trainer_state.json")
+    return [line["loss"] for line in json.loads(state.read_text())["log_history"] if "loss" in line]
+
+
+@pytest.mark.frameworks
+def test_trl_takes_the_same_first_steps_on_other_devices(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    from objectives.chat import conversations, tokenizer, write_jsonl
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**LLAMA, initializer_range=0.2)).save_pretrained(tmp_path / "llama")
+    tokenizer().save_pretrained(tmp_path / "llama")
+    (tmp_path / "chats").mkdir()
+    write_jsonl(tmp_path / "chats" / "train.jsonl", conversations(120))
+    recipe = {
+        **{"model_name_or_path": "llama", "dataset_name": "chats", "max_length": 128, "assistant_only_loss": True},
+        **{"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4, "learning_rate": 3e-3, "max_steps": 5},
+        **{"logging_steps": 1, "bf16": False, "dtype": "float32", "use_cpu": True, "gradient_checkpointing": False, "seed": 3},
+        **{"disable_tqdm": True},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    read = read_recipe(tmp_path / "recipe.yaml")
+    for devices, to, name in ((1, "1x 504MiB", "small.yaml"), (1, "2x 24GiB", "two.yaml")):
+        made = ported(read, to, devices)
+        assert made.differs == ()
+        assert made.changes
+        (tmp_path / name).write_text(rewritten(read, made.changes, made.target.devices))
+    expected = first_losses(tmp_path, "recipe.yaml", 1)
+    assert len(expected) == 5
+    assert first_losses(tmp_path, "small.yaml", 1) == pytest.approx(expected, rel=1e-5)
+    assert first_losses(tmp_path, "two.yaml", 2) == pytest.approx(expected, rel=1e-5)
