@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, get_args, get_type_hints
 from unittest.mock import patch
 
 import torch
@@ -99,8 +99,8 @@ def train_with(
 
     Args:
         trainer: the Trainer's class.
-        arguments: of `TrainingArguments`, or the trainer's own class of them, by name, except those that the study sets, such
-            as the learning rate.
+        arguments: of the trainer's own class of arguments, such as `SFTConfig`, or of `TrainingArguments`, by name, except those
+            that the study sets, such as the learning rate.
         denominator: what the mean loss of a batch divides by, given the batch on the CPU as the collator returns it, such as
             `lambda batch: weights[batch["labels"]].sum()` for class weights; default: its labels other than -100, or its
             samples if it has no labels.
@@ -194,9 +194,7 @@ def _train(
 ) -> None:
     precision = {"fp32": "no", "tf32": "no"}.get(driven.setup.training.precision, driven.setup.training.precision)
     with tempfile.TemporaryDirectory(prefix="bsearch-") as folder, environment({_PRECISION: precision}), driven.running():
-        # Some libraries' trainers, such as sentence-transformers', accept arguments of a class of their own alone.
-        arguments_class: type[TrainingArguments] = getattr(driven_class, "training_args_class", TrainingArguments)
-        args = arguments_class(output_dir=folder, **arguments)
+        args = _arguments_class(driven_class)(output_dir=folder, **arguments)
         if args.n_gpu > 1:
             args._n_gpu = 1  # otherwise it would use every visible GPU for one trial
         driven_trainer = driven_class(args=args, **parts)
@@ -207,6 +205,22 @@ def _train(
             raise driven.ended_early("a callback set control.should_training_stop or control.should_epoch_stop")
         if driven.setup.model_folder is not None and driven.done:
             driven_trainer.save_model(driven.setup.model_folder)
+
+
+def _arguments_class(trainer: Any) -> type[TrainingArguments]:
+    """The trainer's own class of arguments, as sentence-transformers' and TRL's have: by its attribute, or by the type of its
+    argument `args`.
+    """
+    if found := getattr(trainer, "training_args_class", None):
+        return found  # type: ignore[no-any-return]
+    kinds: list[type[TrainingArguments]] = [TrainingArguments]
+    for one in trainer.__mro__:
+        if "__init__" in vars(one):
+            with suppress(NameError, TypeError):  # of types that only a checker imports
+                hint = get_type_hints(one.__init__).get("args")
+                members = get_args(hint) or (hint,)
+                kinds += [kind for kind in members if isinstance(kind, type) and issubclass(kind, TrainingArguments)]
+    return max(kinds, key=lambda kind: len(kind.__mro__))
 
 
 class _MeasuringCallback(TrainerCallback):

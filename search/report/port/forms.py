@@ -49,8 +49,8 @@ curriculum_sampling preprocessing_* completion_only_loss assistant_only_loss ign
 dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor pad_to_sequence_len pad_to_multiple_of
 sample_packing_* total_num_tokens packing_strategy remove_unused_columns model_type tokenizer_* is_*_derived_model
 trust_remote_code model_revision special_tokens tokens add_*_token flash_attention flash_attn attn_implementation
-sdp_attention xformers_attention tf32 use_cpu no_cuda low_cpu_mem_usage gradient_checkpointing_kwargs use_reentrant_gc lora_target_linear saves_per_epoch evals_per_epoch
-hf_use_auth_token
+sdp_attention xformers_attention tf32 use_cpu no_cuda low_cpu_mem_usage gradient_checkpointing_kwargs use_reentrant_gc
+lora_target_linear saves_per_epoch evals_per_epoch hf_use_auth_token
 """
 INDIFFERENT = tuple(_INDIFFERENT.split())
 

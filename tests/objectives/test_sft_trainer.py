@@ -1,0 +1,43 @@
+"""TRL's SFTTrainer drives a trial: with its own class of arguments, on conversations, any batch in any micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("trl", reason="trl is not installed")
+
+import torch
+from bsearch.objectives.adapters.huggingface import train_with
+from helpers import setup
+from objectives.chat import conversations, tokenizer
+
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64}
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+
+def losses(batch: int, micro_batches: int) -> list[float]:
+    """Of validation, after each of three steps."""
+    from datasets import Dataset
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from trl import SFTTrainer
+
+    said = Dataset.from_list(conversations(60))
+    made = setup(batch, micro_batches, budget=3 * batch, metric="loss", training={"evaluations": 3})
+    torch.manual_seed(0)
+    measured = train_with(
+        made,
+        SFTTrainer,
+        arguments={"max_length": 96, "assistant_only_loss": True, "gradient_checkpointing": False},
+        model=LlamaForCausalLM(LlamaConfig(vocab_size=300, **SMALL)),
+        train_dataset=said,
+        eval_dataset=said.select(range(12)),
+        processing_class=tokenizer(),
+    )
+    return [one.scores["loss"] for one in measured]
+
+
+def test_its_own_arguments_are_taken_and_any_split_of_a_batch_is_that_batch() -> None:
+    whole = losses(13, 1)
+    assert len(whole) == 3
+    assert whole[-1] < whole[0]
+    assert losses(13, 5) == pytest.approx(whole, abs=1e-5)
