@@ -99,8 +99,8 @@ def train_with(
 
     Args:
         trainer: the Trainer's class.
-        arguments: of the trainer's own class of arguments, such as `SFTConfig`, or of `TrainingArguments`, by name, except those
-            that the study sets, such as the learning rate.
+        arguments: of the trainer's own class of arguments, such as `SFTConfig`, or of `TrainingArguments`, by name; those that
+            the study sets, such as the learning rate, are refused.
         denominator: what the mean loss of a batch divides by, given the batch on the CPU as the collator returns it, such as
             `lambda batch: weights[batch["labels"]].sum()` for class weights; default: its labels other than -100, or its
             samples if it has no labels.

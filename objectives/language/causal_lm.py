@@ -35,8 +35,16 @@ from .pretrained import (
     transformers_here,
 )
 from .text import Bytes
+from .token_loss import summed_cross_entropy
 
-_QUANTIZED = ("8bit", "4bit")
+# As QLoRA has it: Dettmers et al. 2023, arXiv 2305.14314.
+_QUANTIZED: dict[Any, dict[str, Any]] = {
+    "8bit": {"load_in_8bit": True},
+    "4bit": {
+        **{"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+        "bnb_4bit_compute_dtype": torch.bfloat16,
+    },
+}
 _VARIANTS = ("lora", "dora", "rslora")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Relative differences of logits that are taken for rounding; half precision alone rounds at 4e-3 and more.
@@ -52,24 +60,30 @@ class CausalLM(Task):
         train, validation = (
             TensorDataset(part.tokens, part.labels, part.segments) for part in (corpus.train, corpus.validation)
         )
-        return Data(train, validation, lengths=corpus.train.lengths, unit="tokens")
+        return Data(train, validation, lengths=corpus.train.lengths, unit="tokens", weights=corpus.weights)
 
     def model(self, setup: TrialSetup) -> nn.Module:
         model = _frozen_or_whole(setup)
         config = model.config.get_text_config(decoder=True)
         model.config.use_cache = config.use_cache = False
         tokens = tokens_here(setup)
-        if (most := len(tokens)) > config.vocab_size:  # type: ignore[arg-type]
-            raise TaskError(f"space.tokenizer: expected at most the model's {config.vocab_size} tokens, got {most}")
-        whole: nn.Module = with_adapters(model, setup) if "lora_rank" in setup.parameters else model
+        adapts = "lora_rank" in setup.parameters
+        if flag(setup, "lora_merge") and not adapts:
+            raise TaskError("space.lora_merge: expected lora_rank with it, whose adapters are merged. Write lora_rank: 16.")
+        if new := max(len(tokens) - config.vocab_size, 0):  # type: ignore[arg-type]
+            model.resize_token_embeddings(len(tokens))  # type: ignore[arg-type]
+        whole: nn.Module = with_adapters(model, setup) if adapts else model
+        if new and adapts and not all(one.weight.requires_grad for one in _embeddings(whole)):
+            raise TaskError(
+                f"space.lora_trained: expected the embeddings among them, since {new} tokens of the tokenizer are new to the "
+                f"model. Write lora_trained: {', '.join(_embedding_names(model))}"
+            )
         return whole.train()  # `from_pretrained` switches dropout off
 
     def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
         tokens, labels, segments = batch
         logits = logits_of(model, tokens, segments if divides(setup) else None)
-        total = nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten().long(), ignore_index=IGNORED, reduction="sum"
-        )
+        total = summed_cross_entropy(logits.flatten(0, 1), labels.flatten().long())
         return Loss(total, (labels != IGNORED).sum())
 
     def examine(self, model: nn.Module, data: Data, setup: TrialSetup) -> Iterator[Finding]:
@@ -77,6 +91,10 @@ class CausalLM(Task):
         corpus = corpus_of(setup)
         yield Finding("rows", "space.text", corpus.sentence)
         yield from (Finding("rows", "space.text", f"a document, «what counts» marked: {sample}") for sample in corpus.samples)
+        known = config_of(source_of(setup, "model")).get_text_config(decoder=True).vocab_size
+        if (tokens := len(tokens_here(setup))) > known:  # type: ignore[arg-type]
+            message = f"the model has {known:,} tokens and the tokenizer {tokens:,}: the embeddings of the others are new"
+            yield Finding("rows", "space.tokenizer", message)
         if not packs(setup):
             family = family_here(source_of(setup, "model"))
             filled = sum(corpus.train.lengths) / corpus.train.tokens.numel()
@@ -110,9 +128,9 @@ class CausalLM(Task):
 
     def save(self, model: nn.Module, folder: Path, setup: TrialSetup) -> None:
         """The model, in the precision that it came in, or its adapters, and the tokenizer, as `from_pretrained` reads them."""
-        whole: Any = model
+        whole: Any = _merged(model) if flag(setup, "lora_merge") else model
         tokens = tokens_here(setup)
-        loaded_whole = not (hasattr(model, "get_base_model") or flag(setup, "from_scratch"))
+        loaded_whole = not (hasattr(whole, "get_base_model") or flag(setup, "from_scratch"))
         came = config_of(source_of(setup, "model")).dtype if loaded_whole else None
         options: dict[str, Any] = {}
         if came not in (None, whole.dtype):
@@ -129,10 +147,28 @@ class CausalLM(Task):
                 config = json.loads(path.read_text(encoding="utf-8"))
                 dtype = str(came).removeprefix("torch.") if options else None
                 path.write_text(json.dumps(_as_it_came(config, dtype), indent=2) + "\n", encoding="utf-8")
-            if not isinstance(tokens, Bytes):
-                tokens.save_pretrained(str(folder))  # type: ignore[attr-defined]
+            saved: Any = tokens.of_transformers() if isinstance(tokens, Bytes) else tokens
+            saved.save_pretrained(str(folder))
         except OSError as error:
             raise OutputError(f"{folder}: the model cannot be written: {error}") from None
+
+
+def _merged(model: Any) -> nn.Module:
+    """A copy of a model with its adapters merged into its weights, in single precision at least.
+
+    What was tied and is changed on one side is untied, so that the merged model computes what the adapters did.
+    """
+    whole = copy.deepcopy(model).cpu()
+    whole = whole.float() if next(whole.parameters()).dtype in (torch.bfloat16, torch.float16) else whole
+    base = whole.get_base_model()
+    ends = [base.get_input_embeddings(), base.get_output_embeddings()]
+    if base.config.get_text_config(decoder=True).tie_word_embeddings and any(hasattr(end, "lora_A") for end in ends):
+        output = getattr(ends[1], "base_layer", ends[1])
+        output.weight = nn.Parameter(output.weight.detach().clone())
+        for config in (base.config, base.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
+    merged: nn.Module = whole.merge_and_unload()
+    return merged
 
 
 def _as_it_came(config: dict[str, Any], dtype: str | None) -> dict[str, Any]:
@@ -143,6 +179,17 @@ def _as_it_came(config: dict[str, Any], dtype: str | None) -> dict[str, Any]:
     if dtype is not None and "dtype" in found:
         found["dtype"] = dtype
     return found
+
+
+def _embeddings(model: Any) -> list[Any]:
+    """The input's and the output's, of which peft keeps the trained ones beside the frozen ones."""
+    found = [one for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one is not None]
+    return [getattr(one, "modules_to_save", {"default": one})["default"] for one in found]
+
+
+def _embedding_names(model: Any) -> list[str]:
+    whose = {id(one) for one in (model.get_input_embeddings(), model.get_output_embeddings())}
+    return [name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in whose]
 
 
 def _frozen_or_whole(setup: TrialSetup) -> Any:
@@ -167,14 +214,12 @@ def _frozen_or_whole(setup: TrialSetup) -> Any:
         raise TaskError(
             "space.quantize: expected lora_rank with it, since quantized weights are not trained. Write lora_rank: 16."
         )
-    if setup.device != "gpu":
-        raise TaskError(f"space.quantize: expected a GPU, which bitsandbytes needs for {quantized}, got a CPU. Remove it here.")
     try:
         import bitsandbytes  # noqa: F401
     except ImportError:
         raise TaskError(f"space.quantize: {quantized} needs bitsandbytes: pip install bitsandbytes") from None
-    config = transformers_here().BitsAndBytesConfig(load_in_8bit=quantized == "8bit", load_in_4bit=quantized == "4bit")
-    return loaded("AutoModelForCausalLM", source, "model", quantization_config=config, **options)
+    config = transformers_here().BitsAndBytesConfig(**_QUANTIZED[quantized])
+    return loaded("AutoModelForCausalLM", source, "model", quantization_config=config, dtype=_dtype(setup), **options)
 
 
 def _dtype(setup: TrialSetup) -> Any:
@@ -194,6 +239,8 @@ def with_adapters(model: Any, setup: TrialSetup) -> Any:
     except ImportError:
         raise TaskError("space.lora_rank: LoRA needs peft: pip install 'bsearch[language]'") from None
     rank = setup.parameters["lora_rank"]
+    if flag(setup, "lora_merge") and "quantize" in setup.parameters:
+        raise TaskError("space.lora_merge: expected weights that are not quantized, which would be rounded; got quantize.")
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise TaskError(f"space.lora_rank: expected an integer >= 1, got {rank!r}. Leave it out to train all weights.")
     variant = str(setup.parameters.get("lora_variant", _VARIANTS[0]))
@@ -223,6 +270,7 @@ def with_adapters(model: Any, setup: TrialSetup) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what peft reads there
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # `_merged` unties them
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:  # modules of a kind that has no adapters

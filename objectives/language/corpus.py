@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
 from ...spaces.errors import TaskError, near_miss
 from ...spaces.trial import TrialSetup
-from .packing import Document, Fate, Rows, TooLong, fitted, pack
-from .pretrained import chat_template_of, flag, length_of, packs, path_of, tokenizer_of, tokens_of
-from .records import KINDS, records
+from .packing import Document, Fate, Rows, TooLong, fitted, joined, pack
+from .pretrained import chat_template_of, flag, length_of, packs, tokenizer_of, tokens_of
+from .records import KINDS, is_on_hub, records, records_on_hub
 from .text import Templates, Text, Tokens, Turns, checked_template, held_out, texts, tokenized
 
 # Documents that `check` shows, and characters of each.
@@ -26,6 +28,8 @@ class Corpus:
 
     Args:
         on_both_sides: validation documents whose text is also among the training documents.
+        weights: of the training rows, where they are drawn by the weights of their sources; None: each once an epoch.
+        teaches_ends: whether a document counts the token that ends it, or an answer, so that the model learns where to stop.
         samples: a few of the training documents as text, with what counts in the loss in guillemets.
     """
 
@@ -33,6 +37,8 @@ class Corpus:
     validation: Rows
     fate: Fate
     on_both_sides: int
+    weights: tuple[float, ...] | None
+    teaches_ends: bool
     samples: tuple[str, ...]
 
     @property
@@ -50,6 +56,8 @@ class Corpus:
             parts.append(f"{_counted(fate.silent, what, many)} without a counted token left out")
         if self.on_both_sides:
             parts.append(f"{_counted(self.on_both_sides, 'validation document')} with the text of a training document")
+        if not self.teaches_ends:
+            parts.append("none counts a token that ends it, so the model does not learn where to stop")
         return "; ".join(parts)
 
 
@@ -58,11 +66,19 @@ def _counted(count: int, one: str, many: str = "") -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class _Source:
+    """A file, a folder, or a data set's name on a hub; and its weight among others, if it has one."""
+
+    name: str
+    weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Wanted:
     """Everything that rows depend on."""
 
-    text: str
-    validation_text: str
+    text: tuple[_Source, ...]
+    validation_text: tuple[_Source, ...]
     validation_share: float | None
     files: str
     templates: Templates
@@ -93,8 +109,8 @@ def corpus_of(setup: TrialSetup) -> Corpus:
     completion = checked_template(str(options.get("completion", "{text}" if prompt else "")), "completion")
     return _corpus(
         _Wanted(
-            text=str(path_of(setup, "text")),
-            validation_text=str(path_of(setup, "validation_text")) if "validation_text" in options else "",
+            text=_sources(setup, "text"),
+            validation_text=_sources(setup, "validation_text") if "validation_text" in options else (),
             validation_share=share,
             files=str(options.get("files", "")),
             templates=Templates(prompt, completion),
@@ -116,42 +132,113 @@ def _one_of(setup: TrialSetup, key: str, choices: Sequence[str]) -> Any:
     return chosen
 
 
+def _sources(setup: TrialSetup, key: str) -> tuple[_Source, ...]:
+    """What a parameter names: one source, or several separated by commas, each with `@` and a weight or none of them.
+
+    Raises:
+        TaskError: some have weights and some do not, or one is no positive number.
+    """
+    whole = str(setup.parameters[key])
+    names = [whole] if setup.path(whole).exists() else [name.strip() for name in whole.split(",") if name.strip()]
+    found = []
+    for name in names:
+        plain, at, weight = name.rpartition("@")
+        if not at or setup.path(name).exists():
+            plain, weight = name, ""
+        path = setup.path(plain)
+        found.append(_Source(str(path) if path.exists() or not is_on_hub(plain) else plain, _weight(weight, key)))
+    if len({one.weight is None for one in found}) > 1:
+        raise TaskError(f"space.{key}: expected a weight for all sources or none, such as a.jsonl@3, b.jsonl@1; got {whole!r}")
+    if key != "text" and any(one.weight is not None for one in found):
+        raise TaskError(f"space.{key}: expected sources without weights, since every document is scored once; got {whole!r}")
+    return tuple(found)
+
+
+def _weight(text: str, key: str) -> float | None:
+    if not text:
+        return None
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight < math.inf:
+        raise TaskError(f"space.{key}: expected a weight > 0 after @, got {text!r}")
+    return weight
+
+
 @lru_cache(maxsize=4)
 def _corpus(wanted: _Wanted) -> Corpus:
     tokens = tokens_of(wanted.tokenizer, wanted.chat_template)
+    train = [_read(wanted, source, "text", tokens) for source in wanted.text]
+    validation = [_read(wanted, source, "validation_text", tokens) for source in wanted.validation_text]
+    if not validation:
+        train, validation = map(list, zip(*(held_out(part, wanted.validation_share) for part in train), strict=True))
+    fitting, fates = zip(*(_fitted(wanted, part, "text", tokens) for part in train), strict=True)
+    scored, _ = _fitted(wanted, [one for part in validation for one in part], "validation_text", tokens)
+    parts = [pack(documents, wanted.length, alone=wanted.alone) for documents in fitting]
+    documents = [document for part in fitting for document in part]
+    shown = documents[:: max(len(documents) // _SHOWN, 1)][:_SHOWN]
+    trained = {one.whole for part in train for one in part}
+    return Corpus(
+        train=joined(parts),
+        validation=pack(scored, wanted.length, alone=wanted.alone),
+        fate=reduce(operator.add, fates),
+        on_both_sides=sum(one.whole in trained for part in validation for one in part),
+        weights=None
+        if wanted.text[0].weight is None
+        else tuple(
+            float(source.weight or 0) / len(rows.tokens)
+            for source, rows in zip(wanted.text, parts, strict=True)
+            for _ in rows.lengths
+        ),
+        teaches_ends=_teaches_ends(documents, tokens),
+        samples=tuple(_shown(document, tokens) for document in shown),
+    )
 
-    def read(path: str, key: str, leave_out: str = "") -> list[Text]:
-        placed = records(Path(path), wanted.files, key, Path(leave_out) if leave_out else None)
-        found = list(texts(placed, wanted.templates, tokens, wanted.turns))
-        if not found:
-            kinds = wanted.files or " or ".join(f"*{kind}" for kind in KINDS)
-            raise TaskError(f"space.{key}: expected text in {path}, got none. Files that count: {kinds}.")
-        return found
 
-    train = read(wanted.text, "text", wanted.validation_text)
-    if wanted.validation_text:
-        validation = read(wanted.validation_text, "validation_text")
-    else:
-        train, validation = held_out(train, wanted.validation_share)
-    sides: list[tuple[list[Document], Fate]] = []
-    for part, name in ((train, "training"), (validation, "validation")):
-        documents = tokenized(part, tokens, train_on_prompt=wanted.train_on_prompt)
-        fitting, fate = fitted(documents, wanted.length, wanted.too_long)
-        if not fitting:
-            key = "validation_text" if name == "validation" and wanted.validation_text else "text"
-            longer = f"{fate.longer:,} are longer than {wanted.length} tokens, nothing counts in the others"
-            advice = "Write a larger length" + ("." if wanted.too_long == "cut_prompt" else ", or too_long: cut_prompt.")
-            raise TaskError(
-                f"space.{key}: expected a token that counts in the loss in {len(part):,} {name} documents, got none: "
-                + (f"{longer}. {advice}" if fate.longer else "no completion, or turn of the assistant, has one.")
-            )
-        sides.append((fitting, fate))
-    (first, fate), (second, _) = sides
-    rows = [pack(documents, wanted.length, alone=wanted.alone) for documents in (first, second)]
-    shown = first[:: max(len(first) // _SHOWN, 1)][:_SHOWN]
-    trained = {one.whole for one in train}
-    on_both_sides = sum(one.whole in trained for one in validation)
-    return Corpus(rows[0], rows[1], fate, on_both_sides, tuple(_shown(document, tokens) for document in shown))
+def _read(wanted: _Wanted, source: _Source, key: str, tokens: Tokens) -> list[Text]:
+    """The texts of a source; without files that are for validation.
+
+    Raises:
+        TaskError: there are none, or one is not understood.
+    """
+    path = Path(source.name)
+    elsewhere = next((Path(one.name) for one in wanted.validation_text), None) if key == "text" else None
+    placed = records_on_hub(source.name, key) if is_on_hub(source.name) else records(path, wanted.files, key, elsewhere)
+    found = list(texts(placed, wanted.templates, tokens, wanted.turns))
+    if not found:
+        kinds = wanted.files or " or ".join(f"*{kind}" for kind in KINDS)
+        raise TaskError(f"space.{key}: expected text in {source.name}, got none. Files that count: {kinds}.")
+    return found
+
+
+def _fitted(wanted: _Wanted, made: list[Text], key: str, tokens: Tokens) -> tuple[list[Document], Fate]:
+    """The documents of texts that fit into rows, or are made to.
+
+    Raises:
+        TaskError: there are none.
+    """
+    fitting, fate = fitted(tokenized(made, tokens, train_on_prompt=wanted.train_on_prompt), wanted.length, wanted.too_long)
+    if fitting:
+        return fitting, fate
+    name = "validation" if key == "validation_text" else "training"
+    key = "text" if not wanted.validation_text else key
+    longer = f"{fate.longer:,} are longer than {wanted.length} tokens, nothing counts in the others"
+    advice = "Write a larger length" + ("." if wanted.too_long == "cut_prompt" else ", or too_long: cut_prompt.")
+    raise TaskError(
+        f"space.{key}: expected a token that counts in the loss in {len(made):,} {name} documents, got none: "
+        + (f"{longer}. {advice}" if fate.longer else "no completion, or turn of the assistant, has one.")
+    )
+
+
+def _teaches_ends(documents: Sequence[Document], tokens: Any) -> bool:
+    """Whether any document counts a special token after its first."""
+    special = {*getattr(tokens, "all_special_ids", ()), *getattr(tokens, "added_tokens_decoder", ()), tokens.eos_token_id}
+    return any(
+        counted and token in special
+        for document in documents
+        for token, counted in zip(document.tokens[1:], (document.counts or [True] * len(document.tokens))[1:], strict=True)
+    )
 
 
 def _shown(document: Document, tokens: Tokens) -> str:

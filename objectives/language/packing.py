@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
@@ -15,21 +15,35 @@ from torch import Tensor
 IGNORED = -100  # a label that the loss leaves out
 
 
-# What becomes of a document that is longer than a row: it goes on in others, is left out, or loses the beginning of its prompt.
+# What becomes of a document that is longer than a row: it goes on in others, is left out, or loses the beginning of its prompt,
+# after what opens it.
 TooLong = Literal["split", "drop", "cut_prompt"]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Token ids, and which of them the loss counts; None: all."""
+    """Token ids, and which of them the loss counts; None: all.
+
+    Args:
+        head: tokens that open it, such as the system's message, and stay where a prompt is cut.
+    """
 
     tokens: Sequence[int]
     counts: Sequence[bool] | None = None
+    head: int = 0
 
     @property
     def counted(self) -> int:
         """Tokens that are predicted and count: never the first, which nothing comes before."""
         return len(self.tokens) - 1 if self.counts is None else sum(self.counts[1:])
+
+    def without_prompt(self, count: int) -> Document | None:
+        """Without so many tokens after its head; None: some of them count."""
+        if self.counts is None or any(self.counts[self.head : self.head + count + (self.head == 0)]):
+            return None
+        tokens, counts = list(self.tokens), list(self.counts)
+        del tokens[self.head : self.head + count], counts[self.head : self.head + count]
+        return Document(tokens, counts, self.head)
 
     def from_token(self, start: int, end: int | None = None) -> Document:
         return Document(self.tokens[start:end], None if self.counts is None else self.counts[start:end])
@@ -53,6 +67,9 @@ class Fate:
     left_out: int = 0
     silent: int = 0
 
+    def __add__(self, other: Fate) -> Fate:
+        return Fate(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -69,6 +86,12 @@ class Rows:
     labels: Tensor
     segments: Tensor
     lengths: list[int]
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Rows of equal length, one part after the other."""
+    tokens, labels, segments = (torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "labels", "segments"))
+    return Rows(tokens, labels, segments, [length for part in parts for length in part.lengths])
 
 
 def pack(documents: Sequence[Document], length: int, *, alone: bool = False) -> Rows:
@@ -116,8 +139,8 @@ def fitted(documents: Iterable[Document], length: int, too_long: TooLong) -> tup
             longer += 1
             if too_long == "split":
                 pieces = list(_pieces(document, length))
-            elif too_long == "cut_prompt" and not any((document.counts or [True])[: over + 1]):
-                pieces = [document.from_token(over)]
+            elif too_long == "cut_prompt" and (cut := document.without_prompt(over)) is not None:
+                pieces = [cut]
             else:
                 left_out += 1
                 continue

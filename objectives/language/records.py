@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,36 @@ from ...spaces.errors import TaskError
 Placed = tuple[Any, str]
 
 KINDS = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+
+
+# A data set's name on a hub, and which split of it, such as `owner/chats#train_sft`.
+_ON_A_HUB = re.compile(r"[\w.-]+/[\w.-]+(#[\w.-]+)?")
+
+
+def records_on_hub(name: str, key: str) -> Iterator[Placed]:
+    """The records of a data set by its name on a hub, as `datasets` loads and keeps it; of the split `train` unless named.
+
+    Raises:
+        TaskError: it is not there, or cannot be reached from here.
+    """
+    source, _, split = name.partition("#")
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise TaskError(f"space.{key}: {name} is loaded by `datasets`: pip install 'bsearch[language]'") from None
+    try:
+        loaded = load_dataset(source, split=split or "train")
+    except Exception as error:  # of any kind: no such name, split or network
+        reason = (str(error).splitlines() or [""])[0]
+        raise TaskError(
+            f"space.{key}: expected a file, a folder, or a data set's name on a hub that can be reached, got {name!r}: {reason}"
+        ) from None
+    yield from ((_without_nulls(record), f"{name}, row {number}") for number, record in enumerate(loaded, start=1))
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether a text that names no file may be a data set's name on a hub."""
+    return _ON_A_HUB.fullmatch(name) is not None and not name.lower().endswith(KINDS)
 
 
 def records(path: Path, files: str, key: str, leave_out: Path | None = None) -> Iterator[Placed]:
@@ -183,4 +214,4 @@ def text_of(value: Any, what: str, where: str) -> str:
     raise TaskError(f"{where}: expected {what} to be text or a number, got {kind_of(value)}")
 
 
-__all__ = ["KINDS", "Placed", "fields_of", "kind_of", "records", "text_of"]
+__all__ = ["KINDS", "Placed", "fields_of", "is_on_hub", "kind_of", "records", "records_on_hub", "text_of"]

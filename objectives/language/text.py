@@ -61,6 +61,21 @@ class Bytes:
     def __len__(self) -> int:
         return 257
 
+    def of_transformers(self) -> Any:
+        """The same as a tokenizer of `transformers`, to be saved beside a model."""
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        # The characters that stand for bytes in byte-level vocabularies, in the order of the bytes.
+        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = iter(range(256, 512))
+        vocabulary = {chr(byte if byte in plain else next(others)): byte for byte in range(256)}
+        made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = decoders.ByteLevel()
+        made.add_special_tokens([AddedToken("<end>", special=True)])
+        return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")  # noqa: S106
+
 
 @dataclass(frozen=True, slots=True)
 class Templates:
@@ -77,10 +92,12 @@ class Text:
     Args:
         parts: pieces of text, and whether their tokens count.
         is_chat: a chat template made it, and what begins and ends it too.
+        head: characters that open it, up to the end of the system's message.
     """
 
     parts: tuple[tuple[str, bool], ...]
     is_chat: bool = False
+    head: int = 0
 
     @property
     def whole(self) -> str:
@@ -332,7 +349,9 @@ def _chat(
             )
         parts += [(whole[at : len(before)], False), (whole[len(before) : len(through)], True)]
         at = len(through)
-    return Text((*parts, (whole[at:], False)), is_chat=True)
+    opening = rendered(messages[:1]) if messages[0]["role"] == "system" and len(messages) > 1 else ""
+    head = len(opening) if whole.startswith(opening) else 0
+    return Text((*parts, (whole[at:], False)), is_chat=True, head=head)
 
 
 # ---------------------------------------------------------------- tokens
@@ -344,14 +363,15 @@ def tokenized(made: Iterable[Text], tokens: Tokens, *, train_on_prompt: bool) ->
     """
     begins, ends = _frame(tokens)
     for chunk in _chunks(list(made), 1000):
-        for one, (ids, counts) in zip(chunk, _encoded(chunk, tokens), strict=True):
+        for one, (ids, counts, head) in zip(chunk, _encoded(chunk, tokens), strict=True):
             if not one.is_chat:
                 if ids[: len(begins)] != begins:
                     ids, counts = begins + ids, [one.parts[0][1]] * len(begins) + counts
                 said = one.whole.rstrip()
                 if ends and not (ends[0] in ids and said.endswith(tokens.decode(ends))):
                     ids, counts = ids + ends, [*counts, True]
-            yield Document(ids, None if train_on_prompt or all(counts) else counts)
+                head = len(begins)
+            yield Document(ids, None if train_on_prompt or all(counts) else counts, head)
 
 
 def _frame(tokens: Tokens) -> tuple[list[int], list[int]]:
@@ -363,9 +383,9 @@ def _frame(tokens: Tokens) -> tuple[list[int], list[int]]:
     return begins, [] if tokens.eos_token_id is None else [tokens.eos_token_id]
 
 
-def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], list[bool]]]:
-    """Tokens of each whole text, which count if any of their characters does; of tokenizers that do not know the characters of
-    their tokens, part by part.
+def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], list[bool], int]]:
+    """Tokens of each whole text, which count if any of their characters does, and how many are its head; of tokenizers that do
+    not know the characters of their tokens, part by part.
 
     Raises:
         TaskError: such a tokenizer for conversations.
@@ -374,8 +394,9 @@ def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], lis
         mixed = len({counted for one in made for _, counted in one.parts}) > 1  # else nobody asks which characters are whose
         encoded = tokens([one.whole for one in made], add_special_tokens=False, return_offsets_mapping=mixed)
         for number, (one, ids) in enumerate(zip(made, encoded["input_ids"], strict=True)):
-            whose = _overlapping(one, encoded["offset_mapping"][number]) if mixed else [one.parts[0][1]] * len(ids)
-            yield list(ids), list(whose)
+            offsets = encoded["offset_mapping"][number] if mixed else ()
+            whose = _overlapping(one, offsets) if mixed else [one.parts[0][1]] * len(ids)
+            yield list(ids), list(whose), sum(end <= one.head for _, end in offsets) if one.head else 0
         return
     if any(one.is_chat for one in made):
         raise TaskError(
@@ -389,7 +410,7 @@ def _encoded(made: Sequence[Text], tokens: Any) -> Iterator[tuple[list[int], lis
             piece = next(pieces)
             ids += piece
             counts += [counted] * len(piece)
-        yield ids, counts
+        yield ids, counts, 0
 
 
 def _overlapping(text: Text, offsets: Iterable[tuple[int, int]]) -> Iterator[bool]:

@@ -297,7 +297,8 @@ def test_perplexity_is_of_the_mean_over_all_tokens(language: dict[str, Any]) -> 
         ),
         ({"optimizer": "lion"}, "space.optimizer: lion needs bitsandbytes: pip install bitsandbytes"),
         ({"quantize": "4bit"}, "space.quantize: expected lora_rank with it"),
-        ({"quantize": "4bit", "lora_rank": 2}, "space.quantize: expected a GPU, which bitsandbytes needs for 4bit"),
+        ({"quantize": "4bit", "lora_rank": 2}, "space.quantize: 4bit needs bitsandbytes: pip install bitsandbytes"),
+        ({"lora_merge": True, "quantize": "8bit", "lora_rank": 2}, "space.quantize: 8bit needs bitsandbytes"),
         ({"attention": "row"}, "space.attention: expected documents or rows, got 'row'. Did you mean 'rows'?"),
         (
             {"optimizer": "adamW"},

@@ -89,7 +89,8 @@ def write_rows(chosen: ChosenSettings, records: Records, folder: Path) -> None:
     corpus = corpus_of(setup)
     if folder.exists() and not (folder / "dataset_dict.json").exists():
         raise OutputError(f"{folder}: expected to write the trial's rows here, got something else of this name. Move it away.")
-    order = SampleStream(len(corpus.train.tokens), setup.seed).take(0, setup.samples_budget).index
+    weights = None if corpus.weights is None else np.asarray(corpus.weights)
+    order = SampleStream(len(corpus.train.tokens), setup.seed, weights).take(0, setup.samples_budget).index
     parts = {"train": (corpus.train, order), "validation": (corpus.validation, np.arange(len(corpus.validation.tokens)))}
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
