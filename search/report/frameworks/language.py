@@ -55,13 +55,13 @@ def trl(chosen: ChosenSettings) -> Exported:
         arguments=arguments,
         optimizer=torch_optimizer(chosen, chosen.even_settings) if known else optimizer,
         options=options,
-        rows=_rows(chosen),
+        rows=_rows(chosen, "trl"),
         has_tokenizer=options.get("tokenizer") != "bytes",
         dtype=_dtype(options),
         adapters=_adapters(options),
         quantized=options.get("quantize"),
     )
-    return replace(made, beside=partial(_write, chosen, whole_rows))
+    return replace(made, beside=partial(_write, chosen, "trl", whole_rows))
 
 
 def axolotl(chosen: ChosenSettings) -> Exported:
@@ -71,7 +71,7 @@ def axolotl(chosen: ChosenSettings) -> Exported:
         StudyFileError: the study does not train a language model.
     """
     options, chosen = _options(chosen, "axolotl"), replace(chosen, in_order=True)
-    rows, packs, devices = _rows(chosen), _packs(chosen), chosen.even.devices
+    rows, packs, devices = _rows(chosen, "axolotl"), _packs(chosen), chosen.even.devices
     notes = [*_yaml_notes(chosen, "Axolotl"), *_row_notes(options), *mean_notes(chosen, "Axolotl 0.19")]
     if packs and chosen.setup.samples_budget % chosen.even.effective_batch:
         notes.append("Axolotl leaves out the last, smaller step of packed rows")
@@ -109,10 +109,12 @@ def axolotl(chosen: ChosenSettings) -> Exported:
             **({"lora_modules_to_save": adapters["modules_to_save"]} if "modules_to_save" in adapters else {}),
             **{f"peft_{name}": True for name in ("use_dora", "use_rslora") if name in adapters},
         }
+        if chosen.setup.device == "cpu":  # its own kernels know CUDA alone
+            document |= {f"lora_{layers}_kernel": False for layers in ("mlp", "qkv", "o")}
     if options.get("quantize"):
         document[f"load_in_{options['quantize']}"] = True
     launch = "axolotl train config.yaml" + (f" --launcher torchrun -- --nproc_per_node={devices}" if devices > 1 else "")
-    return _yaml(chosen, document, notes, launch, documents if packs else lone_documents)
+    return _yaml(chosen, "axolotl", document, notes, launch, documents if packs else lone_documents)
 
 
 def llamafactory(chosen: ChosenSettings) -> Exported:
@@ -122,7 +124,7 @@ def llamafactory(chosen: ChosenSettings) -> Exported:
         StudyFileError: the study does not train a language model.
     """
     options, chosen = _options(chosen, "llamafactory"), replace(chosen, in_order=True)
-    packs = _packs(chosen)
+    rows, packs = _rows(chosen, "llamafactory"), _packs(chosen)
     notes = [*_yaml_notes(chosen, "LLaMA-Factory"), *_row_notes(options)]
     document: dict[str, Any] = {
         "model_name_or_path": str(options["model"]),
@@ -131,8 +133,8 @@ def llamafactory(chosen: ChosenSettings) -> Exported:
         "do_train": True,
         "finetuning_type": "full",
         "template": "empty",
-        "dataset": _rows(chosen),  # a name has to be there
-        "tokenized_path": _rows(chosen),
+        "dataset": rows,  # a name has to be there
+        "tokenized_path": rows,
         "disable_shuffling": True,  # the order of the rows
         "cutoff_len": _length(chosen),
         "neat_packing": packs,
@@ -159,7 +161,8 @@ def llamafactory(chosen: ChosenSettings) -> Exported:
         document |= {name: True for name in ("use_dora", "use_rslora") if name in adapters}
     if options.get("quantize"):
         document["quantization_bit"] = int(str(options["quantize"])[0])
-    return _yaml(chosen, document, notes, "llamafactory-cli train config.yaml", numbered_rows if packs else lone_documents)
+    records = numbered_rows if packs else lone_documents
+    return _yaml(chosen, "llamafactory", document, notes, "llamafactory-cli train config.yaml", records)
 
 
 def _arguments(chosen: ChosenSettings) -> dict[str, Any]:
@@ -249,13 +252,13 @@ def _adapters(options: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _rows(chosen: ChosenSettings) -> str:
-    """The folder of the trial's rows, beside the text."""
-    return f"rows-trial{chosen.trial}"
+def _rows(chosen: ChosenSettings, framework: str) -> str:
+    """The folder of the trial's rows, beside the text; each library has records of its own."""
+    return f"rows-trial{chosen.trial}-{framework}"
 
 
-def _write(chosen: ChosenSettings, records: Records, folder: Path) -> None:
-    write_rows(chosen, records, folder / _rows(chosen))
+def _write(chosen: ChosenSettings, framework: str, records: Records, folder: Path) -> None:
+    write_rows(chosen, records, folder / _rows(chosen, framework))
 
 
 def _row_notes(options: Mapping[str, Any]) -> Iterator[str]:
@@ -283,12 +286,15 @@ def _sgd_arguments(chosen: ChosenSettings) -> str:
     return f"momentum={keywords['momentum']},nesterov={keywords['nesterov']}"
 
 
-def _yaml(chosen: ChosenSettings, document: Mapping[str, Any], notes: list[str], launch: str, records: Records) -> Exported:
+def _yaml(
+    chosen: ChosenSettings, framework: str, document: Mapping[str, Any], notes: list[str], launch: str, records: Records
+) -> Exported:
     head = [f"bsearch study {chosen.study}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"]
-    head += [f"note: {note}" for note in notes] + [f"launch in the study's folder, with {_rows(chosen)} there: {launch}"]
+    head += [f"note: {note}" for note in notes]
+    head += [f"launch in the study's folder, with {_rows(chosen, framework)} there: {launch}"]
     comments = "\n".join(commented(line) for line in head)
     text = f"{comments}\n\n{yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)}"
-    return Exported(text, tuple(notes), partial(_write, chosen, records))
+    return Exported(text, tuple(notes), partial(_write, chosen, framework, records))
 
 
 __all__ = ["LANGUAGE", "axolotl", "llamafactory", "trl"]

@@ -129,8 +129,8 @@ def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, tmp_p
         assert exported.beside is not None
         exported.beside(tmp_path)
         exported.beside(tmp_path)  # written again, in their place
-        assert "rows-trial3" in exported.text
-        written = load_from_disk(str(tmp_path / "rows-trial3"))
+        assert f"rows-trial3-{framework}" in exported.text
+        written = load_from_disk(str(tmp_path / f"rows-trial3-{framework}"))
         ids = [token for one in written["train"] for token in one["input_ids"]]
         labels = [label for one in written["train"] for label in one["labels"]]
         filled = framework == "trl" or packing
@@ -150,10 +150,10 @@ def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, tmp_p
 
 def test_rows_replace_nothing_but_rows(tmp_path: Path) -> None:
     settings = language(tmp_path, {"tokenizer": "bytes"})
-    (tmp_path / "rows-trial3").mkdir()
-    (tmp_path / "rows-trial3" / "mine.txt").write_text("x")
+    (tmp_path / "rows-trial3-trl").mkdir()
+    (tmp_path / "rows-trial3-trl" / "mine.txt").write_text("x")
     exported = LANGUAGE["trl"](settings)
     assert exported.beside is not None
     with pytest.raises(OutputError, match="got something else of this name"):
         exported.beside(tmp_path)
-    assert (tmp_path / "rows-trial3" / "mine.txt").exists()
+    assert (tmp_path / "rows-trial3-trl" / "mine.txt").exists()
