@@ -66,5 +66,8 @@ def lines(seeds: int) -> Iterator[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
-    for line in lines(parser.parse_args().seeds):
+    seeds = parser.parse_args().seeds
+    if seeds < 2:
+        parser.error(f"--seeds: expected at least 2, whose standard deviation is shown, got {seeds}")
+    for line in lines(seeds):
         print(line, flush=True)
