@@ -232,8 +232,7 @@ class Zeus(Problem):
 
     Accuracy is 1 for a run that needs as few epochs as any run at any of the batch sizes, 1/2 for twice as many, 0 for one
     that never reaches the target; seconds are those of one epoch, so seconds / accuracy is proportional to the time to the
-    target. Curves carry no information: they are 0 until the end, so early stopping has nothing to learn from them, and even
-    `+halving` hardly stops any trial.
+    target. Curves carry no information: they are 0 until the end, so early stopping has nothing to learn from them.
     """
 
     lowest = 0.0

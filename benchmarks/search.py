@@ -8,7 +8,7 @@
 Printed is the share of the true front's hypervolume (log seconds against accuracy) reached by the true values of the complete
 trials, mean and standard error over seeds and problems: after 10, 25, 50, ... trials (3, 6 and 10 if at most 10), or with
 `--time` after the mean time of so many random trials. `known` is `front` with seconds known beforehand, as in a study; `/2`
-searches only powers of two, `/rate` the learning rate without a rule; `+stop` and `+halving` stop trials early, `+pause` pauses
+searches only powers of two, `/rate` the learning rate without a rule; `+stop` stops trials early, `+pause` pauses
 and resumes them at `--restart` mean trainings each, `+time` divides improvements by time; `:4` takes four suggestions from each
 fit of the models, with `--workers` trials at once. `--noise` is added to times (a share) and accuracies.
 """

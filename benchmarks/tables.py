@@ -65,7 +65,7 @@ TABLES: dict[str, dict[str, Any]] = {
         "training": {},
     },
 }
-# The same under wsd, evaluated at the end alone; as many samples of warm-up in all, as for trials with branches.
+# The same under wsd, evaluated at the end alone; as many samples of warm-up in all.
 for _name, _fixed in (("digits", {}), ("cifar", {"width": 8})):
     TABLES[f"{_name}-wsd"] = TABLES[_name] | {
         "settings": {name: values for name, values in TABLES[_name]["settings"].items() if name not in _fixed},

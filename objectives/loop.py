@@ -271,7 +271,7 @@ class Loop(TrainingSamples):
                 run = plans[self._number]
                 size = run.plan.effective_batch
                 fraction = (self._seen + size / 2) / setup.samples_budget
-                self.set_rates(fraction, run.growth)
+                self.set_rates(fraction)
                 step = self._step(run.plan, loader, fraction)
                 self._seen += size
                 if self._seen >= due:
@@ -364,10 +364,10 @@ class Loop(TrainingSamples):
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    def set_rates(self, fraction: float, growth: int = 1) -> None:
+    def set_rates(self, fraction: float) -> None:
         """Set every rate to the schedule's at a fraction of the budget."""
         training = self.setup.training
-        factor = rate_factor(self._schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
+        factor = rate_factor(self._schedule, training.warmup, fraction)
         for name, optimizer in self.optimizers.items():
             for group, rate in zip(optimizer.param_groups, self._peak_rates[name], strict=True):
                 group["lr"] = rate * factor

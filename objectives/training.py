@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import json
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,6 @@ from .parallel.fsdp2 import (
 )
 from .parallel.zero1 import ShardedOptimizer
 from .profiling.live_bytes import LiveBytes
-from .state.branches import forks, trained
 from .state.checkpoint import LEAVE, Checkpoint, random_state, save_state, set_random_state
 from .state.leaving import Leaving, asked_to_leave
 from .steps.gradient_cache import EmbeddingsOf, GradientCache
@@ -340,10 +338,10 @@ class TrainingRun(TrainingSamples):
         """Set the learning rate to zero from here on: steps take their usual time and leave the parameters unchanged."""
         self._peak_rates = [0.0] * len(self._peak_rates)
 
-    def set_rate(self, fraction: float, growth: int = 1) -> None:
-        """Set every group's learning rate to the schedule's, at a fraction of the budget, for a batch that has grown so far."""
+    def set_rate(self, fraction: float) -> None:
+        """Set every group's learning rate to the schedule's, at a fraction of the budget."""
         training = self.setup.training
-        factor = rate_factor(self.schedule, training.warmup, fraction) * self.setup.rate_growth(growth)
+        factor = rate_factor(self.schedule, training.warmup, fraction)
         for group, rate in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
             group["lr"] = rate * factor
 
@@ -397,13 +395,12 @@ class TrainingRun(TrainingSamples):
         return evaluation.values(self.ranks.all_gathered)
 
     def measurements(self) -> Iterator[Measurement]:
-        """Train for the whole budget, with its branches; evaluate at equal fractions of it and at its end.
+        """Train for the whole budget; evaluate at equal fractions of it and at its end.
 
         Where an earlier attempt left a checkpoint, its measurements are yielded again and training resumes from it.
         """
         setup = self.setup
-        steps = [run for run in setup.steps() for _ in range(run.count)]
-        plans = [run.plan for run in steps]
+        plans = [run.plan for run in setup.steps() for _ in range(run.count)]
         clock = StepClock(self, counts_memory=len(plans) >= 4 * COUNTED_STEPS)
         facts: dict[str, Parameter] = self.facts(len(plans))
         checkpoint = Checkpoint.of(setup)
@@ -413,7 +410,6 @@ class TrainingRun(TrainingSamples):
             facts["resumed_at"] = seen
         loader = self.loader(plans[done:], seen)
         points = (point for point in evaluation_points(setup.samples_budget, setup.training.evaluations) if point > seen)
-        branching, ended = forks(setup, plans), since.branches
 
         self.modes.train(self.model)
         due, loss_steps = next(points), since.steps
@@ -426,17 +422,15 @@ class TrainingRun(TrainingSamples):
             else:
                 self.noise.active = False
             fraction = (seen + size / 2) / setup.samples_budget
-            self.train_step(plan, loader, fraction, clock, loss_sum, steps[number - 1].growth)
+            self.train_step(plan, loader, fraction, clock, loss_sum)
             seen += size
             loss_steps += 1
             # Reading the loss synchronises with the GPU, so it is read at steps 1, 2, 4, 8, ... and every 64th.
             diverged = (number & (number - 1) == 0 or number % 64 == 0) and not math.isfinite(float(loss_sum))
-            if number in branching and not diverged and math.isfinite(float(loss_sum)):
-                ended += [trained(self, branch, number, clock) for branch in branching[number]]
             if seen < due and not diverged:
                 if due_now := checkpoint.wanted(number, self.ranks):
                     until_now = clock.fork()
-                    since = _SinceEvaluation(float(loss_sum), loss_steps, ended)
+                    since = _SinceEvaluation(float(loss_sum), loss_steps)
                     if math.isfinite(since.loss_sum):
                         self._save(checkpoint, number, seen, until_now, since)
                     if due_now == LEAVE:
@@ -463,9 +457,7 @@ class TrainingRun(TrainingSamples):
                 scores=scores,
                 train_loss=train_loss,
                 facts={**facts, **self.noise.facts(), **checkpoint.facts()},
-                branches=tuple(ended),
             )
-            ended = []
             checkpoint.add(measurement)
             leaves = self.ranks.max_over_ranks(float(asked_to_leave() and not self.ranks.rank)) > 0
             if math.isfinite(train_loss) and seen < setup.samples_budget:
@@ -563,16 +555,14 @@ class TrainingRun(TrainingSamples):
             set_random_state(states[self.ranks.rank], self.device)
         return steps, seen, _SinceEvaluation.from_dict(state["since_evaluation"])
 
-    def train_step(
-        self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: LossSum, growth: int = 1
-    ) -> None:
+    def train_step(self, plan: BatchPlan, loader: Iterator[Any], fraction: float, clock: StepClock, loss_sum: LossSum) -> None:
         """One planned step at a fraction of the budget, the same in trials and in step-time profiles.
 
         Args:
             loss_sum: the step's mean loss is added to it.
         """
         with clock.step(plan.effective_batch):
-            self.set_rate(fraction, growth)
+            self.set_rate(fraction)
             loss_sum += self.step(self.micro_batches(plan, loader), plan.effective_batch)
 
     def loader(self, plans: Iterable[BatchPlan], position: int = 0) -> Iterator[Any]:
@@ -652,23 +642,17 @@ class TrainingRun(TrainingSamples):
 
 @dataclass
 class _SinceEvaluation:
-    """What a training has summed up since its last evaluation: the losses of steps, and branches that ended."""
+    """What a training has summed up since its last evaluation: the losses of steps."""
 
     loss_sum: float = 0.0
     steps: int = 0
-    branches: list[Measurement] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "loss_sum": self.loss_sum,
-            "steps": self.steps,
-            "branches": json.dumps([one.to_dict() for one in self.branches]),
-        }
+        return {"loss_sum": self.loss_sum, "steps": self.steps}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> _SinceEvaluation:
-        branches = [Measurement.from_dict(one) for one in json.loads(values["branches"])]
-        return cls(values["loss_sum"], values["steps"], branches)
+        return cls(values["loss_sum"], values["steps"])
 
 
 class _LossOf(nn.Module):

@@ -172,5 +172,5 @@ def _check_end(last: Measurement | None, setup: TrialSetup, name: str) -> None:
 
 def _out_of_memory(error: BaseException, setup: TrialSetup) -> Outcome:
     """`micro_batch` is the size that did not fit, or None if evaluation ran out of memory."""
-    failed = None if isinstance(error, EvaluationMemoryError) else setup.largest_run_micro_batch
+    failed = None if isinstance(error, EvaluationMemoryError) else setup.plan.largest_micro_batch
     return Outcome("out_of_memory", str(error).splitlines()[0], micro_batch=failed)

@@ -238,8 +238,6 @@ RULES_FOR_ADAM = frozenset({"adam_sde"})
 # Rules that scale AdamW's weight decay: decoupled from the gradient and multiplied by the rate.
 RULES_FOR_DECAY = frozenset({"adamw_tau"})
 RULES_WITH_NOISE_BATCH = frozenset({"saturating", "surge"})
-# Rules that say how the rate follows a batch that grows in the course of a training.
-GROWTH_RULES = ("linear", "sqrt")
 # Lion's own, Chen et al. 2023, arXiv 2302.06675: its second is not a half-life of squares, so Adam's is no measure for it.
 LION_BETAS = (0.9, 0.99)
 # Exponents of the rules that are a power of kappa.

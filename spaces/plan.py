@@ -7,8 +7,7 @@ is requested, it is the smallest that fits.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -176,24 +175,18 @@ def accumulation_limits(embedding: Embedding, *, couples_samples: bool) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Consecutive steps with the same plan, whose batch is `growth` times the training's first, a remainder aside."""
+    """Consecutive steps with the same plan."""
 
     count: int
     plan: BatchPlan
-    growth: int = 1
 
 
-def step_plans(
-    plan: BatchPlan, samples_budget: int, *, stages: Iterable[tuple[float, int]] = (), **limits: Any
-) -> tuple[Steps, ...]:
+def step_plans(plan: BatchPlan, samples_budget: int, **limits: Any) -> tuple[Steps, ...]:
     """The steps of a whole training in order; their samples sum to `samples_budget` exactly.
 
     Workers run exactly these steps, and the step-time law predicts their time.
 
     Args:
-        stages: where the batch grows, as from `batch_stages`: the first step that begins at such a fraction of the budget or
-            later is the first with the larger batch, in at least as many micro-batches. Stages without room for a step are left
-            out.
         limits: `largest_micro_batch`, `smallest_micro_batch`, `every_micro_batch`, `activation_checkpointing` and the least
             and most accumulation, as for `plan_batch`.
 
@@ -203,21 +196,12 @@ def step_plans(
     >>> [(steps.count, steps.plan.effective_batch) for steps in step_plans(BatchPlan(4), 10, largest_micro_batch=4)]
     [(2, 4), (1, 2)]
     """
-    runs, left, growth, now = [], samples_budget, 1, plan
-    for begin, factor in stages:
-        larger = factor * plan.effective_batch
-        count = max(-(-(math.ceil(begin * samples_budget) - samples_budget + left) // now.effective_batch), 0)
-        if left - count * now.effective_batch < larger:
-            break
-        runs.append(Steps(count, now, growth))
-        left -= count * now.effective_batch
-        growth, now = factor, plan_batch(larger, devices=plan.devices, accumulation=plan.accumulation, **limits)
-    batch = now.effective_batch
+    batch = plan.effective_batch
     # All steps but the last two are the same, and there may be millions of them.
-    same = max(left // batch - 1, 0)
-    sizes = list(step_sizes(left - same * batch, batch, devices=plan.devices, **limits))
-    runs.append(Steps(same + sum(size == batch for size in sizes), now, growth))
-    runs += [Steps(1, plan_batch(size, devices=plan.devices, **limits), growth) for size in sizes if size != batch]
+    same = max(samples_budget // batch - 1, 0)
+    sizes = list(step_sizes(samples_budget - same * batch, batch, devices=plan.devices, **limits))
+    runs = [Steps(same + sum(size == batch for size in sizes), plan)]
+    runs += [Steps(1, plan_batch(size, devices=plan.devices, **limits)) for size in sizes if size != batch]
     return tuple(run for run in runs if run.count)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -22,10 +21,9 @@ from .learning_rate import (
     scaled_settings,
     with_beta2_half_life,
 )
-from .plan import ActivationCheckpointing, BatchPlan, Embedding, Steps, accumulation_limits, plan_batch, step_plans
+from .plan import ActivationCheckpointing, BatchPlan, Embedding, accumulation_limits, plan_batch, step_plans
 from .readable import readable_bytes
 from .readable import seconds as readable_seconds
-from .schedule import batch_stages
 from .study.spec import StudySpec
 from .study.training import BETAS, RECIPE, Training
 from .trial import Suggestion, TrialSetup, taken_per_second
@@ -49,11 +47,7 @@ def trial_setup(
     limits = plan_limits(spec, profile.under(plan), devices, effective_batch)
     samples_budget = _samples_budget(profile, epochs, effective_batch)
     training = training_of(spec, values, seed=suggestion.notes.get("seed", spec.training.seed))
-    if spec.training.branches:
-        # As many samples of warm-up in every trial, or a branch would not be the shorter trial.
-        fewest = _samples(profile, bounds(spec.space.epochs)[0])
-        training = training.model_copy(update={"warmup": training.warmup * fewest / samples_budget})
-    _check_growth(profile, step_plans(plan, samples_budget, stages=_stages(training), **limits))
+    step_plans(plan, samples_budget, **limits)  # refuses a remainder without a plan
     rule, reference_rate = str(values["rule"]), float(values["reference_rate"])
     optimizer = optimizer_settings(spec, effective_batch, epochs, values)
     for own in ("rule", "reference_rate", "weight_decay", "exponent", "noise_batch", "timescale_exponent", *RECIPE):
@@ -82,18 +76,7 @@ def trial_setup(
         smallest_micro_batch=limits["smallest_micro_batch"],
         couples_samples=profile.couples_samples,
         embedding=profile.under(plan).embedding,
-        # One that repeats another's setting is for that setting alone.
-        branches=() if "repeats" in suggestion.notes else _branches(spec, profile, epochs, effective_batch),
     )
-
-
-def _branches(spec: StudySpec, profile: DeviceProfile, epochs: float, effective_batch: int) -> tuple[tuple[float, int], ...]:
-    """Epochs and samples of a training's branches, most first."""
-    found = []
-    with suppress(InfeasiblePlanError):  # of less than one step
-        for fewer in spec.shorter_epochs(epochs):
-            found.append((fewer, _samples_budget(profile, fewer, effective_batch)))
-    return tuple(found)
 
 
 def training_of(spec: StudySpec, values: Mapping[str, Any], **changes: Any) -> Training:
@@ -297,35 +280,13 @@ def plan_limits(spec: StudySpec, profile: DeviceProfile, devices: int, effective
 def known_train_s(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     """Predicted seconds of training, without evaluation; None if steps were not timed."""
     law = profile.under(setup.plan).step_time(setup.plan.devices)
-    return None if law is None else law.train_s(setup.plan, setup.samples_budget, stages=setup.stages, **setup.limits)
+    return None if law is None else law.train_s(setup.plan, setup.samples_budget, **setup.limits)
 
 
 def known_watts(profile: DeviceProfile, setup: TrialSetup) -> float | None:
     """Predicted power of all of a trial's devices while they train; None if it was not measured."""
     law = profile.under(setup.plan).step_time(setup.plan.devices)
-    return None if law is None else law.mean_watts(setup.plan, setup.samples_budget, stages=setup.stages, **setup.limits)
-
-
-def _check_growth(profile: DeviceProfile, runs: Iterable[Steps]) -> None:
-    """Raise where a batch that grows needs more micro-batches and BatchNorm, whose momentum is set for one number, forbids it.
-
-    Raises:
-        InfeasiblePlanError: so it is.
-    """
-    runs = list(runs)
-    first = runs[0].plan.effective_batch
-    # A remainder has its own, as without growth.
-    counts = {run.plan.accumulation for run in runs if run.plan.effective_batch == run.growth * first}
-    if profile.batch_statistics and runs[-1].growth > 1 and len(counts) > 1:
-        raise InfeasiblePlanError(
-            f"batch_schedule seesaw: expected as many micro-batches in every stage, since the model has BatchNorm; got "
-            f"{min(counts)} to {max(counts)}",
-            violation=max(counts) / min(counts) - 1,
-        )
-
-
-def _stages(training: Training) -> tuple[tuple[float, int], ...]:
-    return batch_stages(training.batch_schedule, training.schedule, training.warmup)
+    return None if law is None else law.watts(setup.plan)
 
 
 def known_taken(
@@ -344,13 +305,11 @@ def known_taken(
     speeds = spec.objectives.speeds
     if "energy_j" in speeds and any(law.power is None for one in profiles.values() for law in one.all_step_times):
         return None
-    fixed, costly, grows = spec.fixed(), _costly(spec), spec.grows_batches
+    fixed, costly = spec.fixed(), _costly(spec)
     depends_on = ["effective_batch", "accumulation", "devices", "epochs"]
     # No other rule is undefined for a batch.
     if may_be_undefined := not RULES_FOR_ADAM.isdisjoint(values_of(spec.space.rule)):
         depends_on += ["rule", *BETAS]
-    if grows:
-        depends_on += ["batch_schedule", "schedule", "warmup"]
     names = (*costly, *depends_on)
     defaults = [fixed.get(name) for name in names]
     cached: dict[Any, tuple[float, ...]] = {}
@@ -373,11 +332,7 @@ def known_taken(
             samples_budget = _samples_budget(profile, epochs, effective_batch)
             if law is None:
                 return math.nan, None
-            stages = _stages(training_of(spec, values)) if grows else ()
-            if stages:
-                _check_growth(profile, step_plans(batch_plan, samples_budget, stages=stages, **limits))
-            train_s = law.train_s(batch_plan, samples_budget, stages=stages, **limits)
-            return train_s, law.mean_watts(batch_plan, samples_budget, stages=stages, **limits)
+            return law.train_s(batch_plan, samples_budget, **limits), law.watts(batch_plan)
         except InfeasiblePlanError:
             return math.nan, None
 
@@ -398,8 +353,6 @@ def known_taken(
 _NO_COST = {
     "schedule",
     "warmup",
-    "branches",
-    "batch_schedule",
     "beta2_scaling",
     "ema_scaling",
     "evaluations",
@@ -623,12 +576,6 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
             faults.append(Fault("devices.per_trial", message.format(max(spec.devices.counts))))
         if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
             faults.append(Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}")))
-    if spec.grows_batches and profile.validation_set is None:
-        message = "expected constant for a training loop, which chooses its steps itself; got seesaw. Remove it."
-        faults.append(Fault(spec.place_of("batch_schedule"), message))
-    if spec.training.branches and profile.validation_set is None:
-        message = "expected false for a training loop, which cannot be left and taken up again; got true. Remove it."
-        faults.append(Fault("training.branches", message))
     energy = [name for name in ("speed", "also") if getattr(spec.objectives, name) == "energy_j"]
     if energy and not profile.step_times:
         if not (profile.unused_parameters or profile.other_costs):  # refused for those

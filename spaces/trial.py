@@ -14,10 +14,9 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from .errors import TaskError
-from .learning_rate import RULE_EXPONENTS, OptimizerSettings, average_decay
+from .learning_rate import OptimizerSettings, average_decay
 from .plan import ActivationCheckpointing, BatchPlan, Embedding, Sharding, Steps, accumulation_limits, step_plans
 from .readable import joules, number, seconds
-from .schedule import batch_stages
 from .study.goals import Speed
 from .study.training import Training
 
@@ -63,7 +62,6 @@ class TrialSetup:
         sharding: what its devices share out.
         folder: the study file's; relative paths in the task are resolved against it.
         model_folder: where `bsearch train` wants the trained model; None in a study's trials.
-        branches: epochs and samples of shorter trainings, whose results this one gives as well, most first.
         parameters: the task's parameters by name.
     """
 
@@ -94,7 +92,6 @@ class TrialSetup:
     pauses_at: float | None = None  # share of training from which on it may be paused: a checkpoint is written there
     counts_energy: bool = False  # read the devices' own counters of energy
     model_folder: str | None = None
-    branches: tuple[tuple[float, int], ...] = ()
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     @property
@@ -113,37 +110,13 @@ class TrialSetup:
             **accumulation_limits(self.embedding, couples_samples=self.couples_samples),
         }
 
-    @property
-    def stages(self) -> tuple[tuple[float, int], ...]:
-        """Where the batch grows: pairs of (fraction of the budget, factor over the first batch)."""
-        training = self.training
-        return batch_stages(training.batch_schedule, training.schedule, training.warmup)
-
-    def branch(self, epochs: float, samples_budget: int) -> TrialSetup:
-        """The setup of a shorter training, with as many samples of warm-up."""
-        warmup = self.training.warmup * self.samples_budget / samples_budget
-        training = self.training.model_copy(update={"warmup": warmup})
-        return replace(self, epochs=epochs, samples_budget=samples_budget, training=training, branches=())
-
     def steps(self) -> tuple[Steps, ...]:
         """All steps of the training.
 
         Raises:
             InfeasiblePlanError: some have no plan.
         """
-        return step_plans(self.plan, self.samples_budget, stages=self.stages, **self.limits)
-
-    @property
-    def largest_run_micro_batch(self) -> int:
-        """The largest micro-batch of any step: with a batch that grows, one of its last stage."""
-        return max(run.plan.largest_micro_batch for run in self.steps()) if self.stages else self.plan.largest_micro_batch
-
-    def rate_growth(self, growth: int) -> float:
-        """The factor over the schedule's rate where the batch is `growth` times the first: what the rule says of such a batch.
-
-        Where the schedule is at 1/2 and the batch doubles, `linear` returns the rate to its peak, `sqrt` to 1/sqrt(2) of it.
-        """
-        return float(growth ** RULE_EXPONENTS.get(self.rule, 0.0))
+        return step_plans(self.plan, self.samples_budget, **self.limits)
 
     def ema_decay(self, samples: int) -> float:
         """What the average of weights keeps of itself in a step of so many samples; `training.ema` is not None."""
@@ -203,7 +176,6 @@ class TrialSetup:
                 "plan": BatchPlan(**values["plan"]),
                 "optimizer": OptimizerSettings(**optimizer),
                 "training": Training.model_validate(values["training"]),
-                "branches": tuple(map(tuple, values.get("branches", ()))),
                 "parameters": MappingProxyType(dict(values["parameters"])),
             }
         )
@@ -225,7 +197,6 @@ class Measurement:
         scores: other metrics by name.
         train_loss: mean training loss since the last measurement.
         facts: properties of the run (peak bytes, ghost batch size, ...), numbers or strings.
-        branches: the ends of shorter trainings that branched off since the last measurement.
     """
 
     samples_seen: int
@@ -234,7 +205,6 @@ class Measurement:
     scores: Mapping[str, float] = field(default_factory=dict)
     train_loss: float | None = None
     facts: Mapping[str, Parameter] = field(default_factory=dict)
-    branches: tuple[Measurement, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("samples_seen", "elapsed_s"):
@@ -270,7 +240,7 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**{**values, "branches": tuple(map(cls.from_dict, values.get("branches", ())))})
+        return cls(**values)
 
 
 OutcomeKind = Literal["complete", "stopped", "paused", "diverged", "out_of_memory", "infeasible", "interrupted", "error"]
@@ -323,8 +293,6 @@ class TrialFacts:
         baseline: its index in the study's `baseline:`.
         repeats: the trial whose setting this one repeats.
         continues, continued_by, began_as: links between trials that continue one experiment after interruptions.
-        branch_of, branched_at: the trial that it is a branch of, and the samples after which it left it.
-        budget_share: what it counts towards `budget.trials` if not 1.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
         paused: it was left off there, and waits to be resumed.
@@ -378,9 +346,6 @@ class TrialFacts:
     continues: int | None = None
     continued_by: int | None = None
     began_as: int | None = None
-    branch_of: int | None = None
-    branched_at: int | None = None
-    budget_share: float | None = None
     stopped_fraction: float | None = None
     stopped_accuracy: float | None = None
     rung_fraction: float | None = None
@@ -502,11 +467,10 @@ class TrialRecord:
 
     @property
     def counts(self) -> float:
-        """What it counts towards `budget.trials`: 1, its share of the budget or of its training until it was paused, or 0."""
+        """What it counts towards `budget.trials`: 1, the share of its training until it was paused, or 0."""
         if self.outcome in ("paused", "running"):
             return self.facts.rung_fraction or 0.0
-        share = self.facts.budget_share
-        return float(self.outcome in COUNTED) * (1.0 if share is None else share)
+        return float(self.outcome in COUNTED)
 
     @property
     def has_ended(self) -> bool:

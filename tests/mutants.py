@@ -38,19 +38,17 @@ from parso.tree import search_ancestor
 ROOT = Path(__file__).parent.parent
 QUICK = "not (slow or ray or packaging or cluster or browser or frameworks or docs or long or faults)"
 # The tests that speak about each module; its docstrings' examples run too.
-GROWTH, RECORDS = "tests/spaces/test_growth.py::test_", "tests/search/store/test_records.py::test_"
+RECORDS = "tests/search/store/test_records.py::test_"
 MODULES = {
-    "spaces/plan.py": f"tests/spaces/test_plan.py {GROWTH}steps_hold_the_budget_exactly_and_grow_in_time "
-    f"{GROWTH}stages_have_at_least_the_micro_batches_of_the_first_and_memory_is_that_of_the_largest",
+    "spaces/plan.py": "tests/spaces/test_plan.py",
     "spaces/domain.py": "tests/spaces/test_domain.py tests/spaces/test_study_file.py tests/spaces/test_recipe.py",
     "spaces/learning_rate.py": "tests/spaces/test_learning_rate.py",
     "spaces/storage.py": "tests/spaces/test_storage.py",
     "objectives/data/batches.py": "tests/objectives/test_batches.py tests/objectives/test_sample_weights.py "
     "tests/objectives/test_modes.py",
     "objectives/training.py": "tests/objectives/test_training.py tests/objectives/test_units.py "
-    "tests/objectives/test_noise_scale.py tests/objectives/test_checkpoint.py tests/objectives/test_branches.py "
-    "tests/objectives/test_whole_run.py tests/objectives/test_evaluation.py "
-    f"{GROWTH}rates_are_the_schedules_times_what_the_rule_says_of_the_larger_batch",
+    "tests/objectives/test_noise_scale.py tests/objectives/test_checkpoint.py "
+    "tests/objectives/test_whole_run.py tests/objectives/test_evaluation.py",
     "search/analysis/pareto.py": "tests/search/analysis/test_pareto.py "
     "tests/search/analysis/test_confirm.py::test_a_lucky_run_loses_its_place",
     "search/store/lock.py": f"{RECORDS}one_driver_holds_a_study "

@@ -197,61 +197,6 @@ class StudyContract(Studies):
         more = go("known_by_its_rate", space=space, training=training, budget={"trials": 30}, sampler="qmc")
         assert sum(record.counts for record in more.study.records) == 30
 
-    def test_branches_are_trials_too(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
-        changes: dict[str, Any] = {
-            "space": {
-                "effective_batch": {"low": 16, "high": 64},
-                "reference_rate": {"low": 0.01, "high": 1, "at_batch": 32},
-                "epochs": {"low": 0.5, "high": 4.0, "log": True},
-            },
-            "training": {"evaluations": 4, "schedule": "wsd", "branches": True},
-            "baseline": [{"effective_batch": 32, "reference_rate": 0.1, "epochs": 4.0}],
-            "budget": {"trials": 3},
-            "stopping": "none",
-            "cluster": {"checkpoint_every_s": 0},
-        }
-
-        ctrl_c_once = once(lambda: signal.raise_signal(signal.SIGINT))
-
-        def interrupt(event: Event) -> None:
-            if event.record is not None and event.record.facts.branch_of is not None:
-                ctrl_c_once()
-
-        assert go("Points", notify=interrupt, **changes).interrupted
-        result = go("Points", **changes)
-        trials = [trial for trial in kept().trials if trial.state.name == "COMPLETE"]
-        branches: dict[int, list[float]] = {}
-        for trial in trials:
-            if (trunk := trial.user_attrs.get("branch_of")) is not None:
-                branches.setdefault(trunk, []).append(trial.params["epochs"])
-        # Each training has all of its branches once, whatever attempt reported them.
-        for trial in trials:
-            facts, epochs = trial.user_attrs, trial.params["epochs"]
-            if "branch_of" not in facts:
-                expected = [epochs / 2**halvings for halvings in (1, 2, 3) if epochs / 2**halvings >= 0.5]
-                assert sorted(branches.pop(facts.get("began_as", trial.number), []), reverse=True) == expected
-                assert facts["budget_share"] == epochs / 4
-            else:
-                most = 0.2 * facts["samples_budget"] + trial.params["effective_batch"]  # samples of its own
-                assert 0 < facts["budget_share"] <= most / 1600
-        assert not branches
-        assert trials[0].params["epochs"] < 4  # the user's own setting came first, and a branch ends before it
-        assert 3 <= counted(result.study.records) < 4
-        records = Records(f"sqlite:///{kept_path(kept())}")
-        for trial in trials:
-            (*_, attempt) = records.attempts("small", trial.number)
-            assert attempt["outcome"] == "complete"
-            assert attempt["setup"]["epochs"] == trial.params["epochs"]
-            assert records.curves("small")[trial.number][-1] == (trial.user_attrs["samples_budget"], trial.values[1])
-        # Their result is that of the same setting trained alone.
-        one = next(trial for trial in trials if "branch_of" in trial.user_attrs)
-        alone = changes | {
-            "study": "alone",
-            "baseline": [{name: one.params[name] for name in ("effective_batch", "reference_rate", "epochs")}],
-            "budget": {"trials": 1},
-        }
-        assert next(record for record in go("Points", **alone).study.records if record.is_baseline).accuracy == one.values[1]
-
     def test_trials_are_paused_and_resumed_or_given_up(self, go: Run, kept: Callable[[], optuna.Study], tmp_path: Path) -> None:
         changes: dict[str, Any] = {
             "space": {

@@ -37,7 +37,21 @@ class Mine(Task):
         return Data(points, points)
     def model(self, setup): return nn.Linear(2, 2)
 """
-COMMANDS = ["run", "check", "profile", "bench", "retime", "plan", "show", "export", "rules", "schema", "init", "dashboard"]
+COMMANDS = [
+    "run",
+    "check",
+    "profile",
+    "bench",
+    "retime",
+    "plan",
+    "port",
+    "show",
+    "export",
+    "rules",
+    "schema",
+    "init",
+    "dashboard",
+]
 COMMANDS += ["submit", "jobs", "report", "train", "track", "fit-batch", "scale-up"]
 COMMANDS += ["doctor", "verify", "completion"]
 JOBS = ["jobs list", "jobs status", "jobs logs", "jobs stop"]

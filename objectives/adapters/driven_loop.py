@@ -128,9 +128,6 @@ class DrivenLoop:
             raise TaskError(
                 f"training.precision: expected fp32 or bf16, because {self.where} supports fp16 on GPUs only; got fp16"
             )
-        if training.batch_schedule != "constant":
-            got = training.batch_schedule
-            raise TaskError(f"training.batch_schedule: expected constant, because {self.where} supports no other; got {got}")
         if training.ema is not None:
             raise TaskError(
                 f"training.ema: expected null, because {self.where} evaluates and saves its own model; got {training.ema:g}. "

@@ -285,7 +285,7 @@ class TrainingStream:
     """A trial's training data where they are a stream.
 
     Args:
-        keeps_states: whether the stream's own states are taken, for a checkpoint or a branch.
+        keeps_states: whether the stream's own states are taken, for a checkpoint.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class TrainingSamples:
         self._counted = 0, 0  # samples of the stream whose units were counted, and these
         if is_stream(train):
             collate = data.train_collate or data.collate
-            keeps_states = setup.checkpoint is not None or bool(setup.branches)
+            keeps_states = setup.checkpoint is not None
             self.live = TrainingStream(train, data.training_set, setup.seed, collate, keeps_states)
             train = self.live.first  # all that can be fetched by index
             self.stream = InOrder(len(train), setup.seed)

@@ -1,1 +1,1 @@
-"""The state of a training: saved, taken up again, and left for a while by a branch."""
+"""The state of a training: saved, and taken up again."""

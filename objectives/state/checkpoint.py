@@ -63,7 +63,6 @@ _ATTEMPT_FIELDS = {
     "sharding",
     "folder",
     "model_folder",
-    "branches",
 }
 
 

@@ -10,10 +10,7 @@ from typing import Any
 from ...spaces.domain import Choices, Fixed, bounds, values_of
 from ...spaces.errors import InfeasiblePlanError
 from ...spaces.laws.device import DeviceProfile
-from ...spaces.laws.step_time import doubt
-from ...spaces.learning_rate import GROWTH_RULES
 from ...spaces.planning import CostKey, micro_batch_cap, plan_limits, planned
-from ...spaces.schedule import batch_stages
 from ...spaces.study.spec import StudySpec
 from ..run.eta import ClockFactors
 
@@ -38,7 +35,7 @@ class Forecast:
     Args:
         study_s: of all trials with their evaluations, over those that run side by side; and of what is around them, where an
             earlier study told.
-        trials: to train; with branches more than the budget's, which counts samples.
+        trials: to train.
         overhead_s: around a trial's training, in that study: its start, evaluations, checkpoints; None where there was none.
         slowdown: time of training by the clock over known time, in that study.
         span: slowest over fastest.
@@ -117,7 +114,7 @@ def forecast(
     # Searched on log scales, so the geometric mean is the middle one.
     middle_epochs = math.sqrt(epochs[0] * epochs[1])
     middle = math.exp(sum(map(math.log, epoch_s)) / len(epoch_s)) * middle_epochs
-    trials = max(1, round(spec.budget.trials / spec.budget_share(middle_epochs)))
+    trials = spec.budget.trials
     trial_s = middle + evaluation_s if factors is None else middle * factors.slowdown + factors.overhead_s
     study_s = trials * trial_s / slots
     price, counts = spec.devices.price_of(profile.device, profile.kind), spec.devices.counts
@@ -139,35 +136,6 @@ def forecast(
 
 # Where fewer trainings than this fit in the time, pausing found more than not pausing (docs/decisions/0035).
 _FEW = 12
-# Share of the training time from which a growing batch is worth comparing.
-_WORTH_GROWING = 0.1
-
-
-def growth_savings(spec: StudySpec, profile: DeviceProfile) -> dict[int, float]:
-    """Share of the training time that a growing batch would save, by first batch, where it is beyond the law's doubt.
-
-    Nothing where the study's rules or schedules do not say how such a training goes on, or where it searches this already.
-    """
-    schedules = spec.recipe_values("schedule")
-    if spec.grows_batches or "constant" in schedules or not set(values_of(spec.space.rule)) <= set(GROWTH_RULES):
-        return {}
-    devices = spec.devices.counts[0]
-    epochs = math.sqrt(math.prod(bounds(spec.space.epochs)))
-    samples = round(epochs * (profile.training_set or 0))
-    stages = batch_stages("seesaw", schedules[0], spec.training.warmup)
-    savings: dict[int, float] = {}
-    for batch in sample_batches(spec):
-        try:
-            plan = planned(spec, profile, batch, devices)
-            one = profile.under(plan)
-            if (law := one.step_time(devices)) is None or batch > samples:
-                continue
-            limits = plan_limits(spec, one, devices, batch)
-            saving = 1 - law.train_s(plan, samples, stages=stages, **limits) / law.train_s(plan, samples, **limits)
-        except InfeasiblePlanError:
-            continue
-        savings[batch] = saving if saving > doubt(law) else 0.0
-    return savings
 
 
 def _advice(
@@ -209,15 +177,6 @@ def _advice(
     searched = len(spec.searched())
     if trials < 5 * searched:
         advice.append(f"{trials} trials are few for {searched} searched parameters; aim for about {10 * searched}")
-    savings = growth_savings(spec, profile)
-    # A training loop, whose validation data are not known, chooses its steps itself.
-    if savings and profile.validation_set is not None and max(savings.values()) > _WORTH_GROWING:
-        low, high = min(savings), max(savings)
-        advice.append(
-            f"`batch_schedule: seesaw` would save {savings[low]:.0%} of the training time at a batch of {low} and "
-            f"{max(savings[high], 0):.0%} at {high}, by the step-time law; to see its effect on "
-            f"{spec.objectives.metric.name}, search both: `batch_schedule: [constant, seesaw]` in `space`"
-        )
     if profile.batch_statistics and (micro_batch_cap(spec, profile) or spec.space.accumulation is not None):
         advice.append(
             "the model has BatchNorm, which sees the micro-batch and not the whole batch: accumulation changes what is learned"

@@ -29,8 +29,6 @@ class Attempt:
     setup: TrialSetup
     kind: str
     known_s: float | None  # of the whole training, by the law that times the study
-    counts: float  # towards the budget, once it has ended
-    of_branches: float = 0.0  # what its branches counted
     host: str = ""  # the machine it runs on
     started_s: float = field(default_factory=time.monotonic)
     held_since: float | None = None  # when it got its devices
@@ -132,9 +130,6 @@ def result_of(
         # A user's own loop may have seen a few samples more or less, and a diverged trial far fewer.
         measured_s = last.elapsed_s * setup.samples_budget / last.samples_seen
         train_s = measured_s if known_s is None else known_s
-        # Where the batch grows, the rest of a stopped training takes less time a sample than its beginning.
-        extrapolates = not setup.stages or last.samples_seen >= setup.samples_budget
-        expected_s = expected_s if extrapolates else None
         error = measured_s / expected_s - 1 if expected_s else None
         reported = TrialFacts.of(last.facts)
         waited_s = None if reported.waited_s is None else reported.waited_s * setup.samples_budget / last.samples_seen
@@ -143,11 +138,11 @@ def result_of(
             others_share=others_share,
             train_s=train_s,
             device_s=train_s * attempt.devices,
-            measured_train_s=measured_s if extrapolates else None,
+            measured_train_s=measured_s,
             measured_energy_j=(
-                reported.measured_energy_j * setup.samples_budget / last.samples_seen
-                if extrapolates and reported.measured_energy_j is not None
-                else None
+                None
+                if reported.measured_energy_j is None
+                else reported.measured_energy_j * setup.samples_budget / last.samples_seen
             ),
             train_s_source="measured" if known_s is None else "known",
             samples_per_s=last.samples_seen / last.elapsed_s if last.elapsed_s else None,

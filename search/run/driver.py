@@ -247,7 +247,6 @@ def _drive(
                 writes=writes,
                 by_time=spec.is_limited_by_time,
                 pauses=spec.stopping.kind == "pause",
-                branches=spec.training.branches,
             )
             # Another driver may have added to it before we held the lock.
             driven_s = next(row.driver_s for row in records.studies(spec.study) if row.name == name)

@@ -167,7 +167,7 @@ class StudyRun:
                 return "wait" if self._running else None
         for _ in range(INFEASIBLE_IN_A_ROW):
             running = self._running.items()
-            to_train = sum(one.counts - self._shares.get(number, 0.0) for number, one in running)
+            to_train = sum(1.0 - self._shares.get(number, 0.0) for number, one in running)
             room = self.spec.budget.trials - self.counted - to_train
             if room <= 0:
                 return "wait" if self._running else None
@@ -191,9 +191,8 @@ class StudyRun:
                 self._shares[suggestion.number] = suggestion.notes["rung_fraction"]
             if suggestion.resumes_from:
                 setup = self._resumed(setup)
-            counts = self.spec.budget_share(setup.epochs)
             watts = known_watts(self._profile(setup, self.timed_on), setup)
-            return self._start(Attempt(suggestion, setup, self.timed_on, self._known_s(setup), counts, watts=watts))
+            return self._start(Attempt(suggestion, setup, self.timed_on, self._known_s(setup), watts=watts))
         self.fail(f"{INFEASIBLE_IN_A_ROW} suggestions in a row had no feasible plan; the last: {self.done[-1].message}")
         return None
 
@@ -210,7 +209,7 @@ class StudyRun:
     def _ending(self, seconds: float) -> int:
         """How many running attempts are expected to end within so many seconds."""
         now_s, factors = time.monotonic(), ClockFactors.of(list(self._spans))
-        left = (factors.left_s(self._span(one, counts=one.counts), now_s) for one in list(self._running.values()))
+        left = (factors.left_s(self._span(one, counts=1.0), now_s) for one in list(self._running.values()))
         return sum(left_s is not None and left_s <= seconds for left_s in left)
 
     def setups(self, number: int) -> dict[str, TrialSetup]:
@@ -233,7 +232,7 @@ class StudyRun:
         """
         attempt = self._running[number]
         setup, profile = attempt.setup, self._profile(attempt.setup, attempt.kind)
-        if attempt.known_s is None or setup.branches or setup.sharding != "ddp" or profile.batch_statistics:
+        if attempt.known_s is None or setup.sharding != "ddp" or profile.batch_statistics:
             return False
         used = profile.under(setup.plan)
         limits = plan_limits(self.spec, used, devices, setup.effective_batch)
@@ -293,8 +292,6 @@ class StudyRun:
         self._records.add_measurement(setup, measurement)
         self.notify(Event("measured", setup=setup, measurement=measurement))
         self._say_of_checkpoint(setup, str(measurement.facts.get("checkpoint", "")), host)
-        for branch in measurement.branches:
-            self._add_branch(attempt, branch)
         accuracy = self._sign * measurement.score(setup.metric)
         fraction, taken = fraction_of(setup, measurement), self._taken(attempt, measurement)
         should_stop = self._early_stopping.report(number, fraction, taken, accuracy)
@@ -308,8 +305,7 @@ class StudyRun:
         """
         attempt = self._running.pop(number)
         setup, measurements = attempt.setup, attempt.measurements
-        counts = attempt.counts + attempt.of_branches if outcome.kind in COUNTED else 0.0
-        self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=counts))
+        self._spans.append(self._span(attempt, ended_s=time.monotonic(), counts=float(outcome.kind in COUNTED)))
         self._pay(attempt)
         left = outcome.kind == "interrupted" and outcome.message == LEFT
         if outcome.kind == "interrupted" and not left and self._kills_its_workers(number, measurements, outcome):
@@ -331,9 +327,7 @@ class StudyRun:
                 if attempt.kind == self.timed_on:
                     attempt.known_s = self._known_s(retry)
                     attempt.watts = known_watts(self._profile(retry, self.timed_on), retry)
-            self._retries.append(
-                Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, attempt.counts, watts=attempt.watts)
-            )
+            self._retries.append(Attempt(attempt.suggestion, retry, attempt.kind, attempt.known_s, watts=attempt.watts))
             if not (left or silently):
                 self.notify(Event("message", text=f"trial {number}: {outcome.kind.replace('_', ' ')}: {outcome.message}"))
             return
@@ -433,7 +427,7 @@ class StudyRun:
             self.spec,
             self.front(),
             done,
-            [(one.setup, one.last, one.host, self._span(one, counts=one.counts)) for one in attempts],
+            [(one.setup, one.last, one.host, self._span(one, counts=1.0)) for one in attempts],
             list(self._spans),
             now_s=time.monotonic(),
             elapsed_s=self.elapsed_s(),
@@ -455,8 +449,6 @@ class StudyRun:
             ended = [row for row in self._records.attempts(self.name, trial.number) if row["result"]]
             if ended:
                 self._finish(trial.number, TrialResult.from_dict(ended[-1]["result"]))
-            elif "branch_of" in trial.user_attrs:
-                self._drop_branch(trial.number, trial.user_attrs["branch_of"])
             else:
                 self._suggester.continue_later(trial.number, "its driver stopped before it was done")
 
@@ -475,50 +467,12 @@ class StudyRun:
         # We hold the study, so every trial still RUNNING is one of ours that no process runs any longer.
         for trial in self._suggester.trials():
             if trial.state.name == "RUNNING" and trial.number not in self._paused:
-                if "branch_of" in trial.user_attrs:
-                    self._drop_branch(trial.number, trial.user_attrs["branch_of"])
-                else:
-                    self._suggester.continue_later(trial.number, why)
+                self._suggester.continue_later(trial.number, why)
         if self.counted >= self.spec.budget.trials:
             for record in list(self._paused.values()):
                 self._give_up(record)
         self._running.clear()
         self._retries.clear()
-
-    def _add_branch(self, attempt: Attempt, measurement: Measurement) -> None:
-        """Record what a branch of an attempt came to, as the trial of fewer epochs that it is."""
-        setup, suggestion = attempt.setup, attempt.suggestion
-        epochs, samples = next(branch for branch in setup.branches if branch[1] == measurement.samples_seen)
-        parameters = {**suggestion.parameters, "epochs": epochs}
-        trunk = suggestion.notes.get("began_as", suggestion.number)
-        number = self._suggester.begin(parameters, {"branch_of": trunk, "samples_budget": samples})
-        if self._suggester.trials()[number].state.is_finished():
-            return  # an earlier attempt at the same training reported it
-        own = replace(setup.branch(epochs, samples), number=number, attempt=0, checkpoint=None)
-        share = (samples - int(measurement.facts["branched_at"])) / samples
-        branch = replace(
-            attempt,
-            suggestion=Suggestion(number, parameters),
-            setup=own,
-            known_s=self._known_s(own),
-            counts=self.spec.budget_share(epochs) * share,
-            measurements=[measurement],
-        )
-        metric = measurement.not_finite(own.metric)
-        outcome = Outcome("diverged", f"{metric} was not finite") if metric else Outcome("complete")
-        attempt.of_branches += branch.counts
-        expected_s = self._expected_s(branch)
-        result = result_of(branch, outcome, expected_s, self.spec.objectives.speeds, self._price, shared=True)
-        result = replace(result, facts=self._facts(branch) | result.facts | TrialFacts(device_kind=attempt.kind or None))
-        self._records.start_attempt(own)
-        self._records.add_measurement(own, measurement)
-        self._records.end_attempt(own, outcome, result.to_dict())
-        self._finish(number, result)
-
-    def _drop_branch(self, number: int, trunk: int) -> None:
-        """Forget a branch that was being recorded when the driver stopped: its training reports it again."""
-        facts = TrialFacts(message=f"reported again by trial {trunk}", continued_by=trunk)
-        self._suggester.tell(number, TrialResult("FAIL", "interrupted", facts))
 
     def _give_up(self, record: TrialRecord) -> None:
         """End a paused trial whose study has met its budget."""
@@ -609,7 +563,7 @@ class StudyRun:
     def _queue_repeat(self) -> None:
         """In the budget's last share, repeat a member of the front before anything new."""
         confirm, most = self.spec.confirm, self.spec.budget.trials
-        to_end = sum(one.counts for one in self._running.values())
+        to_end = len(self._running)
         if self.suggestions.is_settled or (not self.enough and self.counted + to_end < most - confirm.reserved(most)):
             return
         trials = [trial for trial in self._suggester.trials() if "continued_by" not in trial.user_attrs]
@@ -644,8 +598,7 @@ class StudyRun:
 
     def _facts(self, attempt: Attempt) -> TrialFacts:
         """Facts of its setup, stored beside the searched parameters."""
-        facts = replace(setup_facts(attempt.setup, attempt.known_s), price=self._price, watts=attempt.watts)
-        return replace(facts, budget_share=attempt.counts) if self.spec.training.branches else facts
+        return replace(setup_facts(attempt.setup, attempt.known_s), price=self._price, watts=attempt.watts)
 
     def _learn_memory(self, attempt: Attempt) -> None:
         """Let a measured peak correct the memory law of the kind of device it was measured on, in either direction."""
@@ -659,7 +612,7 @@ class StudyRun:
         profile = of_kind[key]
         of_kind[key] = profile.updated(
             profile.under(plan).after_measurement(
-                attempt.setup.largest_run_micro_batch,
+                attempt.setup.plan.largest_micro_batch,
                 peak_bytes,
                 self.spec.memory.headroom,
                 plan.devices,
@@ -696,7 +649,7 @@ class StudyRun:
         # The same experiment: batch and rate stay, only micro-batches shrink. No later trial gets as large a micro-batch.
         of_kind = self.profiles[attempt.kind]
         key = cost_key(self.spec, {**self.spec.fixed(), **setup.cost_parameters})
-        failed, profile = setup.largest_run_micro_batch, of_kind[key]
+        failed, profile = setup.plan.largest_micro_batch, of_kind[key]
         now = profile.under(setup.plan).after_out_of_memory(failed)
         of_kind[key] = profile = profile.updated(now)
         devices = setup.plan.devices

@@ -89,7 +89,6 @@ def planned_trainings(
             training=setup.training.model_copy(update={"seed": seed}),
             checkpoint=str(own.resolve() / _CHECKPOINT),
             model_folder=str(own.resolve()),
-            branches=(),
         )
         trainings.append(_known(Training(changed, own)))
     if all(training.complete for training in trainings):
@@ -110,11 +109,7 @@ def _stretched(study: StoredStudy, record: TrialRecord, setup: TrialSetup, epoch
         raise StudyFileError(f"epochs: expected at least one step, {least:.3g} epochs, got {epochs:g}")
     values = {**study.spec.fixed(), **record.parameters, "rule": setup.rule, "reference_rate": setup.reference_rate}
     optimizer = optimizer_settings(study.spec, setup.effective_batch, epochs, values)
-    if setup.training.branches and setup.training.warmup * setup.samples_budget >= budget:
-        warmup = setup.training.warmup * setup.epochs
-        raise StudyFileError(f"epochs: expected more than the warm-up of {warmup:.3g} epochs, got {epochs:g}")
-    longer = setup.branch(epochs, budget) if setup.training.branches else replace(setup, epochs=epochs, samples_budget=budget)
-    return replace(longer, optimizer=optimizer)
+    return replace(setup, epochs=epochs, samples_budget=budget, optimizer=optimizer)
 
 
 def _new_seeds(study: StoredStudy, setup: TrialSetup, folder: Path, count: int) -> list[int]:

@@ -47,7 +47,7 @@ class Search:
             memory or cannot be planned, which are never proposed.
         direction: of the accuracy, or of any metric in its place.
         sampler: front, tpe, gp, nsga2, qmc, random, or module:attr of an Optuna sampler.
-        stopping: front, halving, pause or none; `risk` is the accepted probability of stopping a trial that would have
+        stopping: front, pause or none; `risk` is the accepted probability of stopping a trial that would have
             improved the front. With `pause`, tell "paused" where `report` says so and keep a checkpoint: a later `ask` may
             suggest the same trial again, with `resumes_from` above 0.
         by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more; always the

@@ -40,8 +40,6 @@ _REFIT_GROWTH = 1.02
 _WORST = 20.0
 # Points where training is less likely to finish than this are proposed only if there are no others.
 LEAST_PROBABILITY = 0.5
-# The parameter in which branches differ from the training that they branch off.
-EPOCHS = "epochs"
 # Names of the processes of what training takes.
 _MEASURES = ("seconds", "also")
 # Nodes and weights of Gauss-Hermite quadrature, for expectations of what is normal on the `AccuracyScale`.
@@ -262,8 +260,6 @@ class FrontModel:
         known: KnownLogTaken,
         rng: np.random.Generator,
         cost: Callable[[Array], Array] | None = None,
-        *,
-        branches: bool = False,
     ) -> Iterator[tuple[Array, float]]:
         """The points (width,) of largest expected hypervolume improvement among many candidates, and that improvement.
 
@@ -271,14 +267,10 @@ class FrontModel:
 
         Args:
             cost: of points, by which their improvements are divided.
-            branches: a point's branches improve the front as well.
         """
 
         def worth_of(points: Array, times: Array | None) -> tuple[Array, Array]:
             improvement = self.expected_hypervolume_improvement(points, times)
-            if branches:
-                more = self._of_branches(points, times, transform, known)
-                improvement = np.where(improvement < 0, improvement, improvement + more)
             return improvement, improvement if cost is None else np.where(
                 improvement < 0, improvement, improvement / cost(points)
             )
@@ -307,20 +299,6 @@ class FrontModel:
             self.believe(chosen[None, :], known(chosen[None, :]))
             candidates.evaluate_again()
             add_around(candidates.top(8), _AGAIN, _AGAIN_RADIUS)
-
-    def _of_branches(self, points: Array, times: Array | None, transform: SpaceTransform, known: KnownLogTaken) -> Array:
-        """What the branches of points (m, width), with these logs by law, are expected to add to their own improvement, (m,).
-
-        A branch counts until the next longer one is done, which is expected to be better.
-        """
-        added, there = np.zeros(len(points)), np.ones(len(points), dtype=bool)
-        until = np.log(self.seconds_at(points, times))
-        while (shorter := transform.halved(points, EPOCHS))[1][there].any():
-            points, there = shorter[0], there & shorter[1]
-            times = known(points)
-            added += np.where(there, np.maximum(self.expected_hypervolume_improvement(points, times, until), 0.0), 0.0)
-            until = np.log(self.seconds_at(points, times))
-        return added
 
     def seconds_at(self, points: Array, log_taken: Array | None) -> Array:
         """Seconds of full trainings at points (m, width), as (m,): by the law, or where it knows none by the model."""

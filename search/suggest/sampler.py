@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial
 
 from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
 from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
-from .front_model import EPOCHS, LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
+from .front_model import LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
 from .space_transform import SpaceTransform
 from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
 
@@ -28,7 +28,7 @@ from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
 _FIRST = 2
 # Where time or samples limit the search, improvements are divided by them to these powers: plainly per second, it would look
 # at fast trials alone for long (docs/decisions/0035, 0036).
-_PER_TIME, _PER_SAMPLES = 0.5, 0.75
+_PER_TIME = 0.5
 # A paused trial is worth resuming above this share of the best new one's improvement per second, which is the luckiest of
 # thousands and will mostly be paused itself.
 _NEW = 0.5
@@ -71,10 +71,9 @@ class FrontSampler(BaseSampler):
         scaled: bool = True,
         by_time: bool = False,
         pauses: bool = False,
-        branches: bool = False,
         seed: int = 0,
     ) -> None:
-        self._by_time, self._pauses, self._branches = by_time, pauses, branches
+        self._by_time, self._pauses = by_time, pauses
         self._scaled = scaled
         self._prior_trials = tuple(prior_trials)
         self._space = dict(space) if space is not None else None
@@ -153,8 +152,6 @@ class FrontSampler(BaseSampler):
         if not search_space:
             return [{} for _ in range(count)], None
         transform = SpaceTransform(search_space, self._conditions)
-        if self._branches and not transform.is_number(EPOCHS):
-            raise ValueError(f"branches: expected `{EPOCHS}`, a range of numbers, in the space; got {', '.join(search_space)}")
         observations = self._observations(study, transform, number, others)
         if observations is None:
             return [], None
@@ -221,7 +218,7 @@ class FrontSampler(BaseSampler):
     def _best(
         self, model: FrontModel, transform: SpaceTransform, known: KnownLogTaken, rng: np.random.Generator
     ) -> Iterator[tuple[Array, float]]:
-        return model.best(transform, known, rng, self._cost(model, transform, known), branches=self._branches)
+        return model.best(transform, known, rng, self._cost(model, known))
 
     def _first(
         self,
@@ -237,12 +234,10 @@ class FrontSampler(BaseSampler):
             return _random_point(transform, known, rng, success_model(observations))
         return _first_point(place, transform, known, rng, begun, anchors=self._pauses)
 
-    def _cost(self, model: FrontModel, transform: SpaceTransform, known: KnownLogTaken) -> Callable[[Array], Array] | None:
+    def _cost(self, model: FrontModel, known: KnownLogTaken) -> Callable[[Array], Array] | None:
         """What the improvements of points (n, width) are divided by, (n,); None where every trial costs the same."""
         if self._by_time:
             return lambda points: model.seconds_at(points, known(points)) ** _PER_TIME
-        if self._branches:
-            return lambda points: transform.numbers(points, EPOCHS) ** _PER_SAMPLES
         return None
 
     def _by_tpe(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:

@@ -26,10 +26,11 @@ from ..analysis.confirm import averaged
 from ..analysis.gaussian_process import Array, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
 from .batch_rate_prior import BATCH, AccuracyPrior, BatchRate
-from .front_model import EPOCHS
 from .space_transform import SpaceTransform
 from .suggester import distribution
 
+# The parameter that says how long a training is.
+EPOCHS = "epochs"
 # Batches and lengths of the grid, values of all else at each of them, draws of the process, and their seed.
 _BATCHES, _LENGTHS, _OTHERS, _DRAWS, _SEED = 9, 10, 32, 400, 0
 _STEPS, _JITTER = 40, 1e-6

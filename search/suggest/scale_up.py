@@ -611,7 +611,6 @@ def next_study(spec: StudySpec, records: Sequence[TrialRecord], found: NextStudy
     batch = round(found.effective_batch)
     content = spec.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_NEXT)
     content.get("cluster", {}).pop("checkpoints", None)  # they are the study's own
-    content.get("training", {}).pop("branches", None)
     content = {key: value for key, value in content.items() if value != {}}
     content |= {
         "study": f"{spec.study}-next",

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ...spaces.domain import applies
-from ...spaces.schedule import halved
 from ..analysis.gaussian_process import Array
 
 
@@ -110,27 +108,6 @@ class SpaceTransform:
             numbers = np.clip(numbers, distribution.low, distribution.high)
             columns.append((numbers.astype(int) if isinstance(distribution, IntDistribution) else numbers).tolist())
         return [self._applying(dict(zip(self.space, values, strict=True))) for values in zip(*columns, strict=True)]
-
-    def is_number(self, name: str) -> bool:
-        """Whether a parameter of this name is a number."""
-        return isinstance(self.space.get(name), IntDistribution | FloatDistribution)
-
-    def numbers(self, points: Array, name: str) -> Array:
-        """The values (n,) of a number at points (n, width)."""
-        _, distribution, place, low, scale = self._part(name)
-        numbers = low + points[:, place] * scale
-        return np.exp(numbers) if distribution.log else numbers  # type: ignore[attr-defined]
-
-    def halved(self, points: Array, name: str) -> tuple[Array, NDArray[np.bool_]]:
-        """Points (n, width) with half of a number, rounded down to what its range has; and which of them (n,) the range has."""
-        _, distribution, place, low, scale = self._part(name)
-        assert isinstance(distribution, IntDistribution | FloatDistribution)
-        numbers = halved(self.numbers(points, name), distribution.low, distribution.step)
-        there = numbers >= distribution.low * (1 - 1e-9)
-        numbers = np.maximum(numbers, distribution.low)
-        shorter = points.copy()
-        shorter[:, place] = ((np.log(numbers) if distribution.log else numbers) - low) / scale
-        return shorter, there
 
     def with_numbers(self, points: Array, name: str, values: Array) -> Array:
         """The points (n, width) with other values (n,) of a number."""

@@ -18,7 +18,6 @@ from scipy.special import stdtr
 from ...spaces.trial import TrialFacts
 from ..analysis.accuracy_scale import AccuracyScale
 from ..analysis.gaussian_process import Array
-from ..analysis.pareto import front_members
 from .pausing import RUNG
 
 # Finished curves before the first trial is stopped: fewer say little about how curves continue.
@@ -223,38 +222,6 @@ class FrontStopping(EarlyStopping):
         return probability is not None and probability < self.risk
 
 
-class RankHalving(EarlyStopping):
-    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934) with Pareto ranks in place of a single metric.
-
-    At each rung, a fraction of the budget, a trial continues if its non-dominated rank (full training time against accuracy
-    so far) is among the best 1/eta of those that reached it.
-    """
-
-    def __init__(self, eta: int = 3, rungs: Sequence[float] = (1 / 9, 1 / 3)) -> None:
-        super().__init__()
-        self.eta, self.rungs = eta, tuple(rungs)
-        self._reached: dict[float, dict[int, tuple[float, float]]] = {rung: {} for rung in self.rungs}
-
-    def learn(self, number: int, taken: Sequence[float], curve: Sequence[tuple[float, float]], done: bool) -> None:
-        super().learn(number, taken, curve, done)
-        for rung in self.rungs:
-            accuracy_there = next((accuracy for fraction, accuracy in curve if fraction >= rung - 1e-9), None)
-            if accuracy_there is not None:
-                self._reached[rung][number] = (taken[0], accuracy_there)
-
-    def should_stop(self, number: int, fraction: float) -> bool:
-        curve = self.curves[number]
-        for rung in self.rungs:
-            reached = self._reached[rung]
-            if fraction < rung - 1e-9 or number in reached:
-                continue
-            reached[number] = (curve.seconds, curve.last)
-            ranks = front_ranks(list(reached.values()))
-            if len(reached) >= self.eta and sorted(ranks)[len(ranks) // self.eta - 1] < ranks[list(reached).index(number)]:
-                return True
-        return False
-
-
 class PauseAtRung(EarlyStopping):
     """Pause every trial at the rung, unless too little is known of how its curve goes on. The sampler resumes them.
 
@@ -304,28 +271,10 @@ def early_stopping(kind: str, risk: float, is_new_ground: Callable[[int, Collect
     """
     rules: dict[str, Callable[[], EarlyStopping]] = {
         "front": lambda: FrontStopping(risk),
-        "halving": RankHalving,
         "pause": lambda: PauseAtRung(is_new_ground),
         "none": NoEarlyStopping,
     }
     return rules[kind]()
-
-
-def front_ranks(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Rank of each (seconds, accuracy): 0 on the front, 1 on the front of the rest, and so on.
-
-    >>> front_ranks([(1, 0.5), (2, 0.9), (2, 0.7), (3, 0.6)])
-    [0, 0, 1, 2]
-    """
-    left = list(range(len(points)))
-    ranks = [0] * len(points)
-    rank = 0
-    while left:
-        for one in [left[place] for place in front_members([(points[one][0], -points[one][1]) for one in left])]:
-            ranks[one] = rank
-            left.remove(one)
-        rank += 1
-    return ranks
 
 
 def stopped_sentence(facts: TrialFacts) -> str:

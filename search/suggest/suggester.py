@@ -51,7 +51,6 @@ def _sampler(
     scaled: bool,
     by_time: bool,
     pauses: bool,
-    branches: bool,
 ) -> BaseSampler:
     """The named sampler, for a study that already has `trials` trials.
 
@@ -71,7 +70,6 @@ def _sampler(
             scaled=scaled,
             by_time=by_time,
             pauses=pauses,
-            branches=branches,
             seed=seed,
         )
     seed += trials  # a new sampler with the same seed would replay its first points
@@ -127,7 +125,6 @@ class Suggester:
         writes: given, no other process writes to this study, so it is cached in memory, and attributes are written with these.
         by_time: the search is limited by time rather than by a number of trials; only the sampler `front` uses it.
         pauses: trials are paused and resumed, which only the sampler `front` can do.
-        branches: trials give the results of shorter ones too, which the sampler `front` takes into account.
     """
 
     def __init__(
@@ -146,7 +143,6 @@ class Suggester:
         writes: WriteBuffer | None = None,
         by_time: bool = False,
         pauses: bool = False,
-        branches: bool = False,
     ) -> None:
         self._pauses = pauses
         # What `ask` returns next: trials that have begun, numbers of paused ones, and parameters of new ones.
@@ -187,7 +183,6 @@ class Suggester:
                 scaled,
                 by_time,
                 pauses,
-                branches,
             )
 
     @retrying
@@ -346,7 +341,7 @@ class Suggester:
             if again:
                 self._reread()
                 for running in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                    if running.number not in self._known and "branch_of" not in running.user_attrs:
+                    if running.number not in self._known:
                         return self._suggested(Trial(self.study, running._trial_id))  # keeps values set before
             return self._suggested(self.study.ask())
 

@@ -160,7 +160,7 @@ class StepTime:
         """Seconds of a full training: steps times seconds per step, with the last step at its actual size.
 
         Args:
-            limits: of the trial's plans, and the stages of its batch, as in `spaces.plan.step_plans`.
+            limits: of the trial's plans, as in `spaces.plan.step_plans`.
 
         >>> StepTime(((1, 1.0), (100, 1.0)), update_s=0.0).train_s(BatchPlan(100, accumulation=2), 1050)
         21.0
@@ -187,18 +187,6 @@ class StepTime:
         (low, low_w), (high, high_w) = self.power[place - 1], self.power[place]
         share = math.log(min(max(size, low), high) / low) / math.log(high / low)
         return low_w + (high_w - low_w) * share
-
-    def mean_watts(self, plan: BatchPlan, samples_budget: int, **limits: Any) -> float | None:
-        """Power of all devices in a full training, where its batch may grow; None where it was not measured.
-
-        Args:
-            limits: as for `train_s`.
-        """
-        if not self.power or not limits.get("stages"):
-            return self.watts(plan)
-        runs = step_plans(plan, samples_budget, **limits)
-        each = [(run.count * self.seconds_of(run.plan), self.watts(run.plan) or 0.0) for run in runs]
-        return sum(seconds * watts for seconds, watts in each) / sum(seconds for seconds, _ in each)
 
     def micro_batch_s(self, micro_batch: int) -> float:
         """Seconds of one forward and backward pass."""

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..domain import Range, values_of
-from ..learning_rate import GROWTH_RULES
-from ..schedule import BRANCHING, is_own
+from ..domain import values_of
 from .training import BETAS, RECIPE
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ Disagreement = tuple[str, str]
 
 def disagreements(study: StudySpec) -> Iterator[Disagreement]:
     """All of a study's; none if its parts go together."""
-    parts = (_prices, _speeds, _sampler, _pausing, _branches, _recipe, _growth, _sharding, _repeats)
+    parts = (_prices, _speeds, _sampler, _pausing, _recipe, _sharding, _repeats)
     return chain.from_iterable(part(study) for part in parts)
 
 
@@ -57,8 +55,7 @@ def _speeds(study: StudySpec) -> Iterator[Disagreement]:
             f"expected a measure that is no fixed multiple of {study.objectives.speed}, got {also}, which "
             f"{'always is' if several else 'is one if all trials have as many devices'}. Remove also.",
         )
-    # With branches there is no third objective, whatever stops trials.
-    if also and study.stopping.kind not in ("front", "none") and not study.training.branches:
+    if also and study.stopping.kind not in ("front", "none"):
         yield (
             "stopping",
             f"expected front or none with objectives.also, the rules for three objectives; got {study.stopping.kind}. Write "
@@ -99,53 +96,6 @@ def _pausing(study: StudySpec) -> Iterator[Disagreement]:
         )
 
 
-def _branches(study: StudySpec) -> Iterator[Disagreement]:
-    """A branch's beginning must not depend on the length of training, and lengths must differ."""
-    if not study.training.branches:
-        return
-    depending = [name for name in study.recipe_values("schedule") if name not in BRANCHING]
-    if depending:
-        yield (
-            study.place_of("schedule"),
-            "expected wsd or constant with training.branches, the schedules whose early learning rate does not depend on the "
-            f"length of training; got {depending[0]}. Write schedule: wsd.",
-        )
-    epochs = study.space.epochs
-    if not isinstance(epochs, Range) or epochs.high < 2 * epochs.low:
-        yield (
-            "space.epochs",
-            "expected a range whose high is at least twice its low with training.branches, which are shorter trainings of that "
-            f"range; got {epochs}. Write epochs: {{low: 2, high: 16, log: true}}.",
-        )
-    if study.stopping.kind != "none":
-        written = "stopping" in study.model_fields_set
-        yield (
-            "stopping" if written else "training.branches",
-            f"expected {'none with training.branches' if written else 'stopping: none with it'}, since a long training with a "
-            f"poor result may have good branches; got {study.stopping.kind}. Write stopping: none.",
-        )
-    if study.objectives.also:
-        yield "training.branches", "expected two objectives with it, got three. Remove objectives.also, or branches."
-    if "adamw_tau" in values_of(study.space.rule):
-        yield (
-            "space.rule",
-            "expected another rule than adamw_tau with training.branches, since its weight decay depends on how long the "
-            "training is; got adamw_tau. Write rule: sqrt, or remove training.branches.",
-        )
-    if study.grows_batches:
-        yield (
-            study.place_of("batch_schedule"),
-            "expected constant with training.branches, since growth depends on how long the training is; got seesaw. Remove "
-            "it, or training.branches.",
-        )
-    if study.devices.sharding != "ddp":
-        yield (
-            "devices.sharding",
-            f"expected ddp with training.branches, the only mode that supports them so far; got {study.devices.sharding}. "
-            "Write ddp.",
-        )
-
-
 def _recipe(study: StudySpec) -> Iterator[Disagreement]:
     """Keys of `training` that are also searched in `space`."""
     for name in RECIPE:
@@ -161,38 +111,6 @@ def _recipe(study: StudySpec) -> Iterator[Disagreement]:
     scaled = study.space.ema_scaling is not None or study.training.ema_scaling != "half_life"
     if scaled and not study.averages_weights:
         yield study.place_of("ema_scaling"), "expected training.ema with it, whose decay it scales; got none. Write ema: 0.999."
-
-
-def _growth(study: StudySpec) -> Iterator[Disagreement]:
-    """A batch that grows in the course of a training; with branches none may, whatever the rest."""
-    if not study.grows_batches or study.training.branches:
-        return
-    key = study.place_of("batch_schedule")
-    if not study.budget.profile_s:
-        yield (
-            key,
-            "expected constant with budget.profile_s: 0, since the time of a training whose batch grows cannot be "
-            "extrapolated; got seesaw. Remove profile_s.",
-        )
-    if "constant" in study.recipe_values("schedule"):
-        yield (
-            key,
-            "expected constant with schedule: constant, whose rate never falls; got seesaw. Write schedule: cosine.",
-        )
-    own = [schedule for schedule in study.recipe_values("schedule") if is_own(schedule)]
-    if own:
-        yield (
-            key,
-            f"expected constant with a schedule of your own, whose shape is known on workers only; got seesaw with {own[0]}. "
-            "Remove it, or write schedule: cosine.",
-        )
-    unknown = [rule for rule in values_of(study.space.rule) if rule not in GROWTH_RULES]
-    if unknown:
-        yield (
-            key,
-            f"expected constant with rule {unknown[0]}, which does not say how the rate follows a batch that grows; got "
-            "seesaw. Write rule: sqrt (Adam) or rule: linear (SGD).",
-        )
 
 
 def _sharding(study: StudySpec) -> Iterator[Disagreement]:

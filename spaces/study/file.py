@@ -389,6 +389,12 @@ _RENAMED = {
     "objectives.metric.metric": "objectives.metric.name",
     "devices.price_on": "devices.time_on",
 }
+# Keys that were measured and removed, and the decision with the figures.
+_REMOVED = {
+    "training.branches": "0036",
+    "training.batch_schedule": "0032",
+    "space.batch_schedule": "0032",
+}
 _SCALARS = {"bool", "int", "float", "str"}
 
 _EXPECTED = {
@@ -428,6 +434,9 @@ def _fault(details: ErrorDetails, node: yaml.Node, file: str) -> Fault:
         known = _known_keys(raw)
         if (renamed := _RENAMED.get(".".join(map(str, key)))) is not None:
             return Fault(_dotted(key), f"now called {renamed}", file, _line(node, key))
+        if (decision := _REMOVED.get(".".join(map(str, key)))) is not None:
+            message = f"removed, since it did not pay: docs/decisions/{decision}. Remove the key."
+            return Fault(_dotted(key), message, file, _line(node, key))
         message = f"unknown key.{near_miss(key[-1], known)} Valid keys: {', '.join(known)}"
     elif kind == "literal_error":
         known = [word.strip("' ") for word in re.split(r",| or ", context["expected"])]

@@ -19,8 +19,7 @@ class Budget(Section):
         20,
         ge=1,
         description="Trials to finish: complete, stopped and diverged ones count, failed and interrupted ones do not. A paused "
-        "trial counts as the share of its training that it has completed. With `training.branches` a trial counts as its "
-        "samples divided by those of the longest training; a branch counts only what it trains itself.",
+        "trial counts as the share of its training that it has completed.",
     )
     hours: Number | None = Field(None, gt=0, description="Time limit in hours, summed over restarts; null: no limit.")
     cost: Number | None = Field(
@@ -104,17 +103,26 @@ class Objectives(Section):
         return [self.speed, self.metric.name, *([self.also] if self.also else [])]
 
 
-STOPPINGS = ("front", "halving", "pause", "none")
+STOPPINGS = ("front", "pause", "none")
+
+
+def _stopping(value: str) -> str:
+    if value == "halving":
+        raise fault(
+            "expected front, pause or none, since halving did not pay and was removed: docs/decisions/0057; got halving"
+        )
+    chosen: str = one_of(value, STOPPINGS)
+    return chosen
 
 
 class StoppingRule(Section):
     """Which trials are stopped or paused early."""
 
-    kind: Annotated[StrictStr, AfterValidator(lambda value: one_of(value, STOPPINGS))] = Field(
+    kind: Annotated[StrictStr, AfterValidator(_stopping)] = Field(
         "front",
-        description="front: stop trials that are unlikely to reach the front at their training time; halving: asynchronous "
-        "successive halving by Pareto rank; pause: trials are paused after about a third of their training, and resumed from "
-        "their checkpoints where that is worth more than starting a new one; none: every trial trains its full budget.",
+        description="front: stop trials that are unlikely to reach the front at their training time; pause: trials "
+        "are paused after about a third of their training, and resumed from their checkpoints where that is worth more than "
+        "starting a new one; none: every trial trains its full budget.",
     )
     risk: Share = Field(
         0.05, description="For `front`: of the trials that would have improved the front, the share that may be stopped."

@@ -31,7 +31,7 @@ from ..domain import (
 )
 from ..errors import near_miss
 from ..learning_rate import RATE_RULES, RULES_FOR_DECAY, RULES_WITH_NOISE_BATCH
-from ..schedule import BATCH_SCHEDULES, SCHEDULES
+from ..schedule import SCHEDULES
 from .training import Beta2Scaling, EmaScaling, Precision
 
 
@@ -150,9 +150,6 @@ class Space(Section):
 
     schedule: Annotated[AnyDomain, AfterValidator(_each_of(SCHEDULES))] | None = Field(
         None, description="Searched instead of `training.schedule`."
-    )
-    batch_schedule: Annotated[AnyDomain, AfterValidator(_each_of(BATCH_SCHEDULES))] | None = Field(
-        None, description="Searched instead of `training.batch_schedule`."
     )
     warmup: Annotated[AnyDomain, AfterValidator(_below_one)] | None = Field(
         None, description="Searched instead of `training.warmup`: a share of the trial's samples, written 0.05."

@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StrictInt, StrictStr, ValidationError, model_validator
 
-from ..domain import Domain, Fixed, Number, Range, Scalar, Section, bounds, check_all, fault, one_of, searched_of, values_of
+from ..domain import Domain, Fixed, Number, Scalar, Section, check_all, fault, one_of, searched_of, values_of
 from ..errors import Fault, StudyFileError, near_miss
-from ..schedule import halved
 from .consistency import disagreements
 from .devices import Devices, Memory
 from .goals import Budget, Confirm, Objectives, StoppingRule
@@ -127,7 +126,7 @@ class StudySpec(Section):
         "front is bsearch's own, the others are Optuna's.",
     )
     stopping: Annotated[StoppingRule, BeforeValidator(_stopping, json_schema_input_type=StoppingRule | str)] = Field(
-        StoppingRule(), description="Which trials are stopped or paused early: front, halving, pause, none, or `{kind, risk}`."
+        StoppingRule(), description="Which trials are stopped or paused early: front, pause, none, or `{kind, risk}`."
     )
     confirm: Annotated[Confirm, BeforeValidator(_confirm, json_schema_input_type=Confirm | int)] = Field(
         Confirm(),
@@ -162,19 +161,6 @@ class StudySpec(Section):
         limited = self.budget.hours is not None or self.budget.cost is not None
         return limited or self.stopping.kind == "pause"
 
-    def shorter_epochs(self, epochs: float) -> tuple[float, ...]:
-        """The epochs of a training's branches, most first."""
-        domain, found = self.space.epochs, []
-        if self.training.branches and isinstance(domain, Range):
-            step = domain.step or (1 if domain.whole else None)
-            while domain.contains(epochs := halved(epochs, domain.low, step)):
-                found.append(int(epochs) if domain.whole else epochs)
-        return tuple(found)
-
-    def budget_share(self, epochs: float) -> float:
-        """What a trial of so many epochs counts towards `budget.trials`: 1, or with branches the share of the longest."""
-        return float(epochs) / float(bounds(self.space.epochs)[1]) if self.training.branches else 1.0
-
     def place_of(self, name: str) -> str:
         """Where a key of the recipe stands: in `space`, if it is searched there, else in `training`."""
         return f"training.{name}" if getattr(self.space, name) is None else f"space.{name}"
@@ -182,11 +168,6 @@ class StudySpec(Section):
     def recipe_values(self, name: str) -> tuple[Any, ...]:
         """Every value that a key of the recipe may have in this study; a continuous domain gives its ends."""
         return tuple(values_of(getattr(self.space, name) or Fixed(value=getattr(self.training, name))))
-
-    @property
-    def grows_batches(self) -> bool:
-        """Whether the batch may grow in the course of a training."""
-        return "seesaw" in self.recipe_values("batch_schedule")
 
     @property
     def keeps_beta2_half_life(self) -> bool:

@@ -17,7 +17,6 @@ Beta2Scaling = Literal["constant", "half_life"]
 EmaScaling = Literal["half_life", "constant"]
 RECIPE = (
     "schedule",
-    "batch_schedule",
     "warmup",
     "clip_norm",
     "precision",
@@ -50,21 +49,9 @@ class Training(Section):
         "`module:function`: of the fraction of the budget, from 0 to 1, it returns the share of "
         "the peak rate; warm-up is multiplied with it.",
     )
-    batch_schedule: Literal["constant", "seesaw"] = Field(
-        "constant",
-        description="seesaw: the batch doubles, up to three times, each time the schedule has halved the rate, and the "
-        "rate is raised again as the rule (linear or sqrt) says for the larger batch: fewer steps for the same samples.",
-    )
     warmup: Share = Field(
         0.05,
-        description="Share of the trial's samples over which the learning rate rises linearly from 0; with `branches`, a share "
-        "of the shortest trial's samples: every trial then warms up for that many.",
-    )
-    branches: StrictBool = Field(
-        False,
-        description="Each training also gives the results of shorter ones, of half its epochs, a quarter and so on: with wsd "
-        "it branches off and decays there, with constant it is evaluated there. They appear as trials with fewer `epochs`, "
-        "and together cost about a fifth of the training's samples at most.",
+        description="Share of the trial's samples over which the learning rate rises linearly from 0;",
     )
     clip_norm: Number | None = Field(None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping.")
     evaluations: StrictInt = Field(

@@ -95,15 +95,12 @@ def test_cut_off_anywhere_and_gone_on_with_is_bit_for_bit_the_same(
     assert all(torch.equal(one, other) for one, other in zip(ends, uninterrupted[1], strict=True))
 
 
-@pytest.mark.parametrize("branches", [(), ((2.0, 200),)], ids=["alone", "with a branch"])
 @pytest.mark.parametrize("cut", [1, 2, 5, 9, 13, 24])
-def test_between_evaluations_too_nothing_is_trained_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, branches: tuple[tuple[float, int], ...]
-) -> None:
+def test_between_evaluations_too_nothing_is_trained_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
     """A checkpoint after every step: an attempt that was killed in the next one takes exactly the steps that are left."""
     monkeypatch.setattr(checkpoint, "_SAVING", 0)
     training = {"evaluations": 3, "schedule": "wsd"}
-    made = noisy(tmp_path, batch=16, training=training, epochs=4.0, branches=branches, checkpoint_every_s=1e-9)
+    made = noisy(tmp_path, batch=16, training=training, epochs=4.0, checkpoint_every_s=1e-9)
     expected = list(TrainingRun(Noisy(), replace(made, checkpoint=None)).measurements())
 
     def training_run(setup: TrialSetup, most: int) -> tuple[TrainingRun, list[int]]:
@@ -125,10 +122,8 @@ def test_between_evaluations_too_nothing_is_trained_twice(
     again, sizes = training_run(replace(made, attempt=1), 99)
     measured = list(again.measurements())
     assert reported(measured) == reported(expected)
-    assert [reported(list(one.branches)) for one in measured] == [reported(list(one.branches)) for one in expected]
-    if not branches:
-        assert len(sizes) == 400 // 16 - cut
-        assert measured[-1].facts["resumed_at"] == 16 * cut
+    assert len(sizes) == 400 // 16 - cut
+    assert measured[-1].facts["resumed_at"] == 16 * cut
 
 
 def test_going_on_takes_the_remaining_steps_alone_and_says_where_it_began(tmp_path: Path) -> None:
@@ -249,7 +244,7 @@ def test_a_first_step_that_takes_long_does_not_count_because_a_checkpoint_follow
         return last.elapsed_s
 
     training = {"evaluations": 1, "schedule": "constant"}
-    made = noisy(tmp_path, batch=16, training=training, epochs=4.0, branches=((0.2, 20),), checkpoint_every_s=1e-9)
+    made = noisy(tmp_path, batch=16, training=training, epochs=4.0, checkpoint_every_s=1e-9)
     assert elapsed_s(made) < 0.25
 
 

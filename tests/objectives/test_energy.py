@@ -24,7 +24,7 @@ from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import BsearchError, ProfilingError
 from bsearch.spaces.laws.step_time import StepTime, TimedPlan, timing_plans
-from bsearch.spaces.plan import BatchPlan, Embedding, step_plans
+from bsearch.spaces.plan import BatchPlan, Embedding
 from bsearch.spaces.study.file import read_study
 from bsearch.verify.claims import Fact
 from bsearch.verify.stage import Stage
@@ -179,19 +179,6 @@ def test_a_counter_that_stands_still_is_none(tmp_path: Path, monkeypatch: pytest
         time.sleep(0.1)
     with pytest.raises(ProfilingError, match=r"its energy counter changed 0 times in .* s of training"):
         _ = reading.watts
-
-
-def test_power_in_a_training_whose_batch_grows_is_that_of_all_its_stages() -> None:
-    law = StepTime(((1, 0.01), (256, 0.02)), update_s=0.001, power=((1, 100.0), (256, 400.0)))
-    plan, limits = BatchPlan(16), {"largest_micro_batch": 256, "smallest_micro_batch": 1}
-    stages = ((0.5, 2), (0.75, 4), (0.875, 8))
-    seconds = joules = 0.0
-    for run in step_plans(plan, 100_000, stages=stages, **limits):
-        seconds += run.count * law.seconds_of(run.plan)
-        joules += run.count * law.seconds_of(run.plan) * (law.watts(run.plan) or 0.0)
-    assert law.mean_watts(plan, 100_000, stages=stages, **limits) == pytest.approx(joules / seconds)
-    assert joules / seconds > 1.05 * (law.watts(plan) or 0.0)
-    assert law.mean_watts(plan, 100_000, **limits) == law.watts(plan)
 
 
 @given(

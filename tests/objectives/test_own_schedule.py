@@ -103,8 +103,6 @@ def test_its_code_belongs_to_the_studys_identity_and_its_place_does_not(tmp_path
 @pytest.mark.parametrize(
     ("training", "words"),
     [
-        ({"batch_schedule": "seesaw"}, "training.batch_schedule: expected constant with a schedule of your own"),
-        ({"branches": True}, "training.schedule: expected wsd or constant with training.branches"),
         ({"schedule": "cosin"}, "Did you mean 'cosine'?"),
     ],
 )

@@ -222,25 +222,6 @@ def test_an_unseeded_order_is_refused_after_a_resume_and_by_the_examination(tmp_
         profile_task(TASK, ProfileRequest(setup(parameters={"stream": "Unseeded"}), Memory(), highest=50))
 
 
-@pytest.mark.parametrize("batch", [33])
-def test_branches_of_a_stream_are_those_of_its_list(batch: int) -> None:
-    """And the training they leave does not notice."""
-
-    def measured(**parameters: Any) -> list[Measurement]:
-        branches = ((2.0, 2 * SAMPLES), (1.0, SAMPLES))
-        training = {"schedule": "wsd", "branches": True, "evaluations": 3}
-        made = setup(batch, budget=4 * SAMPLES, epochs=4.0, branches=branches, training=training, parameters=parameters)
-        return list(run_of(Streamed(), made).measurements())
-
-    listed = measured(stream="list")
-    branches = [told(list(one.branches)) for one in listed]
-    assert sum(map(len, branches)) == 2
-    for kind in ("Rows", "Stateful"):
-        live = measured(stream=kind)
-        assert told(live) == told(listed)
-        assert [told(list(one.branches)) for one in live] == branches
-
-
 class FromDatasets(Streamed):
     """A stream of the library datasets; parameters: `shuffled`."""
 

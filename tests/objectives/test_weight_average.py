@@ -40,8 +40,8 @@ def plain(task: Net, made: TrialSetup) -> tuple[nn.Module, nn.Module, list[float
     run, decays, seen = TrainingRun(task, made), list[float](), 0
     model, optimizer = run.model, run.optimizer
     average, rates = AveragedModel(model), [group["lr"] for group in optimizer.param_groups]
-    for size, growth in [(one.plan.effective_batch, one.growth) for one in made.steps() for _ in range(one.count)]:
-        factor = rate_factor("cosine", 0.05, (seen + size / 2) / made.samples_budget) * made.rate_growth(growth)
+    for size in [one.plan.effective_batch for one in made.steps() for _ in range(one.count)]:
+        factor = rate_factor("cosine", 0.05, (seen + size / 2) / made.samples_budget)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
         inputs, labels = run.train_fetcher.fetch(run.stream.take(seen, size))
@@ -57,9 +57,8 @@ def plain(task: Net, made: TrialSetup) -> tuple[nn.Module, nn.Module, list[float
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(3, 2), (37, 1), (37, 5), (61, 3)])
 @pytest.mark.parametrize("scaling", ["half_life", "constant"])
-@pytest.mark.parametrize("grows", ["constant", "seesaw"])
-def test_a_run_ends_with_torchs_average_of_the_same_steps(batch: int, accumulation: int, scaling: str, grows: str) -> None:
-    training = {"ema": 0.9, "ema_scaling": scaling, "batch_schedule": grows}
+def test_a_run_ends_with_torchs_average_of_the_same_steps(batch: int, accumulation: int, scaling: str) -> None:
+    training = {"ema": 0.9, "ema_scaling": scaling}
     made = setup(batch, accumulation, budget=500, training=training, reference_batch=20, rule="linear")
     run = TrainingRun(Net(), made)
     (*_, last) = run.measurements()
@@ -110,11 +109,8 @@ def test_the_horizon_in_samples_is_the_same_at_every_batch(decay: float, referen
     assert average_decay(decay, 1.0) == decay
 
 
-@pytest.mark.parametrize("branches", [(), ((2.0, 200),)], ids=["alone", "with a branch"])
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_cut_off_and_resumed_the_average_is_bit_for_bit_the_same(
-    tmp_path: Path, cut: int, branches: tuple[tuple[float, int], ...]
-) -> None:
+def test_cut_off_and_resumed_the_average_is_bit_for_bit_the_same(tmp_path: Path, cut: int) -> None:
     training = {"evaluations": 4, "schedule": "wsd", "ema": 0.95}
     url = f"{tmp_path}/{uuid.uuid4().hex}.pt"
     made = setup(
@@ -124,7 +120,6 @@ def test_cut_off_and_resumed_the_average_is_bit_for_bit_the_same(
         training=training,
         reference_batch=16,
         epochs=4.0,
-        branches=branches,
         checkpoint=url,
         checkpoint_every_s=0.0,
         smallest_micro_batch=2,
@@ -138,22 +133,8 @@ def test_cut_off_and_resumed_the_average_is_bit_for_bit_the_same(
     resumed = TrainingRun(Noisy(), replace(made, attempt=1))
     found = list(resumed.measurements())
     assert [(one.scores, one.train_loss) for one in found] == [(one.scores, one.train_loss) for one in expected]
-    ours, theirs = ([leaf.scores for one in run for leaf in one.branches] for run in (found, expected))
-    assert ours == theirs
     assert all(map(torch.equal, resumed.averages, uninterrupted.averages))
     assert all(map(torch.equal, resumed.model.state_dict().values(), uninterrupted.model.state_dict().values()))
-
-
-def test_a_branch_leaves_the_average_as_it_was() -> None:
-    training = {"evaluations": 3, "schedule": "wsd", "ema": 0.9}
-    made = setup(16, budget=400, training=training, epochs=4.0)
-    scores, averages = [], []
-    for branches in ((), ((2.0, 200),)):
-        run = TrainingRun(Noisy(), replace(made, branches=branches))
-        scores.append([one.scores for one in run.measurements()])
-        averages.append(run.averages)
-    assert scores[0] == scores[1]
-    assert all(map(torch.equal, *averages))
 
 
 def test_what_is_saved_is_the_average_and_batch_norm_keeps_the_statistics_of_the_raw_weights(tmp_path: Path) -> None:

@@ -30,11 +30,10 @@ def plain(made: TrialSetup, kind: str, dtype: torch.dtype = torch.float64) -> St
     optimizer = torch.optim.SGD(net.parameters(), lr=made.learning_rate, momentum=0.9, nesterov=True)
     weight = WEIGHTS if kind == "weights" else None
     sizes = [run.plan.effective_batch for run in made.steps() for _ in range(run.count)]
-    growth = [run.growth for run in made.steps() for _ in range(run.count)]
-    for size, factor in zip(sizes, growth, strict=True):
+    for size in sizes:
         index = torch.from_numpy(SampleStream(len(inputs), made.seed, drawn_by(kind)).take(seen, size).index)
         at = (seen + size / 2) / made.samples_budget
-        optimizer.param_groups[0]["lr"] = made.learning_rate * factor * rate_factor("cosine", 0.05, at)
+        optimizer.param_groups[0]["lr"] = made.learning_rate * rate_factor("cosine", 0.05, at)
         optimizer.zero_grad()
         counted = bool((labels[index] != -100).any())
         with torch.autocast("cpu", lower, enabled=lower is not None):
@@ -84,15 +83,6 @@ def test_every_step_in_every_precision_is_plain_torchs(precision: str, tolerance
     list(TrainingRun(task, made).measurements())
     found, right = ([norm for norm, _ in steps] for steps in (task.steps, plain(made, "tokens", torch.float32)))
     assert found == pytest.approx(right, rel=tolerance)
-
-
-@pytest.mark.parametrize("kind", ["samples", "tokens"])
-def test_every_step_of_a_batch_that_grows_is_plain_torchs(kind: str) -> None:
-    made = setup(20, 2, budget=1300, rate=0.05, rule="linear", training={"batch_schedule": "seesaw", "evaluations": 2})
-    made = replace(made, largest_micro_batch=13)
-    sizes = {run.plan.effective_batch for run in made.steps()}
-    assert {20, 40, 80} <= sizes
-    assert_equal(ours(made, kind), plain(made, kind))
 
 
 def test_the_weight_of_a_step_is_its_own() -> None:

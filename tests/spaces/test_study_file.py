@@ -88,7 +88,7 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         "auto; got 'sqr'. Did you mean 'sqrt'?",
         "study.yaml:14: training.warmup: expected a share from 0 up to 1, got 5. Write 5% or 0.05.",
         "study.yaml:14: training.precison: unknown key. Did you mean 'precision'? Valid keys: precision, schedule, "
-        "batch_schedule, warmup, branches, clip_norm, evaluations, seed, workers, pin_memory, compile, channels_last, "
+        "warmup, clip_norm, evaluations, seed, workers, pin_memory, compile, channels_last, "
         "cudnn_benchmark, sync_batch_norm, betas, beta2_scaling, eps, ema, ema_scaling, accept_inexact, samples",
         "study.yaml:17: budget.trials: expected an integer, got 'many'",
     ]
@@ -338,7 +338,6 @@ def test_parts_that_disagree_are_all_told_each_at_its_own_line() -> None:
             "space: {effective_batch: 32, reference_rate: 0.1}",
             "training:",
             "  evaluations: 1",
-            "  batch_schedule: seesaw",
             "  schedule: constant",
             "stopping: pause",
             "budget:",
@@ -350,8 +349,23 @@ def test_parts_that_disagree_are_all_told_each_at_its_own_line() -> None:
     )
     assert [line.partition(": expected")[0] for line in messages(text, "a.yaml")] == [
         "a.yaml:5: training.evaluations",
-        "a.yaml:6: training.batch_schedule",
-        "a.yaml:8: stopping",
-        "a.yaml:11: budget.cost",
-        "a.yaml:12: confirm.repeats",
+        "a.yaml:7: stopping",
+        "a.yaml:10: budget.cost",
+        "a.yaml:11: confirm.repeats",
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "decision"),
+    [
+        ("training: {branches: true}", "0036"),
+        ("training: {batch_schedule: seesaw}", "0032"),
+        ("stopping: halving", "0057"),
+        ("stopping: {kind: halving}", "0057"),
+    ],
+)
+def test_an_option_that_was_removed_is_refused_with_its_decision(key: str, decision: str) -> None:
+    text = f"study: a\ntask: bsearch.objectives.digits:Digits\nspace: {{effective_batch: 8, reference_rate: 0.1}}\n{key}\n"
+    (message,) = messages(text)
+    assert message.startswith("study.yaml:4: ")
+    assert f"docs/decisions/{decision}" in message

@@ -229,7 +229,6 @@ def pytorch(chosen: ChosenSettings) -> Exported:
         notes = ["it imports the study's own task, which needs bsearch; `bsearch train` does the same without a script"]
     else:
         notes = [*optimizer_notes(chosen), "the model and data are examples to replace with yours"]
-    notes += _growth_notes(chosen)
     notes += [] if own else _checkpointing_notes(chosen, enabled=False)
     if chosen.batch_norm and chosen.plan.devices > 1:
         notes.append("BatchNorm's running statistics are those of the first device; the trial's were averaged over devices")
@@ -277,7 +276,6 @@ def settings_yaml(chosen: ChosenSettings) -> Exported:
         "betas": list(settings.betas),
         "eps": settings.eps,
         "schedule": training.schedule,
-        "batch_schedule": training.batch_schedule,
         "warmup": training.warmup,
         "clip_norm": training.clip_norm,
         "ema": training.ema,
@@ -381,7 +379,6 @@ def _even_notes(chosen: ChosenSettings, flushes: bool = True) -> Iterator[str]:
             f"BatchNorm's running statistics are updated {chosen.even.accumulation} times per step here; the trial's momentum "
             f"was corrected to 1 - (1 - momentum)**(1/{chosen.even.accumulation})"
         )
-    yield from _growth_notes(chosen)
     yield from average_notes(chosen)
     if _is_sharded(chosen):
         shared = {"zero1": "the optimizer state", "fsdp2": "parameters, gradients and the optimizer state"}
@@ -409,15 +406,6 @@ def _checkpointing_notes(chosen: ChosenSettings, *, enabled: bool) -> Iterator[s
         yield (
             f"the trial used {mode} activation checkpointing, which is not enabled here: wrap the model's blocks in "
             "torch.utils.checkpoint, or this micro-batch may run out of memory"
-        )
-
-
-def _growth_notes(chosen: ChosenSettings) -> Iterator[str]:
-    growth = chosen.setup.steps()[-1].growth
-    if growth > 1:
-        yield (
-            f"the trial's batch grew to {growth} times the first as the rate fell (seesaw); here it "
-            "stays constant, which takes more steps for about the same result"
         )
 
 

@@ -38,8 +38,6 @@ def timeline_figure(
         record = by_number.get(attempt["number"])
         if record is None or not attempt["ended_at"] or not attempt["started_at"]:
             continue
-        if record.facts.branch_of is not None:
-            continue  # part of the attempt at the training that it is a branch of
         host = str(record.facts.host or "here")
         spans.append((_instant(attempt["started_at"]), _instant(attempt["ended_at"]), host, record, attempt["outcome"]))
     if not spans:

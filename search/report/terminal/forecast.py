@@ -101,8 +101,6 @@ def forecast_parts(study: str, spec: StudySpec, checked: CheckedStudy) -> Iterat
 
 def _duration(spec: StudySpec, forecast: Forecast, slots: int) -> str:
     trials, took = f"{spec.budget.trials} trials", seconds(forecast.study_s)
-    if spec.training.branches:
-        trials = f"About {forecast.trials} trials and their branches, with the samples of {spec.budget.trials} longest ones,"
     if forecast.overhead_s is None or forecast.slowdown is None:
         return (
             f"{trials} train and evaluate for about {took}, {slots} at once. Starting Ray and the trials takes extra "

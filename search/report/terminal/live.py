@@ -322,7 +322,6 @@ def trial_end_line(record: TrialRecord, counted: float, trials: int, metric: str
         result = record.message.splitlines()[0] if record.message else ""
     settings = f"B {values.get('effective_batch')} · rate {number(values.get('learning_rate'))} {values.get('rule', '')}"
     again = f" · repeats trial {record.facts.repeats}" if record.is_repeat else ""
-    again += f" · branch of trial {record.facts.branch_of}" if record.facts.branch_of is not None else ""
     own = [f"{name} {number(value)}" for name, value in record.parameters.items() if name not in _NAMED]
     parts = [f"[{count(counted)}/{trials}] trial {record.number} {record.outcome}: {result}", settings]
     return " · ".join([*parts, f"epochs {number(values.get('epochs'))}", *own]) + again

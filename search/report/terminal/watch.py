@@ -145,27 +145,21 @@ def _view(
 ) -> StudyView:
     now_s = time.time()
     by_number = {record.number: record for record in records}
-    # What branches count, by their training: their attempts are parts of its.
-    of_branches: dict[int | None, float] = {}
-    for one in records:
-        of_branches[one.facts.branch_of] = of_branches.get(one.facts.branch_of, 0.0) + one.counts
     running: list[tuple[TrialSetup, Measurement | None, str, Span]] = []
     ended: list[Span] = []
     for row in attempts:
         record = by_number.get(row["number"])
-        if record is None or record.facts.branch_of is not None:
+        if record is None:
             continue
         setup, measured = TrialSetup.from_dict(row["setup"]), _measurement(row["measurement"])
         known_s = record.train_s if record.facts.train_s_source == "known" else None
         started_s = _epoch_s(row["started_at"])
         if row["ended_at"]:
-            began_as = record.number if record.facts.began_as is None else record.facts.began_as
-            counts = record.counts + of_branches.get(began_as, 0.0) if row["outcome"] in COUNTED else 0.0
+            counts = record.counts if row["outcome"] in COUNTED else 0.0
             ended.append(span_of(setup, measured, known_s, started_s, _epoch_s(row["ended_at"]), counts=counts))
         elif record.outcome == "running" and driver is not None and not driver.gone:
             host = record.facts.host or ""
-            counts = spec.budget_share(setup.epochs)
-            running.append((setup, measured, host, span_of(setup, measured, known_s, started_s, counts=counts)))
+            running.append((setup, measured, host, span_of(setup, measured, known_s, started_s)))
     done = tuple(record for record in records if record.outcome not in ("running", "waiting"))
     return study_view(
         stored.name,

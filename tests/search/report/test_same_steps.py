@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 from dataclasses import replace
@@ -105,8 +106,8 @@ def test_trl_takes_the_steps_of_the_trial(case: str, tmp_path: Path, monkeypatch
         settings = replace(settings, even_settings=replace(settings.even_settings, weight_decay=0.1))
         settings = replace(settings, setup=replace(settings.setup, optimizer=settings.even_settings))
     expected = losses(settings)
-    names: dict[str, Any] = {"__name__": "pasted", "__file__": str(tmp_path / "train.py")}
-    exec(compile(exported(settings, "trl", tmp_path), "train.py", "exec"), names)  # noqa: S102
+    (tmp_path / "train.py").write_text(exported(settings, "trl", tmp_path))
+    names = runpy.run_path(str(tmp_path / "train.py"))
     names["arguments"].logging_steps = 1
     trainer = names["trainer"]()
     trainer.train()

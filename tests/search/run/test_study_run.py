@@ -6,15 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import optuna
 import pytest
 from bsearch.search.analysis.confirm import averaged
 from bsearch.search.run import study_run
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.store.records import Records
-from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
@@ -95,41 +92,6 @@ class TestStudyRun(Studies):
         assert (
             go("Points", space=space, budget={"trials": trials}, training={"evaluations": 10}, stopping="pause").elapsed_s == 0
         )
-
-    @pytest.mark.parametrize(
-        "where", ["begin", pytest.param("start_attempt", marks=pytest.mark.slow), "add_measurement", "end_attempt"]
-    )
-    def test_a_branch_is_there_once_wherever_its_driver_dies(
-        self, go: Run, kept: Callable[[], optuna.Study], monkeypatch: pytest.MonkeyPatch, where: str
-    ) -> None:
-        """Died after this write of a branch: without a word, so nothing is swept up."""
-        changes: dict[str, Any] = {
-            "space": {"effective_batch": 32, "reference_rate": {"low": 0.01, "high": 1}, "epochs": {"low": 0.5, "high": 1.0}},
-            "training": {"schedule": "wsd", "branches": True},
-            "baseline": [{"reference_rate": 0.1, "epochs": 1.0}],
-            "budget": {"trials": 1},
-            "stopping": "none",
-            "cluster": {"checkpoint_every_s": 0},
-        }
-        owner = Suggester if where == "begin" else Records
-        write = getattr(owner, where)
-
-        def dying(self: Any, first: Any, *others: Any) -> Any:
-            result = write(self, first, *others)
-            if where == "begin" or first.epochs == 0.5:
-                raise SystemExit(9)
-            return result
-
-        with monkeypatch.context() as dies:
-            dies.setattr(owner, where, dying)
-            dies.setattr(study_run.StudyRun, "sweep", lambda self: None)
-            with pytest.raises(SystemExit):
-                go("Points", **changes)
-        go("Points", **changes)
-        trials = [trial for trial in kept().trials if trial.state.name == "COMPLETE"]
-        assert sorted(trial.params["epochs"] for trial in trials) == [0.5, 1.0]
-        assert [trial.user_attrs["branch_of"] for trial in trials if "branch_of" in trial.user_attrs] == [0]
-        assert not [trial for trial in kept().trials if trial.state.name in ("RUNNING", "WAITING")]
 
     @pytest.mark.slow
     @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from bsearch.search.store.records import Records
 from bsearch.search.store.trials import SCHEMA_VERSION, StoredTrials, stored_trials
 from bsearch.spaces.errors import StorageError
 from bsearch.spaces.study.spec import StudySpec
+from bsearch.spaces.trial import TrialSetup
+from helpers import setup
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -152,3 +155,45 @@ def test_an_older_database_takes_the_names_of_the_first_release(tmp_path: Path) 
     assert (read.devices.time_on, read.baseline) == ("A100", ({"effective_batch": 16},))
     (trial,) = stored_trials(url, "old")
     assert (trial.facts.baseline, trial.facts.train_s_error, dict(trial.facts.extra)) == (0, 0.5, {})
+
+
+def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(tmp_path: Path) -> None:
+    """Written as revision 0003 wrote it: with branches, a batch that may grow, and halving."""
+    url = f"sqlite:///{tmp_path}/old.db"
+    engine = sa.create_engine(url)
+    config = Config()
+    config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+    now = replace(setup(16, budget=64, parameters={"width": 3}, training={"warmup": 0.1}), study="old", largest_micro_batch=16)
+    written = now.to_dict()
+    written = {
+        **written,
+        "branches": [[0.5, 32]],
+        "training": {**written["training"], "branches": True, "batch_schedule": "seesaw"},
+    }
+    spec = {
+        "study": "old",
+        "task": "tasks.py:Old",
+        "space": {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1, "batch_schedule": ["constant", "seesaw"]},
+        "training": {"branches": False, "warmup": 0.1},
+        "stopping": {"kind": "halving"},
+    }
+    identity = {"space": {"batch_schedule": ["constant", "seesaw"]}, "task": {"name": "Old", "code": "1"}}
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO bsearch_study VALUES ('old', 'old', :identity, :spec, '2026', 1.5, NULL, NULL, NULL, NULL)"),
+            {"identity": json.dumps(identity), "spec": json.dumps(spec)},
+        )
+        connection.execute(
+            sa.text("INSERT INTO bsearch_attempt VALUES ('old', 0, 0, :setup, '2026', NULL, NULL, NULL, NULL, NULL)"),
+            {"setup": json.dumps(written)},
+        )
+    records = Records(url)
+    (row,) = records.studies()
+    read = StudySpec.model_validate(row.spec)
+    assert (read.stopping.kind, read.training.warmup) == ("none", 0.1)
+    assert row.identity == identity  # another experiment than any that can be written now
+    (attempt,) = records.attempts("old", 0)
+    assert TrialSetup.from_dict(attempt["setup"]) == now

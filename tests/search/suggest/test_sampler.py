@@ -89,26 +89,6 @@ def test_a_parameter_that_does_not_apply_has_no_value_and_makes_no_difference(po
     assert transform.round_to_feasible(moved[None])[0] == pytest.approx(transform.encode(linear), abs=1e-12)
 
 
-@given(st.sampled_from([(2, 16, 1), (3, 24, 3), (0.5, 8.0, None)]), st.booleans(), st.floats(0, 1))
-def test_half_of_a_parameter_is_what_its_range_has_of_at_most_half(
-    ends: tuple[float, float, int | None], log: bool, at: float
-) -> None:
-    low, high, step = ends
-    log = log and step in (1, None)
-    one = FloatDistribution(low, high, log=log) if step is None else IntDistribution(int(low), int(high), log=log, step=step)
-    transform = SpaceTransform({"epochs": one})
-    point = transform.round_to_feasible(np.array([[at]]))
-    (shorter,), (there,) = transform.halved(point, "epochs")
-    value = transform.decode(point[0])["epochs"]
-    if step is None:
-        expected = [value / 2] if value / 2 >= low else []
-    else:
-        expected = [one for one in range(int(low), int(high) + 1, step) if 2 * one <= value][-1:]
-    assert bool(there) == bool(expected)
-    if expected:
-        assert transform.decode(shorter)["epochs"] == pytest.approx(expected[0], rel=1e-9)
-
-
 @pytest.mark.parametrize("sampler", ["front", "tpe", "gp", "nsga2", "qmc", "random"])
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_every_sampler_asks_for_what_applies(sampler: str) -> None:

@@ -14,13 +14,9 @@ from bsearch.search.suggest.stopping import (
     EarlyStopping,
     FrontStopping,
     NoEarlyStopping,
-    RankHalving,
     early_stopping,
     expectation,
-    front_ranks,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 TABLE = Path(__file__).parents[3] / "benchmarks" / "data" / "digits.csv.gz"
 
@@ -99,7 +95,7 @@ def test_the_fastest_is_never_stopped_and_nothing_before_curves_are_known() -> N
     assert any(stopping.report(100, (tenth + 1) / 10, (slowest,), 0.05) for tenth in range(9))
 
 
-@pytest.mark.parametrize("kind", ["front", "halving", "pause"])
+@pytest.mark.parametrize("kind", ["front", "pause"])
 def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> None:
     curves = measured_curves(2)[:60]
     saw, reads = (early_stopping(kind, 0.05, lambda number, others: not others) for _ in range(2))
@@ -119,9 +115,6 @@ def test_a_stopping_that_read_the_past_decides_as_one_that_saw_it(kind: str) -> 
         assert said[0] == said[1]
         for one in (saw, reads):
             one.curves.pop(1000)
-            if isinstance(one, RankHalving):
-                for came in one._reached.values():
-                    came.pop(1000, None)
 
 
 def test_only_what_takes_no_more_of_anything_stops_a_trial() -> None:
@@ -144,23 +137,3 @@ def test_an_interrupted_trial_begins_its_curve_again() -> None:
         stopping.report(0, fraction, (1.0,), accuracy)
     assert stopping.end(0, (1.0,), 0.6) == [(0.1, 0.25), (0.2, 0.35), (0.3, 0.5), (1.0, 0.6)]
     assert not stopping.curves
-
-
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=25))
-def test_ranks_of_fronts_are_those_of_peeling(points: list[tuple[int, int]]) -> None:
-    def beats(a: tuple[int, int], b: tuple[int, int]) -> bool:
-        return a[0] <= b[0] and a[1] >= b[1] and a != b
-
-    # The slow twin: a rank is the longest chain of points each beating the next.
-    def depth(point: tuple[int, int]) -> int:
-        better = [other for other in set(points) if beats(other, point)]
-        return 1 + max(map(depth, better)) if better else 0
-
-    assert front_ranks(points) == [depth(point) for point in points]
-
-
-def test_halving_keeps_a_third_of_what_comes_to_a_rung() -> None:
-    curves = measured_curves(4)[:90]
-    stopping = RankHalving()
-    stopped, _, _ = played(stopping, curves)
-    assert 40 < len(stopped) < 85

@@ -1,11 +1,10 @@
 """The names of the first release (baseline, objectives.metric, time_on, step_times), and a place for fitted rates."""
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
+from bsearch.search.store.migrations.rewriting import rewrite
 
 revision = "0003"
 down_revision = "0002"
@@ -22,23 +21,10 @@ def upgrade() -> None:
     studies = sa.table("bsearch_study", *(sa.column(name) for name in ("name", "identity", "spec")))
     profiles = sa.table("bsearch_profile", *(sa.column(name) for name in ("key", "profile")))
     attempts = sa.table("bsearch_attempt", *(sa.column(name) for name in ("study", "number", "attempt", "result")))
-    _rewrite(studies, ("name",), {"identity": _renamed_objectives, "spec": _renamed_spec})
-    _rewrite(profiles, ("key",), {"profile": _renamed_profile})
-    _rewrite(attempts, ("study", "number", "attempt"), {"result": _renamed_result})
+    rewrite(studies, ("name",), {"identity": _renamed_objectives, "spec": _renamed_spec})
+    rewrite(profiles, ("key",), {"profile": _renamed_profile})
+    rewrite(attempts, ("study", "number", "attempt"), {"result": _renamed_result})
     _rename_attributes()
-
-
-def _rewrite(table: Any, key: tuple[str, ...], changes: dict[str, Callable[[dict[str, Any]], None]]) -> None:
-    connection = op.get_bind()
-    for row in connection.execute(sa.select(table)).mappings().all():
-        values = {}
-        for column, change in changes.items():
-            if row[column]:
-                document = json.loads(row[column])
-                change(document)
-                values[column] = json.dumps(document)
-        if values:
-            connection.execute(sa.update(table).where(*(table.c[name] == row[name] for name in key)).values(**values))
 
 
 def _renamed_objectives(document: dict[str, Any]) -> None:
