@@ -51,7 +51,7 @@ class Training(Section):
     )
     warmup: Share = Field(
         0.05,
-        description="Share of the trial's samples over which the learning rate rises linearly from 0;",
+        description="Share of the trial's samples over which the learning rate rises linearly from 0.",
     )
     clip_norm: Number | None = Field(None, gt=0, description="Maximum norm of the whole step's gradient; null: no clipping.")
     evaluations: StrictInt = Field(
