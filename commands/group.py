@@ -23,8 +23,53 @@ from ..spaces.study.file import located
 FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
+# What `bsearch --help` says of each command, by what it is for.
+SECTIONS: dict[str, dict[str, str]] = {
+    "Start": {
+        "init": "Write a commented study.yaml and tasks.py.",
+        "check": "Validate a study and forecast its trials.",
+        "run": "Run a study, or resume it, and print its front.",
+    },
+    "Look": {
+        "show": "The front, all trials, or one; --watch follows a run.",
+        "report": "One HTML page with all results.",
+        "dashboard": "The study in optuna-dashboard.",
+        "track": "Send trials to MLflow, W&B or TensorBoard.",
+        "rules": "Learning-rate rules, and which ones a study supports.",
+    },
+    "Decide": {
+        "export": "Fronts and trials as tables, settings for other libraries.",
+        "train": "Train a point of the front, and keep the model.",
+        "retime": "Redraw a front for other devices.",
+        "fit-batch": "Samples to target by batch, fitted to your runs.",
+        "scale-up": "Settings of a training too large to search.",
+    },
+    "Measure and plan": {
+        "profile": "Predict memory and step time.",
+        "bench": "Time batch sizes against each other.",
+        "plan": "How a step of a batch is split.",
+        "port": "A fine-tuning recipe's batch on other devices.",
+    },
+    "Your cluster": {
+        "submit": "Send a study to a cluster as a batch job.",
+        "jobs": "List, follow and stop those jobs.",
+    },
+    "Your machine": {
+        "doctor": "Check for what keeps studies from running.",
+        "verify": "Measure here what bsearch claims.",
+        "schema": "JSON Schema of study files, for editors.",
+        "completion": "Completion of commands in your shell.",
+    },
+}
+
+
 class _Commands(click.Group):
     """Turns our errors into messages and exit codes; shows a traceback only with --debug."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl(list(commands.items()), col_max=12)
 
     def invoke(self, ctx: click.Context) -> Any:
         with handled_signals():

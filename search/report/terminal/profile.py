@@ -18,7 +18,8 @@ from ....spaces.readable import number, readable_bytes, seconds
 from ....spaces.study.spec import StudySpec
 from ...preview.check import ProfiledStudy
 from ...preview.forecast import planned_batches
-from .tables import blank_plot, column, plot_text
+from .plot import scatter
+from .tables import column
 
 
 def profile_document(spec: StudySpec, profiled: ProfiledStudy) -> dict[str, Any]:
@@ -156,16 +157,18 @@ def speed_plot(document: Mapping[str, Any], width: int) -> str:
     timed = [row for row in document["timed"] if row["accumulation"] == fewest]
     if len(timed) < 2:
         return ""
-    plotext = blank_plot(width, 12)
-    plotext.xscale("log")
-    for key, marker in (("known_step_s", "o"), ("step_s", "x")):
-        rates = [row["effective_batch"] / row[key] for row in timed]
-        plotext.scatter([row["micro_batch"] for row in timed], rates, marker=marker)
-    sizes = [row["micro_batch"] for row in timed]
-    plotext.xticks(sizes, list(map(str, sizes)))
-    plotext.xlabel("micro_batch (x timed, o predicted)")
-    plotext.ylabel("samples/s")
-    return plot_text(plotext)
+    return scatter(
+        {
+            marker: [(row["micro_batch"], row["effective_batch"] / row[key]) for row in timed]
+            for key, marker in (("known_step_s", "o"), ("step_s", "x"))
+        },
+        width=width,
+        height=12,
+        x_label="micro_batch (x timed, o predicted)",
+        y_label="samples/s",
+        x_ticks={row["micro_batch"]: str(row["micro_batch"]) for row in timed},
+        log=True,
+    )
 
 
 def memory_document(spec: StudySpec, profile: DeviceProfile, rows: Sequence[MemoryRow]) -> dict[str, Any]:
@@ -259,15 +262,17 @@ def memory_plot(document: Mapping[str, Any], width: int) -> str:
     rows = _first_curve(document)
     if len(rows) < 2:
         return ""
-    plotext = blank_plot(width, 14)
     scale = 1 << 20
-    plotext.scatter([row["micro_batch"] for row in rows], [row["predicted_bytes"] / scale for row in rows], marker="o")
-    known = [row for row in rows if row["measured_bytes"] is not None]
-    if known:
-        plotext.scatter([row["micro_batch"] for row in known], [row["measured_bytes"] / scale for row in known], marker="x")
-    plotext.xlabel("micro_batch (o predicted, x measured)")
-    plotext.ylabel("peak MiB")
-    return plot_text(plotext)
+    return scatter(
+        {
+            "o": [(row["micro_batch"], row["predicted_bytes"] / scale) for row in rows],
+            "x": [(row["micro_batch"], row["measured_bytes"] / scale) for row in rows if row["measured_bytes"] is not None],
+        },
+        width=width,
+        height=14,
+        x_label="micro_batch (o predicted, x measured)",
+        y_label="peak MiB",
+    )
 
 
 def profile_picture(document: Mapping[str, Any]) -> bytes:

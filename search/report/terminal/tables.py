@@ -20,6 +20,7 @@ from ...analysis.pareto import no_slower, no_worse
 from ...analysis.rates import BestRates, Estimate
 from ...run.profiles import stored_profiles
 from ...store.stored import StoredStudy, codes
+from .plot import scatter
 
 
 def front_table(front: ParetoFront, most: int | None = None, target: float | None = None) -> Table:
@@ -149,22 +150,6 @@ def outcome_counts(records: Iterable[TrialRecord]) -> str:
     )
 
 
-def blank_plot(width: int, height: int) -> Any:
-    """plotext, which has one global figure, with that figure empty and as wide as the terminal allows."""
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(max(min(width, 100), 40), height)
-    return plotext
-
-
-def plot_text(plotext: Any) -> str:
-    """The figure as lines without colour."""
-    text: str = plotext.uncolorize(plotext.build())
-    return "\n".join(line.rstrip() for line in text.splitlines())
-
-
 def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
     """Accuracy over seconds as text, without colour: o the front, * the baseline, . other trials."""
     complete = [record for record in records if record.outcome == "complete" and front.taken(record)]
@@ -182,17 +167,17 @@ def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, h
         "o": [record for record in complete if record.number in members],
         "*": [record for record in complete if record.is_baseline],
     }
-    plotext = blank_plot(width, height)
-    plotext.xscale("log")
-    for marker, group in groups.items():
-        if group:
-            plotext.scatter([front.taken(record) for record in group], [record.accuracy for record in group], marker=marker)
-    low, high = min(front.taken(r) or 1 for r in complete), max(front.taken(r) or 1 for r in complete)
-    ticks = [low * (high / low) ** (part / 4) for part in range(5)]
-    plotext.xticks(ticks, [f"{tick:.2g}" for tick in ticks])
-    plotext.xlabel(f"{front.speed} (o front, * baseline)")
-    plotext.ylabel(front.metric)
-    return plot_text(plotext)
+    return scatter(
+        {
+            marker: [(front.taken(record) or 1.0, record.accuracy or 0.0) for record in group]
+            for marker, group in groups.items()
+        },
+        width=width,
+        height=height,
+        x_label=f"{front.speed} (o front, * baseline)",
+        y_label=front.metric,
+        log=True,
+    )
 
 
 def front_summary(study: StoredStudy) -> Iterator[str]:

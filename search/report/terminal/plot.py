@@ -1,0 +1,93 @@
+"""Points as lines of text, without colour: what `run`, `show` and `profile` draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+_WIDEST, _NARROWEST = 100, 40
+# Labels of the vertical axis, at most.
+_LEVELS = 7
+
+
+def scatter(
+    groups: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    width: int,
+    height: int,
+    x_label: str,
+    y_label: str,
+    x_ticks: Mapping[float, str] | None = None,
+    log: bool = False,
+) -> str:
+    """Points (x, y) by their marker; of several in a place the last group's is seen.
+
+    Args:
+        width, height: of all of it, in characters; within what is readable.
+        x_ticks: labels by their place; default: five numbers over what the points span. Those without room are left out.
+        log: whether x is on a logarithmic scale.
+
+    >>> print(scatter({"o": [(1, 0.5), (10, 2.0)]}, width=40, height=8, x_label="s", y_label="loss"))
+       ┌───────────────────────────────────┐
+      2┤                                  o│
+    1.5┤                                   │
+      1┤                                   │
+    0.5┤o                                  │
+       └┬───────┬────────┬────────┬───────┬┘
+        1      3.2      5.5      7.8     10
+    loss               s
+    """
+    points = [point for group in groups.values() for point in group]
+    scale = math.log if log else float
+    left, right = (scale(end(x for x, _ in points)) for end in (min, max))
+    low, high = (end(y for _, y in points) for end in (min, max))
+    rows = max(height - 4, 2)
+    levels = min(_LEVELS, rows) if high > low else 1
+    at = [round(part * (rows - 1) / max(levels - 1, 1)) for part in range(levels)]
+    labels = dict(zip(at, _distinct([low + (high - low) * row / (rows - 1) for row in at]), strict=True))
+    margin = max(map(len, labels.values()))
+    columns = max(min(width, _WIDEST), _NARROWEST) - margin - 2
+
+    def column(x: float) -> int:
+        return _place(scale(x), left, right, columns)
+
+    canvas = [[" "] * columns for _ in range(rows)]
+    for marker, group in groups.items():
+        for x, y in group:
+            canvas[_place(y, low, high, rows)][column(x)] = marker
+    if x_ticks is None:
+        ends = math.exp if log else float
+        spots = [ends(left + (right - left) * part / 4) for part in range(5)]
+        x_ticks = dict(zip(spots, _distinct(spots), strict=True))
+    axis, below = ["─"] * columns, [" "] * (columns + margin + 2)
+    for spot, text in sorted(x_ticks.items()):
+        center = margin + 1 + column(spot)
+        start = min(max(center - len(text) // 2, 0), len(below) - len(text))
+        room = below[max(start - 1, 0) : start + len(text) + 1]
+        if all(letter == " " for letter in room):
+            below[start : start + len(text)] = text
+            axis[column(spot)] = "┬"
+    lines = [f"{' ' * margin}┌{'─' * columns}┐"]
+    for row in reversed(range(rows)):
+        label = labels.get(row)
+        lines.append(f"{(label or '').rjust(margin)}{'│' if label is None else '┤'}{''.join(canvas[row])}│")
+    lines += [f"{' ' * margin}└{''.join(axis)}┘", "".join(below)]
+    lines.append(y_label + x_label.center(columns + margin + 2 - 2 * len(y_label)))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _place(value: float, low: float, high: float, cells: int) -> int:
+    """The cell, of so many from `low` to `high`, whose middle is nearest."""
+    return 0 if high <= low else min(max(round((value - low) / (high - low) * (cells - 1)), 0), cells - 1)
+
+
+def _distinct(values: Sequence[float]) -> list[str]:
+    """Numbers with as many digits as tell them apart."""
+    for digits in range(2, 8):
+        texts = [f"{value:.0f}" if 100 <= abs(value) < 1e6 and digits == 2 else f"{value:.{digits}g}" for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
+
+
+__all__ = ["scatter"]
