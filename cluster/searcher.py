@@ -88,7 +88,7 @@ class StudySearcher(Searcher):
         """What Tune is to start for an attempt, on the machines that are there."""
         devices = setup.plan.devices
         split = self._runner.placed(devices)
-        waits = sum(split) < devices and not self._study.go_on_with(setup.number, sum(split))
+        waits = sum(split) < devices and not self._study.replan_for(setup.number, sum(split))
         if waits:
             split = (devices,)
         self._splits[trial_id] = devices, split, waits
@@ -99,7 +99,7 @@ class StudySearcher(Searcher):
             "shares": split,
         }
 
-    def waits_in_vain(self, trial_id: str) -> bool:
+    def should_withdraw(self, trial_id: str) -> bool:
         """Whether a pending attempt is not to start: it waits for other machines than it would be given now, or the next device
         is another study's, or the study leaves.
         """
@@ -133,7 +133,7 @@ class StudySearcher(Searcher):
         """Those of Tune's pending trials that are not to start, the latest first."""
         order = {trial_id: place for place, trial_id in enumerate(self._splits)}
         for trial in sorted(trials, key=lambda one: -order.get(one.trial_id, -1)):
-            if trial.status == "PENDING" and self.waits_in_vain(trial.trial_id):
+            if trial.status == "PENDING" and self.should_withdraw(trial.trial_id):
                 yield trial
 
     @property
@@ -237,7 +237,7 @@ class RayIsGoneError(Exception):
     """Ends Tune's run where Ray is gone, or a second signal ended the wait for it."""
 
 
-class InOrder(FIFOScheduler):
+class LaunchOrder(FIFOScheduler):
     """Starts attempts in the order of their suggestions, in processes that stay.
 
     It takes back those that wait for machines that have gone, and records why a trial's worker died, which Tune does not pass
@@ -298,7 +298,7 @@ class StudyStopper(tune.Stopper):
         return {}  # Tune saves its stopper every few seconds; a study cannot and need not be pickled
 
 
-class TellStart(TrialProgressCallback):
+class StartNotifier(TrialProgressCallback):
     """Tells when an attempt has got its devices.
 
     It stands in place of Tune's callback of this kind, which Tune would add, and which keeps every trial and its last result.
@@ -335,4 +335,4 @@ def _cached_for(ask: Callable[[], _T], first: _T, seconds: float) -> Callable[[]
     return answer
 
 
-__all__ = ["InOrder", "SilentReporter", "StudySearcher", "StudyStopper", "TellStart"]
+__all__ = ["LaunchOrder", "SilentReporter", "StartNotifier", "StudySearcher", "StudyStopper"]

@@ -36,7 +36,7 @@ from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .connection import RayConnection, nodes
 from .fair_share import KIND, profiling
 from .machines import resources_of, shares, trials_that_fit
-from .searcher import InOrder, SilentReporter, StudySearcher, StudyStopper, TellStart
+from .searcher import LaunchOrder, SilentReporter, StartNotifier, StudySearcher, StudyStopper
 from .tune_internals import report_no_callbacks, resources_counted_by
 from .worker import AttemptTrainable, ask_to_leave, attempt_here, gpu_memory, gpus_here, kind_of, profile_here
 
@@ -386,7 +386,7 @@ class TuneRunner:
                 trainable(self._bundle),
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
-                    scheduler=InOrder(searcher),
+                    scheduler=LaunchOrder(searcher),
                     num_samples=-1,
                     max_concurrent_trials=None,
                     reuse_actors=True,
@@ -397,7 +397,7 @@ class TuneRunner:
                     name="run",
                     storage_path=folder,
                     stop=StudyStopper(study, searcher),
-                    callbacks=[TellStart(searcher)],
+                    callbacks=[StartNotifier(searcher)],
                     verbose=0,
                     progress_reporter=SilentReporter() if in_notebook() else None,  # Tune warns of it elsewhere
                     failure_config=tune.FailureConfig(max_failures=0),

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 @click.option("--name", metavar="NAME", help="Name of the study, if STUDY is a task.")
 @click.option("--trials", type=click.IntRange(min=1), help="Trials to finish, instead of budget.trials.")
 @click.option(
-    "--until-worth",
+    "--min-gain",
     type=SHARE,
     help="Start no more trials once another ten are expected to add less than this share to the front, such as 1%; instead "
-    "of budget.until_worth.",
+    "of budget.min_gain.",
 )
 @click.option("--new", is_flag=True, help="Create a new study beside the existing one.")
 @click.option(
@@ -63,7 +63,7 @@ def run(
     parameters: tuple[str, ...],
     name: str | None,
     trials: int | None,
-    until_worth: float | None,
+    min_gain: float | None,
     new: bool,
     same_experiment: bool,
     serial: bool,
@@ -79,8 +79,8 @@ def run(
     """
     options = {"batch": batch, "rate": rate, "epochs": epochs, "rule": rule, "name": name}
     file, spec = _study(study, options, trials, storage, parameters)
-    if until_worth is not None:
-        spec = spec.changed({"budget": {"until_worth": until_worth}})
+    if min_gain is not None:
+        spec = spec.changed({"budget": {"min_gain": min_gain}})
     console = terminal(as_json)
     with located_faults(file):
         with documents_only(as_json):
@@ -191,13 +191,13 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
         if failed:
             console.print(f"`bsearch show {_shown(study, spec)} --trial {failed[-1].number}` shows its traceback.")
     elif result.stopped:
-        lower = result.stopped.startswith("budget.until_worth")
+        lower = result.stopped.startswith("budget.min_gain")
         more = "lower it, then " if lower else "raise it, then " if result.stopped.startswith("budget.") else ""
         after = f" after {seconds(result.elapsed_s)}" if result.elapsed_s else ""
         console.print(f"Stopped{after}: {result.stopped}. To resume: {more}{again}")
     elif done < spec.budget.trials:
         console.print(f"{count(done)} of {spec.budget.trials} trials are done. To resume: {again}")
-    if result.gain is not None and not result.stopped.startswith("budget.until_worth"):
+    if result.gain is not None and not result.stopped.startswith("budget.min_gain"):
         sentence = gain_sentence(result.gain)
         console.print(f"{sentence[0].upper()}{sentence[1:]} (a rough guide, often too high).")
     shown = _shown(study, spec)

@@ -267,7 +267,7 @@ def _drive(
                 notify(Event("message", text=text))
             run.queue_baseline()
             run.recover()
-            if spec.budget.until_worth is not None:
+            if spec.budget.min_gain is not None:
                 run.check_worth()
             run.check_cost()  # by what trials that earlier drivers left had cost
             watch(run)

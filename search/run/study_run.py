@@ -224,7 +224,7 @@ class StudyRun:
                     setups[kind] = replace(self._setup(attempt.suggestion, kind), attempt=attempt.setup.attempt)
         return setups
 
-    def go_on_with(self, number: int, devices: int) -> bool:
+    def replan_for(self, number: int, devices: int) -> bool:
         """Plan an attempt that was just taken for fewer devices than its trial has, since no more are there.
 
         Each step is that of the same samples, and the trial counts as what it takes on its own number of devices. False where
@@ -347,15 +347,15 @@ class StudyRun:
             accuracy = self._sign * measurements[-1].score(setup.metric) if trained else None
             self._early_stopping.end(number, self._taken(attempt, measurements[-1]), accuracy)
         self._count_errors(outcome)
-        if self.spec.budget.until_worth is not None and len(self.done) >= self._worth_known_at + _WORTH_EVERY:
+        if self.spec.budget.min_gain is not None and len(self.done) >= self._worth_known_at + _WORTH_EVERY:
             self._worth_known_at = len(self.done)
             self.suggestions.submit(self.check_worth)
 
     def check_worth(self) -> None:
         """Start no more trials where they are no longer expected to be worth it."""
-        least, gain = self.spec.budget.until_worth, self._suggester.expected_gain(WORTH_OF)
+        least, gain = self.spec.budget.min_gain, self._suggester.expected_gain(WORTH_OF)
         if least is not None and gain is not None and self.counted >= WORTH_OF and gain < least:
-            self.enough = f"budget.until_worth: {gain_sentence(gain)}, less than {100 * least:g}%"
+            self.enough = f"budget.min_gain: {gain_sentence(gain)}, less than {100 * least:g}%"
 
     def _pay(self, attempt: Attempt) -> None:
         """Count what an attempt's devices cost, now that it has ended."""

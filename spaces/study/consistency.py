@@ -73,9 +73,9 @@ def _sampler(study: StudySpec) -> Iterator[Disagreement]:
     """What only our own sampler can do."""
     if study.sampler == "front":
         return
-    if study.budget.until_worth is not None:
+    if study.budget.min_gain is not None:
         yield (
-            "budget.until_worth",
+            "budget.min_gain",
             f"expected sampler: front, whose models say what more trials would add; got {study.sampler}",
         )
     if study.warm_start:

@@ -388,6 +388,7 @@ _RENAMED = {
     "objectives.accuracy": "objectives.metric, as a bare name or {name, direction}",
     "objectives.metric.metric": "objectives.metric.name",
     "devices.price_on": "devices.time_on",
+    "budget.until_worth": "budget.min_gain",
 }
 # Keys that were measured and removed, and the decision with the figures.
 _REMOVED = {

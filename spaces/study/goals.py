@@ -28,7 +28,7 @@ class Budget(Section):
         description="Limit on what devices cost by `devices.prices` while trials hold them, summed over restarts; null: no "
         "limit.",
     )
-    until_worth: Annotated[Share, Field(gt=0)] | None = Field(
+    min_gain: Annotated[Share, Field(gt=0)] | None = Field(
         None,
         description="Start no more trials once another ten are expected to add less than this share to the front's "
         "hypervolume (log seconds against the metric), such as 1%; null: never. Repeats under `confirm` are still trained.",

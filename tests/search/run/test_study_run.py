@@ -46,9 +46,9 @@ class TestStudyRun(Studies):
     @pytest.mark.slow
     def test_it_ends_once_more_trials_are_not_worth_it(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
         space = {"effective_batch": {"low": 30, "high": 90}, "reference_rate": {"low": 0.05, "high": 0.2}, "epochs": 1}
-        budget = {"trials": 60, "until_worth": "99%"}
+        budget = {"trials": 60, "min_gain": "99%"}
         result = go("Points", space=space, budget=budget, confirm=1, stopping="none")
-        assert result.stopped.startswith("budget.until_worth: another 10 trials are expected to add ")
+        assert result.stopped.startswith("budget.min_gain: another 10 trials are expected to add ")
         assert result.stopped.endswith("% to the front's hypervolume, less than 99%")
         assert result.gain is not None
         assert 0 <= result.gain < 0.99
@@ -59,11 +59,11 @@ class TestStudyRun(Studies):
         assert {trial.number for trial in result.study.front.trials} <= repeated
         assert {trial.state.name for trial in trials} == {"COMPLETE"}
         again = go("Points", space=space, budget=budget, confirm=1, stopping="none")
-        assert again.stopped.startswith("budget.until_worth")
+        assert again.stopped.startswith("budget.min_gain")
         assert len(kept().trials) == len(trials)
         more = go("Points", space=space, budget={"trials": len(trials) + 2}, confirm=1, stopping="none")
         assert not more.stopped
-        with pytest.raises(StudyFileError, match=r"budget\.until_worth: expected sampler: front"):
+        with pytest.raises(StudyFileError, match=r"budget\.min_gain: expected sampler: front"):
             go("Points", budget=budget, sampler="tpe")
 
     def test_a_diverged_trial_counts_and_is_not_on_the_front(self, go: Run, kept: Callable[[], optuna.Study]) -> None:

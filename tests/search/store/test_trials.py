@@ -179,6 +179,7 @@ def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(
         "space": {"effective_batch": {"low": 8, "high": 64}, "reference_rate": 0.1, "batch_schedule": ["constant", "seesaw"]},
         "training": {"branches": False, "warmup": 0.1},
         "stopping": {"kind": "halving"},
+        "budget": {"trials": 9, "until_worth": 0.01},
     }
     identity = {"space": {"batch_schedule": ["constant", "seesaw"]}, "task": {"name": "Old", "code": "1"}}
     with engine.begin() as connection:
@@ -193,7 +194,7 @@ def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(
     records = Records(url)
     (row,) = records.studies()
     read = StudySpec.model_validate(row.spec)
-    assert (read.stopping.kind, read.training.warmup) == ("none", 0.1)
+    assert (read.stopping.kind, read.training.warmup, read.budget.min_gain) == ("none", 0.1, 0.01)
     assert row.identity == identity  # another experiment than any that can be written now
     (attempt,) = records.attempts("old", 0)
     assert TrialSetup.from_dict(attempt["setup"]) == now

@@ -1,4 +1,4 @@
-"""Without branches, batch_schedule and stopping: halving, which were measured and removed (docs/decisions/0057)."""
+"""Without branches, batch_schedule and stopping: halving, which were removed (docs/decisions/0057); budget.min_gain."""
 
 from typing import Any
 
@@ -24,5 +24,7 @@ def _without(document: dict[str, Any]) -> None:
     for section in ("training", "space"):
         for key in ("branches", "batch_schedule"):
             (document.get(section) or {}).pop(key, None)
+    if "until_worth" in (document.get("budget") or {}):
+        document["budget"]["min_gain"] = document["budget"].pop("until_worth")
     if (document.get("stopping") or {}).get("kind") == "halving":
         document["stopping"]["kind"] = "none"
