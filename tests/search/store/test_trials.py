@@ -116,15 +116,21 @@ def test_the_newest_revision_is_the_one_we_write() -> None:
     assert max(schema.known_revisions()) == schema.HEAD
 
 
-def test_an_older_database_takes_the_names_of_the_first_release(tmp_path: Path) -> None:
-    """Written as revision 0002 wrote it: `start:`, `objectives.accuracy`, `price_on`, prices."""
-    url = f"sqlite:///{tmp_path}/old.db"
+def old_database(folder: Path, revision: str) -> tuple[str, sa.Engine]:
+    """An SQLite database with our tables as they were at a revision."""
+    url = f"sqlite:///{folder}/old.db"
     engine = sa.create_engine(url)
     config = Config()
     config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
     with engine.begin() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "0002")
+        command.upgrade(config, revision)
+    return url, engine
+
+
+def test_an_older_database_takes_the_names_of_the_first_release(tmp_path: Path) -> None:
+    """Written as revision 0002 wrote it: `start:`, `objectives.accuracy`, `price_on`, prices."""
+    url, engine = old_database(tmp_path, "0002")
     optuna.create_study(storage=open_storage(url), study_name="old", directions=["minimize", "minimize"]).add_trial(
         create_trial(state=TrialState.FAIL, user_attrs={"start": 0, "departure": 0.5, "outcome": "error"})
     )
@@ -159,13 +165,7 @@ def test_an_older_database_takes_the_names_of_the_first_release(tmp_path: Path) 
 
 def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(tmp_path: Path) -> None:
     """Written as revision 0003 wrote it: with branches, a batch that may grow, and halving."""
-    url = f"sqlite:///{tmp_path}/old.db"
-    engine = sa.create_engine(url)
-    config = Config()
-    config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
+    url, engine = old_database(tmp_path, "0003")
     now = replace(setup(16, budget=64, parameters={"width": 3}, training={"warmup": 0.1}), study="old", largest_micro_batch=16)
     written = now.to_dict()
     written = {
