@@ -82,6 +82,7 @@ def port_lines(ported: Ported) -> Iterator[str]:
     yield from (f"  differs: {one}" for one in ported.differs)
     if not ported.differs:
         yield "  identical to the recipe: each step has the same rows, and the mean over all their tokens; up to rounding"
+        yield "    (with transformers 4.54 or newer, and a model that takes num_items_in_batch: else means of parts are averaged)"
     yield from (f"  note: {one}" for one in ported.warned)
     if ported.known is not None and ported.known.step_s is not None:
         yield f"  a step takes {seconds(ported.known.step_s)}, by the profile"
