@@ -202,6 +202,8 @@ def _frozen_or_whole(setup: TrialSetup) -> Any:
                 "space.lora_rank: expected a model with weights of its own, since adapters are saved alone; got "
                 "from_scratch: true. Remove one of the two."
             )
+        if "quantize" in setup.parameters:
+            raise TaskError("space.quantize: expected a model with weights of its own and lora_rank, got from_scratch: true.")
         dtype = _dtype(setup)
         made = transformers_here().AutoModelForCausalLM.from_config  # which would take the configuration's precision
         return made(copy.deepcopy(config_of(source)), dtype=torch.float32 if dtype == "auto" else dtype, **options)

@@ -29,6 +29,7 @@ class Corpus:
     Args:
         on_both_sides: validation documents whose text is also among the training documents.
         weights: of the training rows, where they are drawn by the weights of their sources; None: each once an epoch.
+        shares: of the rows that are drawn, by source.
         teaches_ends: whether a document counts the token that ends it, or an answer, so that the model learns where to stop.
         samples: a few of the training documents as text, with what counts in the loss in guillemets.
     """
@@ -38,6 +39,7 @@ class Corpus:
     fate: Fate
     on_both_sides: int
     weights: tuple[float, ...] | None
+    shares: tuple[tuple[str, float], ...]
     teaches_ends: bool
     samples: tuple[str, ...]
 
@@ -56,6 +58,9 @@ class Corpus:
             parts.append(f"{_counted(fate.silent, what, many)} without a counted token left out")
         if self.on_both_sides:
             parts.append(f"{_counted(self.on_both_sides, 'validation document')} with the text of a training document")
+        if self.weights is not None:
+            drawn = ", ".join(f"{share:.0%} from {name}" for name, share in self.shares)
+            parts.append(f"rows are drawn by weight, with replacement: {drawn}")
         if not self.teaches_ends:
             parts.append("none counts a token that ends it, so the model does not learn where to stop")
         return "; ".join(parts)
@@ -190,6 +195,11 @@ def _corpus(wanted: _Wanted) -> Corpus:
             float(source.weight or 0) / len(rows.tokens)
             for source, rows in zip(wanted.text, parts, strict=True)
             for _ in rows.lengths
+        ),
+        shares=tuple(
+            (Path(source.name).name, (source.weight or 0) / sum(one.weight or 0 for one in wanted.text))
+            for source in wanted.text
+            if source.weight is not None
         ),
         teaches_ends=_teaches_ends(documents, tokens),
         samples=tuple(_shown(document, tokens) for document in shown),

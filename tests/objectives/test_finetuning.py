@@ -206,6 +206,7 @@ def test_rows_of_several_sources_are_drawn_by_their_weights(folder: Path) -> Non
     corpus = corpus_of(of(folder, text=both))
     each = [len(corpus_of(of(folder, text=str(folder / name))).train.tokens) for name in ("chats.jsonl", "words.jsonl")]
     assert corpus.weights is not None
+    assert "rows are drawn by weight, with replacement: 75% from chats.jsonl, 25% from words.jsonl" in corpus.sentence
     assert len(corpus.train.tokens) == sum(each) == len(corpus.weights)
     assert sum(corpus.weights[: each[0]]) == pytest.approx(3)
     assert sum(corpus.weights[each[0] :]) == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""A recipe with other values, in its own form: only what changes is touched."""
+"""A recipe with other values, in its own form: only what changes is touched, and what comes out is read again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .recipe import PROCESSES, Recipe
+from ....spaces.errors import Fault, StudyFileError
+from .recipe import IN_ALL, MACHINES, PER_MACHINE, Recipe, reread
+
+_BATCH = "per_device_train_batch_size"
 
 
 def rewritten(recipe: Recipe, changes: Mapping[str, Any], devices: int) -> str:
@@ -15,44 +18,76 @@ def rewritten(recipe: Recipe, changes: Mapping[str, Any], devices: int) -> str:
 
     Args:
         devices: written into a command line that says how many there are.
+
+    Raises:
+        StudyFileError: what would be written does not say that and nothing else, as with anchors or settings in one line.
     """
+    texts = [_edited(recipe, changes, devices)]
+    if recipe.path.suffix.lower() == ".json":
+        texts.append(json.dumps({**json.loads(recipe.text), **changes}, indent=2) + "\n")
+    for text in texts:
+        if _says(recipe, text, changes, devices):
+            return text
+    by_hand = ", ".join(f"{key}: {value}" for key, value in changes.items()) or "nothing else"
+    processes = f", on {devices} processes" if recipe.line else ""
+    raise StudyFileError(
+        Fault("--out", f"cannot be rewritten as it stands; change by hand: {by_hand}{processes}", str(recipe.path))
+    )
+
+
+def _says(recipe: Recipe, text: str, changes: Mapping[str, Any], devices: int) -> bool:
+    """Whether a text has the recipe's settings with these changed, read as its library reads it."""
+    try:
+        again = reread(recipe, text)
+    except StudyFileError:
+        return False
+    expected = {key: str(value) for key, value in {**recipe.settings, **changes}.items()}
+    return {key: str(value) for key, value in again.settings.items()} == expected and again.devices in (
+        None if recipe.devices is None else devices,
+    )
+
+
+def _edited(recipe: Recipe, changes: Mapping[str, Any], devices: int) -> str:
     text = recipe.text
+    edit = _in_line if recipe.line else _in_json if recipe.path.suffix.lower() == ".json" else _in_yaml
     for key, value in changes.items():
-        text = (_in_line if recipe.line else _in_json if recipe.path.suffix.lower() == ".json" else _in_yaml)(text, key, value)
+        text = edit(text, key, value)
     if recipe.line and recipe.devices is not None:
-        for name in PROCESSES:
-            text = re.sub(rf"({re.escape(name)}[ =]+)\S+", rf"\g<1>{devices}", text)
+        for names, count in ((PER_MACHINE, devices), (IN_ALL, devices), (MACHINES, 1)):
+            for name in names:
+                text = re.sub(rf"({re.escape(name)}[ =]+)\S+", rf"\g<1>{count}", text)
     return text
 
 
 def _in_yaml(text: str, key: str, value: Any) -> str:
+    quoted = rf"[\"']?{re.escape(key)}[\"']?"
     found, count = re.subn(
-        rf"(?m)^({re.escape(key)}[ \t]*:[ \t]*)[^#\r\n]*?([ \t]*(?:#.*)?)$", rf"\g<1>{_scalar(value)}\g<2>", text, count=1
+        rf"(?m)^({quoted}[ \t]*:[ \t]+)[^#\r\n]*?([ \t]*(?:#[^\r\n]*)?)(\r?)$",
+        rf"\g<1>{json.dumps(value)}\g<2>\g<3>",
+        text,
+        count=1,
     )
     if count:
         return found
-    end = "" if not text or text.endswith("\n") else "\n"
-    return f"{text}{end}{key}: {_scalar(value)}\n"
+    line = "\r\n" if "\r\n" in text else "\n"
+    return f"{text}{'' if not text or text.endswith(line) else line}{key}: {json.dumps(value)}{line}"
 
 
 def _in_json(text: str, key: str, value: Any) -> str:
     found, count = re.subn(
         rf'("{re.escape(key)}"\s*:\s*)("(?:[^"\\]|\\.)*"|[^,\s}}\]]+)', lambda one: one[1] + json.dumps(value), text, count=1
     )
-    if count:
-        return found
-    return json.dumps({**json.loads(text), key: value}, indent=2) + "\n"
+    return found if count else json.dumps({**json.loads(text), key: value}, indent=2) + "\n"
 
 
 def _in_line(text: str, key: str, value: Any) -> str:
-    found, count = re.subn(rf"(--{re.escape(key)}(?:=|\s+))[^\s\\]+", rf"\g<1>{value}", text, count=1)
-    if count:
-        return found
-    return f"{text.rstrip()} --{key} {value}\n"
+    """The argument where a line that is no comment has it, or beside the batch, which every command has."""
 
+    def argument(name: str) -> str:
+        return rf"(?m)^((?![ \t]*#).*?--{re.escape(name)}(?:=|[ \t]+))([^\s\\]+)"
 
-def _scalar(value: Any) -> str:
-    return json.dumps(value)
+    found, count = re.subn(argument(key), rf"\g<1>{value}", text, count=1)
+    return found if count else re.sub(argument(_BATCH), rf"\g<1>\g<2> --{key} {value}", text, count=1)
 
 
 __all__ = ["rewritten"]

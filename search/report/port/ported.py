@@ -67,9 +67,9 @@ class Ported:
         """Settings of the recipe that change, by its own names."""
         recipe, plan = self.recipe, self.written
         changes: dict[str, Any] = {recipe.key("micro_batch"): plan.largest_micro_batch}
-        if recipe.get("total_batch") is not None and recipe.get("accumulation") is None:  # which follows from it
+        if recipe.get("total_batch") is not None:
             changes[recipe.key("total_batch")] = plan.largest_micro_batch * plan.accumulation
-        else:
+        if recipe.get("total_batch") is None or recipe.get("accumulation") is not None:  # else it follows from that
             changes[recipe.key("accumulation")] = plan.accumulation
         if isinstance(self.memory, Memory) and self.memory.checkpointing == "full" and not checkpoints(recipe):
             off = "no_checkpointing" in recipe.form.keys
@@ -82,7 +82,8 @@ class Ported:
             for meaning, value in zip(("steps", "warmup_steps"), self.nearest.steps, strict=True):
                 if value is not None:
                     changes[recipe.key(meaning)] = value  # type: ignore[arg-type]
-        return {key: value for key, value in changes.items() if str(recipe.settings.get(key)) != str(value)}
+        missing = {recipe.key("accumulation"): 1}  # what libraries take where nothing is written
+        return {key: value for key, value in changes.items() if str(recipe.settings.get(key, missing.get(key))) != str(value)}
 
 
 def port(recipe: Recipe, target: Target, devices: int | None, model: str | None, profile: Path | None) -> Ported:
@@ -133,7 +134,7 @@ def _batch_of(recipe: Recipe, devices: int | None) -> BatchPlan:
     if devices is not None and recipe.devices not in (None, devices):
         raise StudyFileError(Fault("--from", f"expected the recipe's own {recipe.devices} devices, got {devices}"))
     count = devices or recipe.devices or 1
-    micro_batch = recipe.count("micro_batch", 8 if recipe.form.library.startswith("transformers") else 1)
+    micro_batch = recipe.count("micro_batch", 1 if recipe.form.library.startswith("Axolotl") else 8)  # their defaults
     total = recipe.count("total_batch", 0) if recipe.get("total_batch") is not None else 0
     accumulation = recipe.count("accumulation", max(total // micro_batch, 1))
     return BatchPlan(count * micro_batch * accumulation, accumulation, count)

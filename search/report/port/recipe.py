@@ -19,20 +19,25 @@ from ....spaces.files import text_of
 from .forms import INDIFFERENT, Form, Meaning, form_of
 
 _MOST_BYTES = 1 << 20
-# What starts a training on several devices, and its arguments that say on how many.
+# What starts a training on several devices.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", "llamafactory-cli", "trl", "axolotl", "srun")
-PROCESSES = ("--nproc_per_node", "--nproc-per-node", "--num_processes", "--num_gpus")
-_MACHINES = ("--nnodes", "--num_machines", "--num_nodes")
-# Ways to split one sample's work over devices.
-_NOT_DATA_PARALLEL = (
-    *(
-        "sequence_parallel_degree",
-        "context_parallel_size",
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "expert_parallel_size",
-    ),
+# Its arguments that say on how many: of each machine, in all, and machines.
+PER_MACHINE, IN_ALL = ("--nproc_per_node", "--nproc-per-node", "--num_gpus"), ("--num_processes",)
+MACHINES = ("--nnodes", "--num_machines", "--num_nodes")
+# Further ones of launchers, with one value each or none; they say nothing of a step.
+_LAUNCH = (
+    *("--master_port", "--master-port", "--master_addr", "--master-addr", "--node_rank", "--node-rank", "--rdzv_backend"),
+    *("--rdzv-backend", "--rdzv_endpoint", "--rdzv-endpoint", "--rdzv_id", "--rdzv-id", "--config_file", "--machine_rank"),
+    *("--main_process_port", "--main_process_ip", "--mixed_precision", "--dynamo_backend"),
 )
+_LAUNCH_FLAGS = ("--standalone", "--multi_gpu", "--use_deepspeed", "--use_fsdp")
+# Ways to split one sample's work over devices.
+_OTHER_PARALLELISM = (
+    "sequence_parallel_degree",
+    *(f"{what}_parallel_size" for what in ("context", "tensor", "pipeline", "expert")),
+)
+# Trainings whose steps are not of one row a sample.
+_OTHER_STAGES = {"stage": ("sft", "pt", "None"), "rl": ("None",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,13 @@ class Recipe:
         """
         value = self.get(meaning)
         try:
+            if isinstance(value, bool):
+                raise TypeError
             return None if value is None else float(value)  # YAML reads 2e-5 as text
         except (TypeError, ValueError):
-            raise self.fault(self.key(meaning), f"expected a number, got {value!r}") from None
+            raise self.fault(
+                self.key(meaning), f"expected a number, got {value!r}. Write the number that it stands for."
+            ) from None
 
     def count(self, meaning: Meaning, default: int) -> int:
         """A setting that is an integer >= 1."""
@@ -105,6 +114,11 @@ class Recipe:
         return StudyFileError(Fault(key, message, str(self.path)))
 
 
+def reread(recipe: Recipe, text: str) -> Recipe:
+    """The same file with another text."""
+    return _recipe(recipe.path, text)
+
+
 def _is_indifferent(key: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in INDIFFERENT)
 
@@ -115,7 +129,10 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         StudyFileError: it cannot be read, or is of no known form.
     """
-    text = text_of(path, "a recipe", _MOST_BYTES)
+    return _recipe(path, text_of(path, "a recipe", _MOST_BYTES))
+
+
+def _recipe(path: Path, text: str) -> Recipe:
     settings, devices, line = _settings(path, text)
     form = form_of(frozenset(settings))
     if form is None:
@@ -128,10 +145,18 @@ def read_recipe(path: Path) -> Recipe:
             )
         )
     recipe = Recipe(path, text, form, settings, devices, line)
-    for key in _NOT_DATA_PARALLEL:
-        if str(settings.get(key, 1)) not in ("1", "None", "null"):
+    for key in _OTHER_PARALLELISM:
+        if str(settings.get(key, 1)) not in ("1", "None"):
             raise recipe.fault(
                 key, f"expected 1, since port knows recipes whose devices share the batch alone; got {settings[key]}"
+            )
+    for key, known in _OTHER_STAGES.items():
+        if str(settings.get(key)) not in known:
+            raise recipe.fault(key, f"expected supervised fine-tuning, whose steps port knows; got {settings[key]}")
+    for outer, value in settings.items():
+        if isinstance(value, dict) and (inner := [key for key in value if key in form.meanings and value[key] != "auto"]):
+            raise recipe.fault(
+                outer, f"expected settings of the batch outside of it, where port reads them; got {', '.join(inner)}"
             )
     return recipe
 
@@ -139,62 +164,134 @@ def read_recipe(path: Path) -> Recipe:
 def _settings(path: Path, text: str) -> tuple[dict[str, Any], int | None, bool]:
     if path.suffix.lower() in (".json", ".yaml", ".yml"):
         try:
-            found = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+            is_json = path.suffix.lower() == ".json"
+            found = json.loads(text, object_pairs_hook=_once) if is_json else _Once(text).get_single_data()
+        except yaml.MarkedYAMLError as error:
+            at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+            raise StudyFileError(
+                Fault("", f"{at}cannot be read as YAML: {error.problem or error.context}", str(path))
+            ) from None
         except (ValueError, yaml.YAMLError, RecursionError) as error:
             raise StudyFileError(Fault("", f"cannot be read: {str(error).splitlines()[0]}", str(path))) from None
         if not isinstance(found, dict):
             raise StudyFileError(Fault("", f"expected a mapping of settings, got {type(found).__name__}", str(path)))
         return {str(key): value for key, value in found.items()}, None, False
-    words = _command(path, text)
-    return *_arguments(words), True
+    return *_command(path, text), True
 
 
-def _command(path: Path, text: str) -> list[str]:
-    """The words of the line that trains, with the file's own variables."""
-    joined = re.sub(r"\\\r?\n", " ", text)
+class _Once(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which libraries read one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"expected {twice} once, got it twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in [one for one, _ in pairs[:number]])
+        raise ValueError(f"expected {twice} once, got it twice")
+    return found
+
+
+def _command(path: Path, text: str) -> tuple[dict[str, Any], int | None]:
+    """The settings and devices of the one command that trains, with the file's own variables.
+
+    Raises:
+        StudyFileError: there is none, or several.
+    """
+    found: list[tuple[dict[str, Any], int | None]] = []
     variables: dict[str, str] = {}
-    for line in joined.splitlines():
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError as error:
-            raise StudyFileError(Fault("", f"cannot be read as a command line: {error}", str(path))) from None
-        words = [_expanded(word, variables) for word in words]
-        while words and (set_here := re.fullmatch(r"(?:export\s+)?(\w+)=(.*)", words[0], re.S)):
-            variables[set_here[1]] = set_here[2]
-            words = words[1:]
-        if words and words[0] == "export":
-            variables |= dict(word.split("=", 1) for word in words[1:] if "=" in word)
-        elif words and words[0].rpartition("/")[2] in _LAUNCHERS and any(word.startswith("--") for word in words):
-            return words
-    raise StudyFileError(
-        Fault(
-            "",
-            f"expected a file that ends in .yaml or .json, or a command that starts with {', '.join(_LAUNCHERS[:4])}",
-            str(path),
-        )
-    )
+    other: list[str] = []
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+        for words in _commands(line, path):
+            words = [_expanded(word, variables) for word in words]
+            while words and (set_here := re.fullmatch(r"(\w+)=(.*)", words[0], re.S)):
+                variables[set_here[1]] = set_here[2]
+                words = words[1:]
+            if words and words[0] == "export":
+                variables |= dict(word.split("=", 1) for word in words[1:] if "=" in word)
+            elif words and words[0].rpartition("/")[2] in _LAUNCHERS and any(word.startswith("--") for word in words):
+                settings, devices = _arguments(words, path)
+                if form_of(frozenset(settings)) is not None:
+                    found.append((settings, devices))
+                else:
+                    other += list(settings)
+    if len(found) > 1:
+        raise StudyFileError(Fault("", f"expected one command that trains, got {len(found)}", str(path)))
+    if not found:
+        got = f"; got arguments {', '.join(other[:6])}" if other else ""
+        launchers = ", ".join(_LAUNCHERS[:4])
+        message = f"expected a file that ends in .yaml or .json, or a command of {launchers} with a batch{got}"
+        raise StudyFileError(Fault("", message, str(path)))
+    return found[0]
+
+
+def _commands(line: str, path: Path) -> list[list[str]]:
+    """The words of each command of a line, up to what redirects or follows it."""
+    try:
+        # Without the number of the stream that is redirected, as in 2>&1.
+        lexer = shlex.shlex(re.sub(r"(?<=\s)\d+(?=[<>])", "", line), posix=True, punctuation_chars="();<>|&")
+        lexer.whitespace_split = True
+        words = list(lexer)
+    except ValueError as error:
+        raise StudyFileError(Fault("", f"cannot be read as a command line: {error}", str(path))) from None
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if set(word) <= set("();<>|&"):
+            if set(word) & set("<>"):
+                commands.append(["#"])  # where it goes is no command
+            else:
+                commands.append([])
+        else:
+            commands[-1].append(word)
+    return [one for one in commands if one and one[0] != "#"]
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
     return re.sub(r"\$\{?(\w+)\}?", lambda found: variables.get(found[1], found[0]), word)
 
 
-def _arguments(words: list[str]) -> tuple[dict[str, Any], int | None]:
-    """A command's settings, and its devices."""
+def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None]:
+    """A command's settings, and its devices.
+
+    Raises:
+        StudyFileError: it says on how many devices in a way that is not known.
+    """
+    launch = (*PER_MACHINE, *IN_ALL, *MACHINES, *_LAUNCH)
     given: dict[str, Any] = {}
     for number, word in enumerate(words):
         if not word.startswith("--"):
             continue
         name, equals, value = word.partition("=")
-        values = [value] if equals else list(takewhile(lambda one: not one.startswith("--"), words[number + 1 :]))
+        values = (
+            [value] if equals else list(takewhile(lambda one: not one.startswith("-") or _is_number(one), words[number + 1 :]))
+        )
+        values = values[:0] if name in _LAUNCH_FLAGS else values[:1] if name in launch else values
         given[name] = True if not values else values[0] if len(values) == 1 else values
-    devices = None
-    processes, machines = (next((str(given[name]) for name in names if name in given), "1") for names in (PROCESSES, _MACHINES))
-    if any(name in given for name in PROCESSES) and processes.isdigit():
-        devices = int(processes) * (int(machines) if machines.isdigit() else 1)
-    launch = {*PROCESSES, *_MACHINES, "--master_port", "--master_addr", "--node_rank", "--rdzv_backend", "--rdzv_endpoint"}
-    launch |= {"--config_file", "--standalone", "--machine_rank", "--main_process_port", "--main_process_ip", "--rdzv_id"}
-    return {name[2:]: value for name, value in given.items() if name not in launch}, devices
+    if "--include" in given:
+        value = str(given.pop("--include"))
+        given["--num_gpus"] = str(value.count(",") + 1) if re.fullmatch(r"[\w.-]+:[\d,]+", value) else value
+
+    def count(names: tuple[str, ...]) -> int | None:
+        told = next((str(given[name]) for name in names if name in given), None)
+        if told is not None and not told.isdigit():
+            raise StudyFileError(
+                Fault(names[0], f"expected a number of processes or machines, got {told}. Write it out.", str(path))
+            )
+        return None if told is None else int(told)
+
+    in_all, each, machines = count(IN_ALL), count(PER_MACHINE), count(MACHINES)
+    devices = in_all if in_all is not None else None if each is None else each * (machines or 1)
+    return {name[2:]: value for name, value in given.items() if name not in (*launch, *_LAUNCH_FLAGS)}, devices
 
 
-__all__ = ["PROCESSES", "Recipe", "read_recipe"]
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-?[\d.]+(e-?\d+)?", word) is not None
+
+
+__all__ = ["IN_ALL", "MACHINES", "PER_MACHINE", "Recipe", "read_recipe", "reread"]

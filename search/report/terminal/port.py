@@ -26,7 +26,7 @@ def port_document(ported: Ported) -> dict[str, Any]:
         "target": asdict(ported.target),
         "memory": asdict(memory) if isinstance(memory, Memory) else {"unknown": memory},
         "plan": None if ported.plan is None else _split(ported.plan),
-        "identical": ported.plan is not None and not ported.differs,
+        "identical": ported.plan is not None and not ported.differs and not recipe.unknown,
         "differs": list(ported.differs),
         "warnings": list(ported.warned),
         "nearest": None
@@ -82,16 +82,17 @@ def port_lines(ported: Ported) -> Iterator[str]:
     yield from (f"  differs: {one}" for one in ported.differs)
     if not ported.differs:
         yield "  identical to the recipe: each step has the same rows, and the mean over all their tokens; up to rounding"
-        yield "    (with transformers 4.54 or newer, and a model that takes num_items_in_batch: else means of parts are averaged)"
+        yield "    (with transformers 4.54 or newer, and a model that takes num_items_in_batch; else means of parts differ)"
+        if recipe.unknown:
+            yield f"    unless one of these changes a step: {_listed(recipe.unknown)}"
     yield from (f"  note: {one}" for one in ported.warned)
     if ported.known is not None and ported.known.step_s is not None:
         yield f"  a step takes {seconds(ported.known.step_s)}, by the profile"
     if ported.nearest is not None:
         yield from _nearest_lines(ported)
     yield ""
-    yield "changes: " + (
-        "; ".join(f"{key} {recipe.settings.get(key, '(none)')} -> {value}" for key, value in ported.changes.items()) or "none"
-    )
+    old = {key: "(none)" if recipe.settings.get(key) is None else recipe.settings[key] for key in ported.changes}
+    yield "changes: " + ("; ".join(f"{key} {old[key]} -> {value}" for key, value in ported.changes.items()) or "none")
 
 
 def _nearest_lines(ported: Ported) -> Iterator[str]:

@@ -18,6 +18,7 @@ from bsearch.search.report.port.memory import Memory, target_of
 from bsearch.search.report.port.ported import Ported, port
 from bsearch.search.report.port.recipe import Recipe, read_recipe
 from bsearch.spaces.errors import StudyFileError
+from bsearch.spaces.plan import BatchPlan
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,6 +141,68 @@ def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], part:
     assert result.exit_code == 2
     assert part in result.output
     assert next(iter(change)) in result.output
+
+
+B, A = "--per_device_train_batch_size", "--gradient_accumulation_steps"
+# Of other people's files: devices, micro-batch and accumulation; or what is said of it.
+OTHERS: dict[str, tuple[str, tuple[int, int, int] | str]] = {
+    "a script behind the processes": (f"torchrun --nproc_per_node 8 train.py {B} 4 {A} 2", (8, 4, 2)),
+    "machines": (f"torchrun --nnodes 2 --nproc_per_node=4 train.py {B} 4 {A} 2", (8, 4, 2)),
+    "processes of all machines": (f"accelerate launch --num_processes 16 --num_machines 2 t.py {B} 4 {A} 2", (16, 4, 2)),
+    "included devices": (f"deepspeed --include localhost:0,1 train.py {B} 4 {A} 2", "change by hand"),
+    "another variable": (f"torchrun --nproc_per_node ${{N:-8}} train.py {B} 4", "expected a number of processes"),
+    "a log": (f"torchrun --nproc_per_node 2 train.py {A} 2 {B} 4 2>&1 | tee log.txt\necho done {B} 3", (2, 4, 2)),
+    "a log without accumulation": (f"torchrun --nproc_per_node 2 t.py {B} 4 > log 2>&1\necho --x 3", (2, 4, 1)),
+    "a comment": (f"# was {B} 16\ntorchrun --nproc_per_node 2 train.py {B} 4", (2, 4, 1)),
+    "preparation": (f"python3 prepare.py --out data\ntorchrun --nproc_per_node 2 train.py {B} 4", (2, 4, 1)),
+    "two trainings": (f"torchrun a.py {B} 4\ntorchrun b.py {B} 8", "expected one command that trains, got 2"),
+    "arithmetic": (f"torchrun a.py {B} 4 {A} $((8 / 2))", "expected a number"),
+    "CRLF.yaml": ("per_device_train_batch_size: 4\r\noptim: adamw_torch # so\r\n", (1, 4, 1)),
+    "quoted.yaml": ('"per_device_train_batch_size": 4\n', (1, 4, 1)),
+    "next line.yaml": ("per_device_train_batch_size:\n  4\n", "change by hand"),
+    "anchor.yaml": ("per_device_train_batch_size: &b 4\nper_device_eval_batch_size: *b\n", "change by hand"),
+    "one line.yaml": ("{per_device_train_batch_size: 4}", "change by hand"),
+    "twice.yaml": (
+        "per_device_train_batch_size: 16\nper_device_train_batch_size: 4\n",
+        "train_batch_size once, got",
+    ),
+    "true.yaml": ("per_device_train_batch_size: true\n", "expected a number, got True"),
+    "default.yaml": ("model_name_or_path: m\nfinetuning_type: lora\n", (1, 8, 1)),
+    "preferences.yaml": ("model_name_or_path: m\nfinetuning_type: lora\nstage: dpo\n", "expected supervised fine-tuning"),
+    "within.json": ('{"deepspeed": {"gradient_accumulation_steps": 2}, "per_device_train_batch_size": 4}', "outside of it"),
+    "beside.json": ('{"deepspeed": {"gradient_accumulation_steps": "auto"}, "per_device_train_batch_size": 4}', (1, 4, 1)),
+    "both.yaml": ("base_model: m\nbatch_size: 6\nmicro_batch_size: 3\ngradient_accumulation_steps: 2\n", (1, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_peoples_files_are_read_right_or_refused(name: str, tmp_path: Path) -> None:
+    text, expected = OTHERS[name]
+    path = tmp_path / (name if "." in name else f"{name}.sh")
+    path.write_bytes(text.encode())
+    changes: dict[str, Any] = {}
+    try:
+        recipe = read_recipe(path)
+        # To four devices, in micro-batches of at most two.
+        made = replace(ported(recipe), plan=None)
+        batch = made.before.effective_batch
+        made = replace(made, plan=BatchPlan(batch - batch % 4 or 4, max(batch // 4, 1), 4))
+        changes = made.changes
+        written = rewritten(recipe, changes, 4)
+    except StudyFileError as error:
+        assert isinstance(expected, str), str(error)
+        assert expected in str(error)
+        return
+    before = made.before
+    assert (before.devices, before.largest_micro_batch, before.accumulation) == expected
+    path.write_bytes(written.encode())
+    again = read_recipe(path)
+    assert again.devices in (None, 4)
+    assert {key: str(again.settings[key]) for key in changes} == {key: str(value) for key, value in changes.items()}
+    assert {key: value for key, value in again.settings.items() if key not in changes} == {
+        key: value for key, value in recipe.settings.items() if key not in changes
+    }
+    assert ("\r\n" in text) == ("\r\n" in written)
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "x: 1", "{}"])
