@@ -262,7 +262,7 @@ def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None
     Raises:
         StudyFileError: it says on how many devices in a way that is not known.
     """
-    launch = (*PER_MACHINE, *IN_ALL, *MACHINES, *_LAUNCH)
+    launch = (*PER_MACHINE, *IN_ALL, *MACHINES, *_LAUNCH, "--include")
     given: dict[str, Any] = {}
     for number, word in enumerate(words):
         if not word.startswith("--"):
