@@ -96,7 +96,7 @@ def memory_on(recipe: Recipe, target: Target, model: str | None, share: int) -> 
         return f"{recipe.path.name} names no model: --model NAME says which it is"
     if recipe.get("length") is None:
         return f"{recipe.path.name} does not say how long a row is ({recipe.key('length')})"
-    parameters, assumed = _parameters(recipe, str(named))
+    parameters, assumed = parameters_of(recipe, str(named))
     precision: Any = "bf16" if recipe.is_on("bf16") or recipe.is_on("pure_bf16") else "fp16" if recipe.is_on("fp16") else "fp32"
     setup = TrialSetup(
         study="port",
@@ -137,7 +137,7 @@ def memory_on(recipe: Recipe, target: Target, model: str | None, share: int) -> 
     return found or "not one mode could be traced"
 
 
-def _parameters(recipe: Recipe, model: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def parameters_of(recipe: Recipe, model: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """`CausalLM`'s parameters that decide about memory, and what was assumed."""
     assumed = []
     dtype = str(recipe.get("dtype") or "").rpartition(".")[2]
@@ -205,4 +205,4 @@ def optimizer_of(recipe: Recipe) -> str:
     return _OPTIMIZERS.get(str(recipe.get("optimizer") or "adamw").lower(), "adamw")
 
 
-__all__ = ["Memory", "Target", "checkpoints", "memory_on", "optimizer_of", "target_of"]
+__all__ = ["Memory", "Target", "checkpoints", "memory_on", "optimizer_of", "parameters_of", "target_of"]

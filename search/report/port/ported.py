@@ -13,7 +13,7 @@ from ....spaces.plan import BatchPlan, plan_batch
 from ....spaces.readable import readable_bytes
 from ...analysis.retime import KnownCost, planned_on, read_profile
 from ..frameworks.settings import nearest_even_plan
-from .memory import Memory, Target, checkpoints, memory_on, optimizer_of
+from .memory import Memory, Target, checkpoints, memory_on, optimizer_of, parameters_of
 from .recipe import Recipe
 
 
@@ -117,14 +117,17 @@ def port(recipe: Recipe, target: Target, devices: int | None, model: str | None,
     written = plan or (near.plan if near else before)
     known = None
     if profile is not None:
+        timed = read_profile(profile)
+        own, _ = parameters_of(recipe, str(model or recipe.get("model")))
         _, known = planned_on(
-            read_profile(profile),
+            timed,
             written.effective_batch,
             1.0,
             devices=target.devices,
             accumulation=written.accumulation,
             largest_micro_batch=written.largest_micro_batch,
             smallest_micro_batch=1,
+            parameters={key: own[key] for key in timed.profiles[0][0] if key in own},
         )
     differs = tuple(_differences(recipe, before, written))
     return Ported(recipe, target, before, plan, near, memory, differs, tuple(_warnings(recipe, before, written)), known)

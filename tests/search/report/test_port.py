@@ -239,6 +239,29 @@ def test_the_command_prints_and_writes(here: Path) -> None:
     assert document["plan"] == {"effective_batch": 64, "devices": 2, "micro_batch": 32, "accumulation": 1}
 
 
+@pytest.mark.slow
+def test_a_profile_of_the_same_rows_tells_what_a_step_takes(here: Path) -> None:
+    (here / "text.jsonl").write_text("\n".join(json.dumps({"text": f"{number} words " * 9}) for number in range(80)))
+    study = {
+        "study": "rows",
+        "task": "bsearch.objectives.language:CausalLM",
+        "space": {
+            **{"model": "model-1b", "from_scratch": True, "tokenizer": "bytes", "text": "text.jsonl", "length": 64},
+            **{"effective_batch": {"low": 4, "high": 16}, "reference_rate": 0.01},
+        },
+        "devices": {"kind": "cpu"},
+    }
+    (here / "study.yaml").write_text(yaml.safe_dump(study))
+    profile = here / "profile.json"
+    made = CliRunner().invoke(main, ["profile", str(here / "study.yaml"), "--seconds", "1", "--out", str(profile)])
+    assert made.exit_code == 0, made.output
+    (here / "rows.yaml").write_text("model_name_or_path: model-1b\ncutoff_len: 64\nfinetuning_type: full\n")
+    line = ["port", str(here / "rows.yaml"), "--to", "1x 24GiB", "--profile", str(profile), "--json"]
+    document = json.loads(CliRunner().invoke(main, line).stdout)
+    assert document["plan"]["effective_batch"] == 8
+    assert 0 < document["step_s"] < 60
+
+
 # ---------------------------------------------------------------- the steps that follow
 
 
