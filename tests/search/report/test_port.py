@@ -249,6 +249,7 @@ def test_a_profile_of_the_same_rows_tells_what_a_step_takes(here: Path) -> None:
             **{"model": "model-1b", "from_scratch": True, "tokenizer": "bytes", "text": "text.jsonl", "length": 64},
             **{"effective_batch": {"low": 4, "high": 16}, "reference_rate": 0.01},
         },
+        "objectives": {"metric": {"name": "val_loss", "direction": "minimize"}},
         "devices": {"kind": "cpu"},
     }
     (here / "study.yaml").write_text(yaml.safe_dump(study))
