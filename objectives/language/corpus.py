@@ -213,7 +213,7 @@ def _read(wanted: _Wanted, source: _Source, key: str, tokens: Tokens) -> list[Te
         TaskError: there are none, or one is not understood.
     """
     path = Path(source.name)
-    elsewhere = next((Path(one.name) for one in wanted.validation_text), None) if key == "text" else None
+    elsewhere = [Path(one.name) for one in wanted.validation_text] if key == "text" else []
     placed = records_on_hub(source.name, key) if is_on_hub(source.name) else records(path, wanted.files, key, elsewhere)
     found = list(texts(placed, wanted.templates, tokens, wanted.turns))
     if not found:

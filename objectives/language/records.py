@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,12 @@ def is_on_hub(name: str) -> bool:
     return _ON_A_HUB.fullmatch(name) is not None and not name.lower().endswith(KINDS)
 
 
-def records(path: Path, files: str, key: str, leave_out: Path | None = None) -> Iterator[Placed]:
+def records(path: Path, files: str, key: str, leave_out: Sequence[Path] = ()) -> Iterator[Placed]:
     """The records of a file, of a folder's files in the order of their names, or of what `datasets` saved.
 
     Args:
         files: names that count in a folder, such as `*.py`; empty: by `KINDS`. Hidden files and folders never do.
-        leave_out: a file or folder within it that does not count, such as the one for validation.
+        leave_out: files and folders within it that do not count, such as those for validation.
         key: of the study, for messages.
 
     Raises:
@@ -74,7 +74,7 @@ def records(path: Path, files: str, key: str, leave_out: Path | None = None) -> 
     else:
         for one in sorted(path.rglob(files or "*")):
             hidden = any(part.startswith(".") for part in one.relative_to(path).parts)
-            elsewhere = leave_out is not None and one.resolve().is_relative_to(leave_out.resolve())
+            elsewhere = any(one.resolve().is_relative_to(other.resolve()) for other in leave_out)
             if one.is_file() and not hidden and not elsewhere and (files or one.suffix.lower() in KINDS):
                 yield from _of_file(one, key)
 

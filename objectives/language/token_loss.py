@@ -17,7 +17,8 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum over tokens of the cross-entropy, in single precision at least; labels that are IGNORED add nothing.
 
     The gradient is found in the forward pass, a chunk of tokens at a time, and kept in the logits' precision, in which a
-    backward pass would return it too. It can be differentiated once.
+    backward pass would return it too; of float16 in single precision, since it is scaled only in the backward pass, and small
+    probabilities would vanish before. It can be differentiated once.
 
     Args:
         logits: (tokens, vocabulary).
@@ -37,7 +38,8 @@ class _Summed(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         wide = torch.promote_types(logits.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=logits.device)
-        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        kept = wide if logits.dtype == torch.float16 else logits.dtype
+        gradient = torch.empty_like(logits, dtype=kept) if ctx.needs_input_grad[0] else None
         size = max(_CHUNK_BYTES // (logits.shape[1] * 4), 1)
         for start in range(0, len(logits), size):
             some, label = logits[start : start + size].to(wide), labels[start : start + size]
@@ -51,13 +53,14 @@ class _Summed(torch.autograd.Function):
                 gradient[start : start + size] = slope.mul_(counts)
         if gradient is not None:
             ctx.save_for_backward(gradient)
+            ctx.dtype = logits.dtype
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * scale.to(gradient.dtype), None
+        return (gradient * scale.to(gradient.dtype)).to(ctx.dtype), None
 
 
 __all__ = ["summed_cross_entropy"]

@@ -78,6 +78,17 @@ def test_the_loss_in_chunks_is_torchs(tokens: int, words: int, dtype: torch.dtyp
     torch.testing.assert_close(slope, wanted, rtol=close, atol=close)
 
 
+def test_a_gradient_that_is_scaled_later_keeps_small_probabilities() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(8, 50_000).half().requires_grad_()
+    labels = torch.randint(50_000, (8,))
+    scale = 2.0**14
+    expected = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+    (wanted,), (slope,) = (torch.autograd.grad(scale * one, logits) for one in (expected, summed_cross_entropy(logits, labels)))
+    assert float(wanted.float().abs().median()) < scale * 6e-5  # in float16 these would be subnormal before they are scaled
+    torch.testing.assert_close(slope, wanted, rtol=2e-3, atol=0)
+
+
 # ---------------------------------------------------------------- adapters
 
 
@@ -199,6 +210,15 @@ def test_bytes_are_saved_as_a_tokenizer_that_loads(text: str) -> None:
 
 
 # ---------------------------------------------------------------- several sources
+
+
+def test_no_source_for_validation_is_trained_on(folder: Path, tmp_path: Path) -> None:
+    for number in range(4):
+        write_jsonl(tmp_path / f"{number}.jsonl", [{"text": f"{number} {one} " * 3} for one in range(20)])
+    held = f"{tmp_path / '2.jsonl'}, {tmp_path / '3.jsonl'}"
+    corpus = corpus_of(of(folder, text=str(tmp_path), validation_text=held))
+    assert corpus.fate.documents == 40
+    assert corpus.on_both_sides == 0
 
 
 def test_rows_of_several_sources_are_drawn_by_their_weights(folder: Path) -> None:

@@ -80,7 +80,7 @@ class Memory:
 
 
 def checkpoints(recipe: Recipe) -> bool:
-    """Whether the recipe recomputes activations; LLaMA-Factory does unless told otherwise, TRL too."""
+    """Whether the recipe recomputes activations; LLaMA-Factory does unless told otherwise."""
     if "no_checkpointing" in recipe.form.keys:
         return not recipe.is_on("no_checkpointing")
     return recipe.is_on("checkpointing")
@@ -172,13 +172,12 @@ def parameters_of(recipe: Recipe, model: str) -> tuple[dict[str, Any], tuple[str
         "optimizer": optimizer,
     }
     if adapts:
-        targets = recipe.get("targets")
-        names = (
-            targets if isinstance(targets, list) else [] if targets in (None, "all", "all-linear") else str(targets).split(",")
-        )
-        parameters |= {"lora_rank": recipe.count("rank", 8), "lora_targets": ",".join(map(str, names))}
-        if trained := recipe.get("trained"):
-            parameters["lora_trained"] = ",".join(trained) if isinstance(trained, list) else str(trained)
+        targets = _names(recipe.get("targets"))
+        parameters |= {
+            "lora_rank": recipe.count("rank", 8),
+            "lora_targets": "" if targets in ("all", "all-linear") else targets,
+            "lora_trained": _names(recipe.get("trained")),
+        }
         if recipe.is_on("dora"):
             parameters["lora_variant"] = "dora"
     return parameters, tuple(assumed)

@@ -114,6 +114,13 @@ def port(recipe: Recipe, target: Target, devices: int | None, model: str | None,
         )
     plan = _even(before.effective_batch, target.devices, cap)
     near = None if plan is not None and _is_cheap(plan, cap) else _nearest(recipe, before.effective_batch, target.devices, cap)
+    if plan is None and near is None:
+        raise StudyFileError(
+            Fault(
+                "--to",
+                f"expected at most as many devices as the batch has rows, {before.effective_batch}; got {target.devices}",
+            )
+        )
     written = plan or (near.plan if near else before)
     known = None
     if profile is not None:
@@ -129,8 +136,10 @@ def port(recipe: Recipe, target: Target, devices: int | None, model: str | None,
             smallest_micro_batch=1,
             parameters={key: own[key] for key in timed.profiles[0][0] if key in own},
         )
-    differs = tuple(_differences(recipe, before, written))
-    return Ported(recipe, target, before, plan, near, memory, differs, tuple(_warnings(recipe, before, written)), known)
+    differs, warned = tuple(_differences(recipe, before, written)), tuple(_warnings(recipe, before, written))
+    if devices is None and recipe.devices is None:
+        warned = ("the recipe does not say on how many devices it ran: one is assumed; --from N says otherwise", *warned)
+    return Ported(recipe, target, before, plan, near, memory, differs, warned, known)
 
 
 def _batch_of(recipe: Recipe, devices: int | None) -> BatchPlan:

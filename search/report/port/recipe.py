@@ -27,8 +27,8 @@ MACHINES = ("--nnodes", "--num_machines", "--num_nodes")
 # Further ones of launchers, with one value each or none; they say nothing of a step.
 _LAUNCH = (
     *("--master_port", "--master-port", "--master_addr", "--master-addr", "--node_rank", "--node-rank", "--rdzv_backend"),
-    *("--rdzv-backend", "--rdzv_endpoint", "--rdzv-endpoint", "--rdzv_id", "--rdzv-id", "--config_file", "--machine_rank"),
-    *("--main_process_port", "--main_process_ip", "--mixed_precision", "--dynamo_backend"),
+    *("--rdzv-backend", "--rdzv_endpoint", "--rdzv-endpoint", "--rdzv_id", "--rdzv-id", "--machine_rank"),
+    *("--main_process_port", "--main_process_ip"),
 )
 _LAUNCH_FLAGS = ("--standalone", "--multi_gpu", "--use_deepspeed", "--use_fsdp")
 # Ways to split one sample's work over devices.
@@ -263,6 +263,7 @@ def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None
         StudyFileError: it says on how many devices in a way that is not known.
     """
     launch = (*PER_MACHINE, *IN_ALL, *MACHINES, *_LAUNCH, "--include")
+    one_value = (*launch, "--config_file", "--mixed_precision", "--dynamo_backend")  # which may say something of a step
     given: dict[str, Any] = {}
     for number, word in enumerate(words):
         if not word.startswith("--"):
@@ -271,7 +272,7 @@ def _arguments(words: list[str], path: Path) -> tuple[dict[str, Any], int | None
         values = (
             [value] if equals else list(takewhile(lambda one: not one.startswith("-") or _is_number(one), words[number + 1 :]))
         )
-        values = values[:0] if name in _LAUNCH_FLAGS else values[:1] if name in launch else values
+        values = values[:0] if name in _LAUNCH_FLAGS else values[:1] if name in one_value else values
         given[name] = True if not values else values[0] if len(values) == 1 else values
     if "--include" in given:
         value = str(given.pop("--include"))

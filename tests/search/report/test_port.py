@@ -112,6 +112,8 @@ def test_the_batch_stays_wherever_devices_can_share_it(devices: int, micro_batch
     recipe = replace(recipe, settings={**recipe.settings, **own})
     batch = devices * micro_batch * accumulation
     if batch < to:
+        with pytest.raises(StudyFileError, match="expected at most as many devices as the batch has rows"):
+            ported(recipe, f"{to}x 24GiB", devices)
         return
     made = ported(recipe, f"{to}x 24GiB", devices)
     if batch % to == 0:
