@@ -287,7 +287,7 @@ def port_recipe(
     from ..search.report.port.memory import target_of
     from ..search.report.port.ported import port
     from ..search.report.port.recipe import read_recipe
-    from ..search.report.terminal.port import port_document, port_lines
+    from ..search.report.port.told import port_document, port_lines
     from ..spaces.files import write_file
 
     wanted, found = target_of(target), read_recipe(recipe)

@@ -93,13 +93,22 @@ def test_a_gradient_that_is_scaled_later_keeps_small_probabilities() -> None:
 
 
 @pytest.mark.parametrize("model", ["apart", "tied"])
-@pytest.mark.parametrize("targets", ["all-linear", "q_proj, lm_head"])
+@pytest.mark.parametrize(
+    "adapted",
+    [
+        {"lora_targets": "all-linear"},
+        {"lora_targets": "q_proj, lm_head"},
+        {"lora_variant": "dora"},
+        {"lora_trained": "embed_tokens, lm_head"},
+        {"lora_trained": "norm"},
+    ],
+)
 def test_a_merged_model_computes_elsewhere_what_its_adapters_did(
-    model: str, targets: str, folder: Path, tmp_path: Path
+    model: str, adapted: dict[str, str], folder: Path, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    made = of(folder, model, lora_rank=4, lora_targets=targets, lora_merge=True)
+    made = of(folder, model, lora_rank=4, lora_merge=True, **adapted)
     run = TrainingRun(CausalLM(), made)
     list(run.measurements())
     tokens = torch.arange(1, 60)[None]

@@ -13,7 +13,7 @@ import yaml
 
 from ....spaces.errors import StudyFileError, TaskError
 from ....spaces.learning_rate import LION_BETAS
-from .rows import Records, documents, lone_documents, numbered_rows, whole_rows, write_rows
+from .rows import Records, documents, lone_documents, numbered_rows, padded_rows, whole_rows, write_rows
 from .settings import ChosenSettings
 from .texts import (
     BITSANDBYTES,
@@ -51,7 +51,7 @@ def trl(chosen: ChosenSettings) -> Exported:
     made = program(
         "trl",
         chosen,
-        [*notes, *_row_notes(options)],
+        [*notes, *_row_notes(chosen)],
         arguments=arguments,
         optimizer=torch_optimizer(chosen, chosen.even_settings) if known else optimizer,
         options=options,
@@ -61,7 +61,7 @@ def trl(chosen: ChosenSettings) -> Exported:
         adapters=_adapters(options),
         quantized=options.get("quantize"),
     )
-    return replace(made, beside=partial(_write, chosen, "trl", whole_rows))
+    return replace(made, beside=partial(_write, chosen, "trl", whole_rows if _packs(chosen) else padded_rows))
 
 
 def axolotl(chosen: ChosenSettings) -> Exported:
@@ -72,7 +72,7 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     """
     options, chosen = _options(chosen, "axolotl"), replace(chosen, in_order=True)
     rows, packs, devices = _rows(chosen, "axolotl"), _packs(chosen), chosen.even.devices
-    notes = [*_yaml_notes(chosen, "Axolotl"), *_row_notes(options), *mean_notes(chosen, "Axolotl 0.19")]
+    notes = [*_yaml_notes(chosen, "Axolotl"), *_row_notes(chosen), *mean_notes(chosen, "Axolotl 0.19")]
     if packs and chosen.setup.samples_budget % chosen.even.effective_batch:
         notes.append("Axolotl leaves out the last, smaller step of packed rows")
     document: dict[str, Any] = {
@@ -125,7 +125,7 @@ def llamafactory(chosen: ChosenSettings) -> Exported:
     """
     options, chosen = _options(chosen, "llamafactory"), replace(chosen, in_order=True)
     rows, packs = _rows(chosen, "llamafactory"), _packs(chosen)
-    notes = [*_yaml_notes(chosen, "LLaMA-Factory"), *_row_notes(options)]
+    notes = [*_yaml_notes(chosen, "LLaMA-Factory"), *_row_notes(chosen)]
     document: dict[str, Any] = {
         "model_name_or_path": str(options["model"]),
         **({"train_from_scratch": True} if options.get("from_scratch") else {}),
@@ -210,12 +210,18 @@ def _length(chosen: ChosenSettings) -> int:
     """Tokens of a row: the study's, or what its model takes, up to 1024, as the task does."""
     if "length" in chosen.parameters:
         return int(chosen.parameters["length"])
+    config = _config(chosen)
+    return min(config.get("max_position_embeddings") or config.get("n_positions") or _LONGEST, _LONGEST)
+
+
+def _config(chosen: ChosenSettings) -> dict[str, Any]:
+    """The model's configuration; empty where it is elsewhere."""
     path = chosen.setup.path(str(chosen.parameters["model"])) / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return _LONGEST
-    return min(config.get("max_position_embeddings") or config.get("n_positions") or _LONGEST, _LONGEST)
+        return {}
+    return found
 
 
 def _packs(chosen: ChosenSettings) -> bool:
@@ -261,11 +267,12 @@ def _write(chosen: ChosenSettings, framework: str, records: Records, folder: Pat
     write_rows(chosen, records, folder / _rows(chosen, framework))
 
 
-def _row_notes(options: Mapping[str, Any]) -> Iterator[str]:
-    if options.get("attention") == "rows":
+def _row_notes(chosen: ChosenSettings) -> Iterator[str]:
+    if chosen.parameters.get("attention") == "rows":
         yield "the trial's tokens attended across the documents of a row (attention: rows); here they do not"
-    if float(options.get("lora_dropout", 0.0)):
-        yield "dropout of adapters draws other random numbers"
+    rates = {"lora_dropout": chosen.parameters.get("lora_dropout"), **_config(chosen)}
+    if drawn := [name for name, rate in rates.items() if "drop" in name and isinstance(rate, float) and rate > 0]:
+        yield f"dropout ({', '.join(drawn)}) draws other random numbers than the trial's"
 
 
 def _yaml_notes(chosen: ChosenSettings, library: str) -> Iterator[str]:

@@ -34,6 +34,16 @@ def whole_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
         yield {"input_ids": tokens[row], "labels": labels[row], "position_ids": places[row]}
 
 
+def padded_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
+    """A record for each row, which is one document, with an attention mask of 0 over what fills it: not all models that train
+    on such rows take positions.
+    """
+    tokens, labels = rows.tokens.numpy(), _labels(rows)
+    for row in order:
+        mask = (rows.segments[row].numpy() == 0).astype(np.int32)
+        yield {"input_ids": tokens[row], "labels": labels[row], "attention_mask": mask}
+
+
 def numbered_rows(rows: Any, order: np.ndarray) -> Iterator[dict[str, Any]]:
     """A record for each row, whose attention mask numbers its documents from 1, by which LLaMA-Factory keeps them apart."""
     tokens, labels = rows.tokens.numpy(), _labels(rows)
@@ -109,4 +119,4 @@ def write_rows(chosen: ChosenSettings, records: Records, folder: Path) -> None:
         raise OutputError(f"{folder}: the trial's rows cannot be written: {error}") from None
 
 
-__all__ = ["Records", "documents", "lone_documents", "numbered_rows", "whole_rows", "write_rows"]
+__all__ = ["Records", "documents", "lone_documents", "numbered_rows", "padded_rows", "whole_rows", "write_rows"]

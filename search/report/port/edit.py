@@ -63,14 +63,19 @@ def _in_yaml(text: str, key: str, value: Any) -> str:
     quoted = rf"[\"']?{re.escape(key)}[\"']?"
     found, count = re.subn(
         rf"(?m)^({quoted}[ \t]*:[ \t]+)[^#\r\n]*?([ \t]*(?:#[^\r\n]*)?)(\r?)$",
-        rf"\g<1>{json.dumps(value)}\g<2>\g<3>",
+        rf"\g<1>{_scalar(value)}\g<2>\g<3>",
         text,
         count=1,
     )
     if count:
         return found
     line = "\r\n" if "\r\n" in text else "\n"
-    return f"{text}{'' if not text or text.endswith(line) else line}{key}: {json.dumps(value)}{line}"
+    return f"{text}{'' if not text or text.endswith(line) else line}{key}: {_scalar(value)}{line}"
+
+
+def _scalar(value: Any) -> str:
+    """A value in YAML; with a point in a number like 2.0e-05, which is text to many readers without it."""
+    return re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(value))
 
 
 def _in_json(text: str, key: str, value: Any) -> str:

@@ -125,29 +125,17 @@ def command(variable: str) -> str:
     return found
 
 
+# Axolotl averages the means of micro-batches, which its text notes: without accumulation there is one.
+@pytest.mark.parametrize(("framework", "accumulation"), [("axolotl", 1), ("llamafactory", 3)])
 @pytest.mark.parametrize("case", CASES)
-def test_axolotl_takes_the_steps_of_the_trial(case: str, tmp_path: Path) -> None:
-    axolotl = command("BSEARCH_AXOLOTL")
-    # It averages the means of micro-batches, which the text notes: without accumulation there is one.
-    settings = settings_of(tmp_path, accumulation=1, **CASES[case])
+def test_other_libraries_take_the_steps_of_the_trial(framework: str, accumulation: int, case: str, tmp_path: Path) -> None:
+    line = command(f"BSEARCH_{framework.upper()}")
+    settings = settings_of(tmp_path, accumulation=accumulation, **CASES[case])
     expected = losses(settings)
-    text = exported(settings, "axolotl", tmp_path)
-    (tmp_path / "config.yaml").write_text(f"{text}\nlogging_steps: 1\nsave_steps: {STEPS}\nuse_tensorboard: false\n")
-    ran(tmp_path, axolotl, "train", "config.yaml")
-    found = told(tmp_path / "output")
-    assert found[:STEPS] == pytest.approx(expected[:STEPS], abs=1e-4)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_llamafactory_takes_the_steps_of_the_trial(case: str, tmp_path: Path) -> None:
-    llamafactory = command("BSEARCH_LLAMAFACTORY")
-    settings = settings_of(tmp_path, **CASES[case])
-    expected = losses(settings)
-    text = exported(settings, "llamafactory", tmp_path)
-    (tmp_path / "config.yaml").write_text(f"{text}\nlogging_steps: 1\n")
-    ran(tmp_path, llamafactory, "train", "config.yaml")
-    found = told(tmp_path / "output")
-    assert found[:STEPS] == pytest.approx(expected[:STEPS], abs=1e-4)
+    logs = {"axolotl": f"save_steps: {STEPS}\nuse_tensorboard: false\n", "llamafactory": ""}[framework]
+    (tmp_path / "config.yaml").write_text(f"{exported(settings, framework, tmp_path)}\nlogging_steps: 1\n{logs}")
+    ran(tmp_path, line, "train", "config.yaml")
+    assert told(tmp_path / "output")[:STEPS] == pytest.approx(expected[:STEPS], abs=1e-4)
 
 
 def ran(folder: Path, *line: str) -> None:

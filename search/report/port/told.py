@@ -8,8 +8,8 @@ from typing import Any
 
 from ....spaces.plan import BatchPlan
 from ....spaces.readable import readable_bytes, seconds
-from ..port.memory import Memory, checkpoints
-from ..port.ported import Ported
+from .memory import Memory, checkpoints
+from .ported import Ported
 
 
 def port_document(ported: Ported) -> dict[str, Any]:
