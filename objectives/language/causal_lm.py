@@ -273,6 +273,7 @@ def with_adapters(model: Any, setup: TrialSetup) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what peft reads there
         warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # `_merged` unties them
+        warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`", UserWarning)  # of others than the tied
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:  # modules of a kind that has no adapters

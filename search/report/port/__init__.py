@@ -1,1 +1,1 @@
-"""A fine-tuning recipe's batch on other devices. `recipe.py` reads it, `ported.py` plans, `told.py` prints, `edit.py` writes."""
+"""A recipe's batch on other devices: `recipe.py` reads it, `ported.py` plans, `told.py` prints, `edit.py` writes."""
