@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from ...spaces.trial import TrialSetup
-from ..task import Data
+from ..task import Data, Loss
 from .causal_lm import CausalLM, with_adapters
+from .comparison import logits_of
 from .pretrained import config_of, family_here, length_of, source_of, transformers_here
 
 # Rows that stand for a data set: as many as show which dimension is the batch.
@@ -20,7 +21,7 @@ _ROWS = 8
 
 class Imagined(CausalLM):
     """Full rows of one document each, and weights whose memory is never touched, so that models larger than this machine can be
-    traced. It has `CausalLM`'s parameters without those of text.
+    traced as their own libraries train them. It has `CausalLM`'s parameters without those of text.
     """
 
     def data(self, setup: TrialSetup) -> Data:
@@ -42,6 +43,13 @@ class Imagined(CausalLM):
         model.tie_weights()
         made: nn.Module = whole.train()
         return made
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        """That of `transformers`, which recipes train with: float32 logits of all tokens at once."""
+        tokens, labels, _ = batch
+        logits = logits_of(model, tokens, None)
+        total = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().long(), reduction="sum")
+        return Loss(total, torch.tensor(labels.numel()))
 
 
 def saved_bytes(model: nn.Module, quantized: float | None) -> int:

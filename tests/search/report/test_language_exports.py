@@ -114,16 +114,22 @@ def test_llamafactory_takes_its_settings(devices: int, tmp_path: Path) -> None:
     assert (document["finetuning_type"], document["quantization_bit"]) == ("lora", 4)
 
 
-@pytest.mark.parametrize("packing", [True, False])
-def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, tmp_path: Path) -> None:
-    from bsearch.objectives.data.batches import SampleStream
+@pytest.mark.parametrize(
+    ("packing", "text"), [(True, "text.jsonl"), (False, "text.jsonl"), (True, "text.jsonl@3, more.jsonl@1")]
+)
+def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, text: str, tmp_path: Path) -> None:
+    from bsearch.objectives.language import CausalLM
     from bsearch.objectives.language.corpus import corpus_of
+    from bsearch.objectives.training import TrainingRun
     from datasets import load_from_disk
 
-    settings = language(tmp_path, {"tokenizer": "bytes", "length": 300, "packing": packing, **ASKED_OF_BYTES})
+    asked = {"from_scratch": True, "tokenizer": "bytes", "length": 300, "packing": packing, "text": text}
+    settings = language(tmp_path, {**asked, **ASKED_OF_BYTES})
+    (tmp_path / "more.jsonl").write_text((tmp_path / "text.jsonl").read_text())
     settings = replace(settings, setup=replace(settings.setup, samples_budget=50))
     train = corpus_of(settings.setup).train
-    order = SampleStream(len(train.tokens), settings.setup.seed).take(0, 50).index
+    # As the trial itself draws them.
+    order = TrainingRun(CausalLM(), settings.setup).stream.take(0, 50).index
     for framework in LANGUAGE:
         exported = LANGUAGE[framework](settings)
         assert exported.beside is not None

@@ -11,18 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from bsearch.cli import main
+from bsearch.objectives.language.imagined import Imagined
+from bsearch.objectives.profiling.memory import MemoryProbe
+from bsearch.objectives.task import Loss
 from bsearch.search.report.port.edit import rewritten
 from bsearch.search.report.port.memory import Memory, target_of
 from bsearch.search.report.port.ported import Ported, port
 from bsearch.search.report.port.recipe import Recipe, read_recipe
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.plan import BatchPlan
+from bsearch.spaces.trial import TrialSetup
 from click.testing import CliRunner
+from helpers import setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_language_exports import LLAMA
+from torch import nn
 
 RECIPES = Path(__file__).parents[2] / "data" / "recipes"
 # Devices, micro-batch and accumulation of each; and keys that `port` does not know.
@@ -102,6 +109,23 @@ def test_activations_are_recomputed_where_nothing_fits_otherwise(here: Path) -> 
     assert made.changes["gradient_checkpointing"] is True
     with pytest.raises(StudyFileError, match="expected devices that hold one row"):
         ported(recipe, f"1x {(500 << 20) + 1024}", 4)
+
+
+class TheirOwn(Imagined):
+    """The loss that the model of `transformers` itself computes of labels."""
+
+    def loss(self, model: nn.Module, batch: Any, setup: TrialSetup) -> Loss:
+        tokens = batch[0].long()
+        return Loss(model(input_ids=tokens, labels=tokens, use_cache=False).loss * tokens.numel(), torch.tensor(tokens.numel()))
+
+
+@pytest.mark.parametrize("micro_batch", [2, 64])
+def test_memory_is_that_of_the_librarys_own_loss(micro_batch: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 9000, "max_position_embeddings": 256}))
+    parameters = {"model": str(tmp_path), "tokenizer": "bytes", "length": 128, "packing": False, "dtype": "bfloat16"}
+    made = setup(2, budget=4, parameters=parameters, training={"precision": "bf16"})
+    ours, theirs = (MemoryProbe(task, made, like_gpu=True).train_peak(micro_batch).live for task in (Imagined(), TheirOwn()))
+    assert ours == pytest.approx(theirs, rel=0.05)
 
 
 @settings(deadline=None, max_examples=60)
