@@ -13,6 +13,7 @@ import yaml
 
 from ....spaces.errors import StudyFileError, TaskError
 from ....spaces.learning_rate import LION_BETAS
+from ....spaces.readable import readable_bytes
 from .rows import Records, documents, lone_documents, numbered_rows, padded_rows, whole_rows, write_rows
 from .settings import ChosenSettings
 from .texts import (
@@ -34,6 +35,8 @@ from .texts import (
 _TASK = "bsearch.objectives.language:"
 _OPTIMIZERS = {"Adafactor": "adafactor", "SGD": "sgd", **BITSANDBYTES}  # by Axolotl's names; else AdamW
 _LONGEST = 1024  # tokens of a row, where the study does not say
+# What a logit takes more where the loss is not computed in chunks (docs/log.md), and from which bytes on that is said.
+_LOGIT_BYTES, _WORTH_SAYING = 8, 1 << 28
 
 
 def trl(chosen: ChosenSettings) -> Exported:
@@ -273,6 +276,13 @@ def _row_notes(chosen: ChosenSettings) -> Iterator[str]:
     rates = {"lora_dropout": chosen.parameters.get("lora_dropout"), **_config(chosen)}
     if drawn := [name for name, rate in rates.items() if "drop" in name and isinstance(rate, float) and rate > 0]:
         yield f"dropout ({', '.join(drawn)}) draws other random numbers than the trial's"
+    words = _config(chosen).get("vocab_size")
+    more = _LOGIT_BYTES * chosen.even.micro_batch * _length(chosen) * (words if isinstance(words, int) else 0)
+    if more > _WORTH_SAYING:
+        yield (
+            f"the trial's loss is computed in chunks; float32 logits of whole micro-batches take about {readable_bytes(more)} "
+            "more: if memory runs out, divide the micro-batch and multiply the accumulation"
+        )
 
 
 def _yaml_notes(chosen: ChosenSettings, library: str) -> Iterator[str]:

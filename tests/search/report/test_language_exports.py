@@ -154,6 +154,15 @@ def test_rows_beside_a_text_are_those_of_the_whole_training(packing: bool, text:
             assert len(written["train"]) == sum(int(train.segments[row, train.lengths[row] - 1]) + 1 for row in order)
 
 
+def test_what_the_libraries_loss_takes_more_is_said(tmp_path: Path) -> None:
+    settings = language(tmp_path, {"tokenizer": "bytes"}, plan=BatchPlan(24, 2))
+    (tmp_path / "llama" / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 128_000, "attention_dropout": 0.1}))
+    for framework in LANGUAGE:
+        notes = "\n".join(LANGUAGE[framework](settings).notes)
+        assert "take about 750 MiB more" in notes  # 8 bytes x 12 rows x 64 tokens x 128,000
+        assert "dropout (attention_dropout) draws other random numbers" in notes
+
+
 def test_rows_replace_nothing_but_rows(tmp_path: Path) -> None:
     settings = language(tmp_path, {"tokenizer": "bytes"})
     (tmp_path / "rows-trial3-trl").mkdir()
