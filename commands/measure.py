@@ -258,13 +258,18 @@ def plan(
 @main.command(name="port", epilog=epilog('bsearch port recipe.yaml --to "1x 24GiB" --from 8 --out ported.yaml'))
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--to", "target", required=True, metavar="DEVICES", help="Such as '1x 24GiB' or '2x RTX 4090 24GB'.")
-@click.option("--from", "devices", type=click.IntRange(min=1), help="Devices of the recipe, where it does not say; default: 1.")
+@click.option(
+    "--from",
+    "devices",
+    type=click.IntRange(min=1),
+    help="Devices that the recipe was written for, if it does not say; default: 1.",
+)
 @click.option("--model", help="A folder with its config.json, or a name on the hub; default: the recipe's.")
 @click.option(
     "--profile",
     "profile_file",
     type=click.Path(path_type=Path),
-    help="A profile from `bsearch profile STUDY --out FILE` on the new devices: tells a step's time.",
+    help="A profile from `bsearch profile STUDY --out FILE` on the new devices, for the step time.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write the recipe with the new values here.")
 @json_option

@@ -275,7 +275,7 @@ def _exported(stored: StoredStudy, framework: str, choice: dict[str, Any], out: 
     exported = FRAMEWORKS[framework](chosen)
     click.echo(plain(f"study {stored.name}, trial {chosen.trial} ({chosen.chosen}): {chosen.result}"), err=True)
     if exported.beside is not None and out is None:
-        click.echo("note: --out FILE also writes the rows of tokens that it trains on", err=True)
+        click.echo("note: with --out FILE, the token rows that it trains on are written beside it", err=True)
     elif exported.beside is not None and out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         exported.beside(out.parent)

@@ -93,7 +93,9 @@ class CausalLM(Task):
         yield from (Finding("rows", "space.text", f"a document, «what counts» marked: {sample}") for sample in corpus.samples)
         known = config_of(source_of(setup, "model")).get_text_config(decoder=True).vocab_size
         if (tokens := len(tokens_here(setup))) > known:  # type: ignore[arg-type]
-            message = f"the model has {known:,} tokens and the tokenizer {tokens:,}: the embeddings of the others are new"
+            message = (
+                f"the tokenizer has {tokens:,} tokens, the model {known:,}: embeddings of the others are newly initialized"
+            )
             yield Finding("rows", "space.tokenizer", message)
         if not packs(setup):
             family = family_here(source_of(setup, "model"))

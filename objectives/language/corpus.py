@@ -62,7 +62,7 @@ class Corpus:
             drawn = ", ".join(f"{share:.0%} from {name}" for name, share in self.shares)
             parts.append(f"rows are drawn by weight, with replacement: {drawn}")
         if not self.teaches_ends:
-            parts.append("none counts a token that ends it, so the model does not learn where to stop")
+            parts.append("no document trains on an end token, so the model does not learn where to stop")
         return "; ".join(parts)
 
 

@@ -188,7 +188,7 @@ def test_tokens_that_the_model_does_not_have_get_embeddings_of_their_own(folder:
     run = TrainingRun(CausalLM(), made)
     assert run.model.get_input_embeddings().weight.shape[0] == 302  # type: ignore[operator]
     sentences = [one.message for one in CausalLM().examine(run.model, run.data, made)]
-    assert any("the model has 300 tokens and the tokenizer 302" in one for one in sentences)
+    assert any("the tokenizer has 302 tokens, the model 300" in one for one in sentences)
     list(run.measurements())
     run.task.save(run.model, tmp_path / "kept", made)
     kept = AutoModelForCausalLM.from_pretrained(tmp_path / "kept")

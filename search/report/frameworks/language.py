@@ -77,7 +77,7 @@ def axolotl(chosen: ChosenSettings) -> Exported:
     rows, packs, devices = _rows(chosen, "axolotl"), _packs(chosen), chosen.even.devices
     notes = [*_yaml_notes(chosen, "Axolotl"), *_row_notes(chosen), *mean_notes(chosen, "Axolotl 0.19")]
     if packs and chosen.setup.samples_budget % chosen.even.effective_batch:
-        notes.append("Axolotl leaves out the last, smaller step of packed rows")
+        notes.append("Axolotl drops the last, smaller step of packed rows")
     document: dict[str, Any] = {
         "base_model": str(options["model"]),
         **({"reinit_weights": True} if options.get("from_scratch") else {}),
@@ -295,7 +295,7 @@ def _yaml_notes(chosen: ChosenSettings, library: str) -> Iterator[str]:
     if chosen.even_settings.weight_decay:
         yield f"{library} applies no weight decay to biases and norm layers; the trial decayed all parameters"
     if "lora_rank" in chosen.parameters or chosen.parameters.get("from_scratch"):
-        yield f"new weights are drawn by {library} from the same seed, which need not be the trial's numbers"
+        yield f"{library} initializes new weights from the same seed, but not necessarily as the trial did"
 
 
 def _sgd_arguments(chosen: ChosenSettings) -> str:

@@ -31,7 +31,7 @@ def rewritten(recipe: Recipe, changes: Mapping[str, Any], devices: int) -> str:
     by_hand = ", ".join(f"{key}: {value}" for key, value in changes.items()) or "nothing else"
     processes = f", on {devices} processes" if recipe.line else ""
     raise StudyFileError(
-        Fault("--out", f"cannot be rewritten as it stands; change by hand: {by_hand}{processes}", str(recipe.path))
+        Fault("--out", f"cannot be rewritten automatically; change by hand: {by_hand}{processes}", str(recipe.path))
     )
 
 

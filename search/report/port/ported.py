@@ -138,7 +138,7 @@ def port(recipe: Recipe, target: Target, devices: int | None, model: str | None,
         )
     differs, warned = tuple(_differences(recipe, before, written)), tuple(_warnings(recipe, before, written))
     if devices is None and recipe.devices is None:
-        warned = ("the recipe does not say on how many devices it ran: one is assumed; --from N says otherwise", *warned)
+        warned = ("the recipe does not state its number of devices: 1 is assumed (set it with --from N)", *warned)
     return Ported(recipe, target, before, plan, near, memory, differs, warned, known)
 
 
@@ -203,19 +203,19 @@ def _differences(recipe: Recipe, before: BatchPlan, after: BatchPlan) -> Iterato
     )
     if not recipe.form.whole_mean and cut:
         yield (
-            f"{recipe.form.library} averages the means of micro-batches and devices, in which a token weighs more where few "
-            "count: with other micro-batches it weighs otherwise"
+            f"{recipe.form.library} averages the means of micro-batches and devices, not over all tokens of a step, so other "
+            "micro-batches weight tokens differently"
         )
     elif _is_off(settings.get("average_tokens_across_devices")) and before.devices != after.devices:
         yield "average_tokens_across_devices: false averages the means of devices, of which there are others"
     if recipe.form.library.startswith("Axolotl") and recipe.is_on("packing") and cut:
-        yield "sample_packing with flash attention fills micro_batch_size x sequence_len tokens, so others are packed together"
+        yield "sample_packing with flash attention packs micro_batch_size x sequence_len tokens at a time, so rows differ"
     groups = str(settings.get("group_by_length")).lower() == "true" or "group_by_length" in settings.values()
     if groups and before.devices != after.devices:
-        yield "group_by_length sorts the batch of a device, so steps have other samples"
+        yield "group_by_length depends on the batch per device, so steps have other samples"
     random = [key for key in ("lora_dropout", "neftune_noise_alpha") if _positive(settings.get(key))]
     if random and cut:
-        yield f"{' and '.join(random)} draws other random numbers in other micro-batches"
+        yield f"{' and '.join(random)} draws random numbers that depend on the micro-batches"
     if str(settings.get("auto_find_batch_size")).lower() == "true":
         yield "auto_find_batch_size: true halves the micro-batch where memory runs out, and with it the batch: write false"
 
@@ -223,7 +223,7 @@ def _differences(recipe: Recipe, before: BatchPlan, after: BatchPlan) -> Iterato
 def _warnings(recipe: Recipe, before: BatchPlan, after: BatchPlan) -> Iterator[str]:
     settings = recipe.settings
     if before.devices != after.devices:
-        yield ("an epoch that is no multiple of the batch ends with another step: several devices repeat samples to fill it")
+        yield ("if an epoch is not a multiple of the batch, its last step differs: several devices repeat samples to fill it")
     if str(settings.get("deepspeed") or ""):
         yield f"deepspeed: {settings['deepspeed']} must leave batch sizes to be set (auto)"
     if settings.get("dataloader_drop_last") and before.devices != after.devices:

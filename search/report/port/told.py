@@ -55,7 +55,7 @@ def port_lines(ported: Ported) -> Iterator[str]:
     yield f"read:        {_listed(recipe.read)}"
     yield f"kept as is:  {_listed(recipe.kept)}"
     yield f"not known:   {_listed(recipe.unknown)}" + (
-        "  (kept as is; see whether they change a step)" if recipe.unknown else ""
+        "  (kept as is; check whether they affect a step)" if recipe.unknown else ""
     )
     yield ""
     where = f"{target.devices} x {target.name}"
@@ -64,11 +64,11 @@ def port_lines(ported: Ported) -> Iterator[str]:
         how = "activations recomputed" if memory.checkpointing == "full" else "activations kept"
         if memory.checkpointing == "full" and not checkpoints(recipe):
             how += ", which the recipe did not"
-        yield f"{where}: at most {memory.largest} rows at a time fit into {readable_bytes(memory.limit_bytes)} ({how})"
+        yield f"{where}: at most {memory.largest} rows per micro-batch fit in {readable_bytes(memory.limit_bytes)} ({how})"
         over = next((one for one in memory.points if one[1] > memory.limit_bytes), None)
         for size, value in memory.points:
             if size in (1, memory.largest) or (size, value) == over:
-                much = "  too much" if value > memory.limit_bytes else ""
+                much = "  does not fit" if value > memory.limit_bytes else ""
                 yield f"  {size:>5} row{'s' if size > 1 else ' '}  {readable_bytes(value):>9}{much}"
         yield from (f"  assumed: {one}" for one in memory.assumed)
         yield "  traced as CUDA would run it; not measured on such a card"
@@ -81,10 +81,10 @@ def port_lines(ported: Ported) -> Iterator[str]:
         yield f"{target.devices} devices cannot share {before.effective_batch} rows equally: {_told(ported.written)} instead"
     yield from (f"  differs: {one}" for one in ported.differs)
     if not ported.differs:
-        yield "  identical to the recipe: each step has the same rows, and the mean over all their tokens; up to rounding"
-        yield "    (with transformers 4.54 or newer, and a model that takes num_items_in_batch; else means of parts differ)"
+        yield "  identical to the recipe up to rounding: each step is the mean over all tokens of the same rows"
+        yield "    (needs transformers 4.54 and a model that takes num_items_in_batch; otherwise it is a mean of means)"
         if recipe.unknown:
-            yield f"    unless one of these changes a step: {_listed(recipe.unknown)}"
+            yield f"    unless one of these affects a step: {_listed(recipe.unknown)}"
     yield from (f"  note: {one}" for one in ported.warned)
     if ported.known is not None and ported.known.step_s is not None:
         yield f"  a step takes {seconds(ported.known.step_s)}, by the profile"
@@ -102,7 +102,7 @@ def _nearest_lines(ported: Ported) -> Iterator[str]:
         yield f"  near it, in fewer micro-batches: {_told(near.plan)} rows a step"
     middle, unchanged, linear = near.rates
     if middle:
-        yield f"  learning rate {middle:.3g} there; {unchanged:.3g} if it stays, {linear:.3g} if it follows the batch"
+        yield f"  learning rate {middle:.3g} there (unchanged: {unchanged:.3g}, linear scaling: {linear:.3g})"
     if near.decays is not None:
         low, high = min(near.decays), max(near.decays)
         yield f"  weight decay {near.decays[0]:.3g} ({low:.3g} to {high:.3g} with these rates), to act over as many samples"

@@ -255,7 +255,7 @@ def test_the_command_prints_and_writes(here: Path) -> None:
     for part in (
         "8 devices x 2 x 4 = 64 rows of at most 4,096 tokens a step",
         "not known:   plugins",
-        "averages the means of micro-batches",
+        "averages the means of micro-batches and devices",
         "changes: micro_batch_size 2 -> 32; gradient_accumulation_steps 4 -> 1",
     ):
         assert part in result.output
