@@ -152,13 +152,15 @@ def outcome_counts(records: Iterable[TrialRecord]) -> str:
 
 def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:
     """Accuracy over seconds as text, without colour: o the front, * the baseline, . other trials."""
-    complete = [record for record in records if record.outcome == "complete" and front.taken(record)]
+    complete = [
+        record for record in records if record.outcome == "complete" and front.taken(record) and record.accuracy is not None
+    ]
     # A single diverged loss would flatten all others.
     levels = [trial.accuracy for trial in front.trials if trial.accuracy is not None]
     if len(levels) > 1:
         reach = 3 * (max(levels) - min(levels))
         near = (min(levels) - reach, max(levels) + reach)
-        complete = [record for record in complete if record.accuracy is not None and near[0] <= record.accuracy <= near[1]]
+        complete = [record for record in complete if near[0] <= (record.accuracy or 0.0) <= near[1]]
     if len(complete) < 2:
         return ""
     members = {trial.number for trial in front.trials}
