@@ -180,7 +180,7 @@ def test_validation_and_hidden_files_are_no_training_text(tmp_path: Path) -> Non
         write_jsonl(tmp_path / name, [{"text": name}])
     assert read(tmp_path) == [{"text": "a.jsonl"}, {"text": "valid/b.jsonl"}]
     for left_out in (tmp_path / "valid", tmp_path / "valid" / "b.jsonl"):
-        assert [record for record, _ in records(tmp_path, "", "text", left_out)] == [{"text": "a.jsonl"}]
+        assert [record for record, _ in records(tmp_path, "", "text", [left_out])] == [{"text": "a.jsonl"}]
 
 
 @pytest.mark.parametrize("begins", [True, False])
