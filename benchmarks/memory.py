@@ -35,7 +35,7 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import train_task
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.readable import readable_bytes
 from bsearch.spaces.study.file import read_study
@@ -124,7 +124,7 @@ def wrong_laws(trials: int) -> None:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 failures, lost, _ = ours(Path(folder), trials)
-                known = Records(f"sqlite:///{folder}/limited.db").profiles()[0][1]
+                known = Tables(f"sqlite:///{folder}/limited.db").profiles()[0][1]
         finally:
             probe.memory_law, MemoryProbe.counted = honest_law, honest_count  # type: ignore[method-assign]
         found = known["largest_micro_batch"]
@@ -151,7 +151,7 @@ def ours(folder: Path, trials: int) -> tuple[int, int, int]:
     spec = read_study(path)
     result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
     assert spec.storage is not None
-    attempts = Records(spec.storage).attempts("limited")
+    attempts = Tables(spec.storage).attempts("limited")
     lost = sum(record.outcome == "error" for record in result.study.records)
     return sum(row["outcome"] == "out_of_memory" for row in attempts), lost, 0
 

@@ -411,6 +411,7 @@ def run_study_here(
     Raises:
         StudyFileError, TaskError, StorageError, ClusterError: see `search.run.driver.run_study`.
     """
+    from ..search.report.optuna_view import kept_copy
     from ..search.report.tracking.follow import tracking
     from ..search.run.driver import run_study
     from ..search.run.runner import Event
@@ -420,10 +421,11 @@ def run_study_here(
 
     runner = _runner(spec, out, serial=serial, say=say)
     code = task_code_hash(spec.task)
-    with tracking(spec.tracking, spec.storage or "", out, say) as track:
+    with tracking(spec.tracking, spec.storage or "", out, say) as track, kept_copy(say) as keep:
 
         def begun(run: StudyRun) -> None:
             track(run)
+            keep(run)
             watch(run)
 
         return run_study(spec, runner, code, new=new, same_experiment=same_experiment, notify=notify, watch=begun)

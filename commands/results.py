@@ -207,8 +207,10 @@ def _show_trial(study: StoredStudy, number: int, as_json: bool) -> None:
 @click.option(
     "--to",
     "framework",
-    type=click.Choice(["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "llamafactory", "yaml"]),
-    help="Settings of one trial of the front, to paste into code for this framework.",
+    type=click.Choice(
+        ["hf", "lightning", "deepspeed", "accelerate", "pytorch", "trl", "axolotl", "llamafactory", "yaml", "optuna"]
+    ),
+    help="Settings of one trial of the front, to paste into code for this framework; or optuna: all trials, for its dashboard.",
 )
 @choice_options("With --to: ")
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: stdout.")
@@ -236,6 +238,13 @@ def export(
 
     _check_export(ctx, framework)
     stored = StoredStudy.open(study, name, storage)
+    if framework == "optuna":
+        from ..search.report.optuna_view import copy_now
+
+        url = stored.url if out is None else f"sqlite:///{out.absolute()}"
+        copy_now(stored, None if out is None else url).close()
+        click.echo(f"{plain(stored.name)}: copied for Optuna. To see it: optuna-dashboard {masked(url)}", err=True)
+        return
     front, records = stored.front, stored.records
     if framework is not None:
         text = _exported(stored, framework, choice, out)
@@ -255,8 +264,8 @@ def export(
 def _check_export(ctx: click.Context, framework: str | None) -> None:
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if framework is not None and given & {"kind", "what"}:
-        raise click.UsageError("--to prints one trial's settings; --format and --what are for tables")
-    if framework is None and given & {"trial", "knee", "best", "within", "target", "cheapest_to"}:
+        raise click.UsageError("--format and --what are for tables, without --to")
+    if framework in (None, "optuna") and given & {"trial", "knee", "best", "within", "target", "cheapest_to"}:
         raise click.UsageError(
             "--trial, --knee, --best, --within, --target and --cheapest-to choose a trial for --to; add --to FRAMEWORK"
         )
@@ -377,7 +386,7 @@ def report(
 @click.option("--open/--no-open", "opens", default=None, help="Open the browser; default: if there is a display.")
 @storage_option
 def dashboard(study: str, name: str | None, port: int, opens: bool | None, storage: str | None) -> None:
-    """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
+    """Show a study in the browser: optuna-dashboard, on a copy of its trials with bsearch's notes on them.
 
     For this machine only, since it has no login. Ctrl-C stops it. docs/dashboard.md explains its pages, and how to view it
     from another machine.
@@ -386,7 +395,7 @@ def dashboard(study: str, name: str | None, port: int, opens: bool | None, stora
     from ..search.store.stored import StoredStudy
 
     stored = StoredStudy.open(study, name, storage)
-    with dashboard_server(stored, masked(study), results_beside(study), port) as (address, serve), suppress(KeyboardInterrupt):
+    with dashboard_server(stored, port) as (address, serve), suppress(KeyboardInterrupt):
         click.echo(f"study {plain(stored.name)}: {address} (Ctrl-C stops it)")
         click.echo(f"summary: {address}/note")
         if "SSH_CONNECTION" in os.environ:

@@ -181,7 +181,7 @@ def _print_result(result: StudyResult, spec: StudySpec, study: Path, out: Path, 
             console.print(f"wrote {from_here(path)}", style="dim")
     else:
         console.print(f"{stored.name} has no finished trial yet, so there is no front.")
-    others = outcome_counts(record for record in stored.records if record.outcome not in ("complete", "waiting"))
+    others = outcome_counts(record for record in stored.records if record.outcome != "complete")
     if others:
         console.print(f"Other trials: {others}")
     again = f"bsearch run {study}" if study.suffix in (".yaml", ".yml") else "the same command again"

@@ -292,10 +292,8 @@ class TrialFacts:
         host, device_kind: where it ran.
         baseline: its index in the study's `baseline:`.
         repeats: the trial whose setting this one repeats.
-        continues, continued_by, began_as: links between trials that continue one experiment after interruptions.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
-        paused: it was left off there, and waits to be resumed.
         expected_seconds, expected_also, expected_accuracy, expected_std: what the full budget takes by the study's measures,
             and the prediction from its learning curve.
         runs, failed_runs: numbers of runs of its setting, over all seeds.
@@ -343,14 +341,10 @@ class TrialFacts:
     device_kind: str | None = None
     baseline: int | None = None
     repeats: int | None = None
-    continues: int | None = None
-    continued_by: int | None = None
-    began_as: int | None = None
     stopped_fraction: float | None = None
     stopped_accuracy: float | None = None
     rung_fraction: float | None = None
     rung_accuracy: float | None = None
-    paused: bool | None = None
     expected_seconds: float | None = None
     expected_also: float | None = None
     expected_accuracy: float | None = None
@@ -412,51 +406,34 @@ def _lists(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What is reported to Optuna when a trial ends.
+    """How a trial ended.
 
     Args:
-        state: Optuna's trial state.
-        values: in the order of `Objectives.names`; None if the trial has none.
-        constraint: > 0 if the plan was infeasible; None if the trial gives no information about that.
-        outcome: bsearch's outcome.
-        facts: stored with the trial.
+        facts: beside those that were known before.
+        values: in the order of `Objectives.names`; None where training gave none.
+        violation: > 0 where no plan is feasible, by how far.
     """
 
-    state: Literal["COMPLETE", "PRUNED", "FAIL"]
     outcome: OutcomeKind
-    facts: TrialFacts
+    facts: TrialFacts = TrialFacts()
     values: tuple[float, ...] | None = None
-    constraint: float | None = None
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Outcome and facts as the Optuna trial's user attributes."""
-        return {"outcome": self.outcome, **self.facts.to_dict()}
-
-    def to_dict(self) -> dict[str, Any]:
-        values = None if self.values is None else list(self.values)
-        return {"state": self.state, "values": values, "constraint": self.constraint, "facts": self.attributes}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        facts = dict(values["facts"])
-        outcome = facts.pop("outcome")
-        reached = values["values"]
-        return cls(
-            values["state"], outcome, TrialFacts.of(facts), None if reached is None else tuple(reached), values["constraint"]
-        )
+    violation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """What is stored of a trial: its parameters, its derived values, and its outcome.
+    """A trial as it is stored: its parameters, its derived values, and its outcome.
 
-    `train_s` and `accuracy` are None if the trial did not get that far. `accuracy` is the study's metric, in its own
-    direction.
+    Args:
+        outcome: `running` while an attempt trains it. A trial that is `paused` or `interrupted` and has not ended goes on with
+            another attempt.
+        train_s, accuracy: None if it did not get that far. `accuracy` is the study's metric, in its own direction.
+        values, violation: as in its `TrialResult`.
+        ended_at: empty until then, as `started_at`: local time, ISO 8601.
     """
 
     number: int
-    outcome: OutcomeKind | Literal["running", "waiting"]
+    outcome: OutcomeKind | Literal["running"]
     parameters: Mapping[str, Parameter]
     facts: TrialFacts = TrialFacts()
     train_s: float | None = None
@@ -464,18 +441,61 @@ class TrialRecord:
     message: str = ""
     started_at: str = ""
     ended_at: str = ""
+    values: tuple[float, ...] | None = None
+    violation: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        outcome: OutcomeKind | Literal["running"],
+        parameters: Mapping[str, Parameter],
+        facts: TrialFacts,
+        values: tuple[float, ...] | None = None,
+        violation: float = 0.0,
+        started_at: str = "",
+        ended_at: str = "",
+    ) -> Self:
+        """A trial whose time, metric and message follow from its values and facts."""
+        train_s, reached = facts.train_s, facts.rung_accuracy if outcome == "paused" else facts.stopped_accuracy
+        if train_s is None:
+            train_s = values[0] if values else facts.measured_train_s
+        return cls(
+            number,
+            outcome,
+            parameters,
+            facts,
+            train_s,
+            values[1] if values else reached,
+            facts.message or "",
+            started_at,
+            ended_at,
+            values,
+            violation,
+        )
+
+    def changed(self, outcome: OutcomeKind | Literal["running"], facts: TrialFacts = TrialFacts()) -> Self:  # immutable
+        """The trial in another state before its end, with these facts beside its own."""
+        return self.of(self.number, outcome, self.parameters, self.facts | facts, started_at=self.started_at)
+
+    def ended(self, result: TrialResult, at: str) -> Self:
+        """The trial with its result."""
+        facts = self.facts | result.facts
+        return self.of(
+            self.number, result.outcome, self.parameters, facts, result.values, result.violation, self.started_at, at
+        )
 
     @property
     def counts(self) -> float:
         """What it counts towards `budget.trials`: 1, the share of its training until it was paused, or 0."""
-        if self.outcome in ("paused", "running"):
+        if self.outcome == "paused" or not self.has_ended:
             return self.facts.rung_fraction or 0.0
         return float(self.outcome in COUNTED)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will train no more; a paused trial of a study whose budget is not met may be resumed."""
-        return self.outcome not in ("running", "waiting") and not (self.outcome == "paused" and self.facts.paused)
+        """Whether it will train no more."""
+        return bool(self.ended_at) or self.outcome not in ("running", "paused", "interrupted")
 
     @property
     def trained_share(self) -> float:

@@ -1,10 +1,10 @@
 """What the processes of a race do; apart from the tests, so that they import nothing else."""
 
 from bsearch.search.store.optuna_storage import open_storage
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 
 
 def open_database(url: str, start) -> None:  # type: ignore[no-untyped-def]
     start.wait()
-    Records(url).save_study("law", "law", {}, {})
+    Tables(url).save_study("law", "law", {}, {})
     open_storage(url)

@@ -16,7 +16,7 @@ import pytest
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.runner import Event, Runner
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import counted
 from conftest import TASKS
@@ -91,7 +91,7 @@ class RunnerContract(Studies):
         assert (whole.user_attrs["began_as"], whole.params) == (0, cut.params)
         assert whole.user_attrs["resumed_at"] >= 200 - 40
         # The curve is whole: what the first attempt measured is reported again.
-        curve = Records(f"sqlite:///{kept_path(kept())}").curves("small")[1]
+        curve = Tables(f"sqlite:///{kept_path(kept())}").curves("small")[1]
         assert [seen for seen, _ in curve] == list(range(40, 401, 40))
         assert not folder.exists()
 
@@ -140,7 +140,7 @@ class StudyContract(Studies):
         assert set(states) <= {"FAIL", "WAITING"}
         errors = [trial for trial in kept().trials if trial.user_attrs.get("outcome") == "error"]
         assert 3 <= len(errors) <= 5
-        rows = [row for row in Records(f"sqlite:///{kept_path(kept())}").attempts("small") if row["outcome"] == "error"]
+        rows = [row for row in Tables(f"sqlite:///{kept_path(kept())}").attempts("small") if row["outcome"] == "error"]
         assert "Traceback" in rows[0]["traceback"]
 
     def test_the_same_study_again_goes_on_where_it_stood(self, go: Run, kept: Callable[[], optuna.Study]) -> None:
@@ -191,7 +191,7 @@ class StudyContract(Studies):
             assert "of its budget" in facts["message"]
         # Nothing is lost by it: what a stopped trial would have come to is below the best that was known then.
         assert all(trial.user_attrs["stopped_accuracy"] < best for trial in stopped)
-        curves = Records(f"sqlite:///{kept_path(kept())}").curves("small")
+        curves = Tables(f"sqlite:///{kept_path(kept())}").curves("small")
         assert all(len(curves[trial.number]) == round(10 * trial.user_attrs["stopped_fraction"]) for trial in stopped)
         # The next run of the study knows the curves of this one.
         more = go("known_by_its_rate", space=space, training=training, budget={"trials": 30}, sampler="qmc")
@@ -224,19 +224,19 @@ class StudyContract(Studies):
         assert {int(file.name.partition("-")[0]) for file in folder.iterdir()} >= set(paused)
         result = go("Points", **changes)
         trials = kept().trials
-        records = Records(f"sqlite:///{kept_path(kept())}")
+        tables = Tables(f"sqlite:///{kept_path(kept())}")
         assert 8 <= counted(result.study.records) < 9
         assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
         resumed = [trial for trial in trials if "resumed_at" in trial.user_attrs and trial.state.name == "COMPLETE"]
         assert resumed
-        curves = records.curves("small")
+        curves = tables.curves("small")
         for trial in resumed:
             facts = trial.user_attrs
             assert 0.29 <= facts["resumed_at"] / facts["samples_budget"] == pytest.approx(facts["rung_fraction"])
             seen = [samples for samples, _ in curves[trial.number]]
             assert seen[0] < facts["resumed_at"] < seen[-1] == facts["samples_budget"]  # the curve is whole
         for trial in trials:
-            outcomes = [row["outcome"] for row in records.attempts("small", trial.number)]
+            outcomes = [row["outcome"] for row in tables.attempts("small", trial.number)]
             if trial.user_attrs.get("outcome") == "paused":
                 assert (trial.state.name, outcomes[-1]) == ("PRUNED", "paused")
                 assert curves[trial.number][-1][0] < trial.user_attrs["samples_budget"]
@@ -252,7 +252,7 @@ class StudyContract(Studies):
         # No law is known for a device that only the task knows of: micro-batches are halved until they fit, and stay so.
         assert trials[0].user_attrs["attempts"] == 2
         assert trials[4].user_attrs["attempts"] == 1
-        rows = Records(f"sqlite:///{kept_path(kept())}").attempts("small", 0)
+        rows = Tables(f"sqlite:///{kept_path(kept())}").attempts("small", 0)
         assert [row["outcome"] for row in rows] == ["out_of_memory"] * (len(rows) - 1) + ["complete"]
         assert len({row["setup"]["plan"]["effective_batch"] for row in rows}) == 1
         assert len({row["setup"]["optimizer"]["learning_rate"] for row in rows}) == 1

@@ -19,7 +19,7 @@ from bsearch import run as run_in_python
 from bsearch.cli import main
 from bsearch.commands.group import SECTIONS
 from bsearch.search.report.frameworks import FRAMEWORKS
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.study.file import parse_study
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
@@ -601,10 +601,10 @@ def test_shells_complete_commands_files_studies_and_launchers(study_file: Callab
     (tmp_path / "sub" / "other.yml").touch()
     (tmp_path / "study.txt").touch()
     url = f"sqlite:///{tmp_path}/small.db"
-    records = Records(url)
+    tables = Tables(url)
     for name in ("small", "small-2"):
-        records.save_study(name, "small", {}, {})
-    records.close()
+        tables.save_study(name, "small", {}, {})
+    tables.close()
     assert completed(tmp_path, "bsearch comp") == ["plain,completion"]
     assert completed(tmp_path, "bsearch run s") == ["dir,s", "plain,study.yaml"]
     assert completed(tmp_path, "bsearch show sub/") == ["dir,sub/", "plain,sub/other.yml"]

@@ -16,7 +16,7 @@ import optuna
 import pytest
 from bsearch.cli import main
 from bsearch.search.report.export import csv_text
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.files import write_file
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
@@ -170,7 +170,7 @@ def test_strings_of_a_database_are_shown_and_not_obeyed(study_file: Callable[...
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 3}, training={"evaluations": 1})
     assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0
     study = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db")
-    engine = Records(f"sqlite:///{tmp_path}/small.db").engine
+    engine = Tables(f"sqlite:///{tmp_path}/small.db").engine
     with engine.begin() as connection:
         for number, text in enumerate(HOSTILE):
             key = f"note{number}"

@@ -153,7 +153,7 @@ def retimed(
 
     Args:
         task: the study's, as in its identity.
-        attempts: the study's, as `Records.attempts` gives them; a trial's last one holds its setup.
+        attempts: the study's, as `Tables.attempts` gives them; a trial's last one holds its setup.
         price: of one such device for an hour; not given, the study's own, if it has one.
         objectives: of the new front; not given, the study's.
 

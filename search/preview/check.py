@@ -16,12 +16,13 @@ from ...spaces.laws.cards import Card
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.planning import CostKey, cost_keys, feasible_batches, profile_faults, profile_request
 from ...spaces.study.spec import StudySpec
+from ...spaces.trial import TrialRecord
 from ..run.eta import ClockFactors, Span
 from ..run.serial import SerialRunner
 from ..run.spending import device_names, prices_of
 from ..store.database import storage_engine
-from ..store.records import Records
 from ..store.stored import study_identity
+from ..store.tables import Tables
 from .forecast import Forecast, forecast
 
 # Seconds that `check` spends on timing steps, at most and for each combination of parameters that change cost.
@@ -95,25 +96,26 @@ def _earlier_factors(spec: StudySpec) -> ClockFactors | None:
     """What surrounded training in the last study of this file whose database has some; None without one."""
     assert spec.storage is not None
     try:
-        records = Records(spec.storage, create=False)
+        tables = Tables(spec.storage, create=False)
     except NoStudyError:
         return None
     try:
-        for study in reversed(records.studies(spec.study)):
-            ended = [_span(row) for row in records.attempts(study.name) if row["outcome"] == "complete" and row["result"]]
+        for study in reversed(tables.studies(spec.study)):
+            trials = {record.number: record for record in tables.trials(study.name)}
+            ended = [_span(row, trials[row["number"]]) for row in tables.attempts(study.name) if row["outcome"] == "complete"]
             known = [span for span in ended if span.known_s is not None]
             if len(known) >= _ENOUGH:
                 return ClockFactors.of(known)
     finally:
-        records.close()
+        tables.close()
     return None
 
 
-def _span(attempt: Mapping[str, Any]) -> Span:
-    facts = attempt["result"]["facts"]
+def _span(attempt: Mapping[str, Any], trial: TrialRecord) -> Span:
     started, ended = (datetime.fromisoformat(attempt[name]).timestamp() for name in ("started_at", "ended_at"))
-    known_s = facts.get("train_s") if facts.get("train_s_source") == "known" else None
-    return Span(started, ended, known_s, facts.get("measured_train_s") or 0.0, share=1.0, counts=True)
+    facts = trial.facts
+    known_s = facts.train_s if facts.train_s_source == "known" else None
+    return Span(started, ended, known_s, facts.measured_train_s or 0.0, share=1.0, counts=True)
 
 
 def profile_study(

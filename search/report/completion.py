@@ -31,11 +31,11 @@ def study_names(ctx: click.Context, parameter: click.Parameter, incomplete: str)
     with suppress(BsearchError):
         url = given if given and "://" in str(given) else storage or (given and read_study(Path(given)).storage)
         if url and str(url).startswith("sqlite"):
-            from ..store.records import Records
+            from ..store.tables import Tables
 
             return [
                 CompletionItem(study.name)
-                for study in Records(str(url), create=False).studies()
+                for study in Tables(str(url), create=False).studies()
                 if study.name.startswith(incomplete)
             ]
     return []

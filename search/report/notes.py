@@ -16,9 +16,8 @@ from ...spaces.errors import InfeasiblePlanError, cut, plain
 from ...spaces.plan import BatchPlan
 from ...spaces.readable import count, number
 from ...spaces.study.spec import StudySpec
-from ...spaces.trial import ParetoFront, TrialRecord, counted
+from ...spaces.trial import ParetoFront, TrialRecord
 from ..analysis.choice import fastest_within
-from ..store.stored import StoredStudy
 
 # The end of a traceback is the most useful part, and every page of the study includes it.
 _TRACEBACK_CHARACTERS = 4000
@@ -66,51 +65,48 @@ def _fence(text: str, least: int) -> int:
     return max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
-def study_note(stored: StoredStudy, summary: Sequence[str] | None, *, study: str, page: str, report: str | None) -> str:
+def study_note(
+    name: str, spec: StudySpec, front: ParetoFront, done: float, summary: Sequence[str], *, study: str, page: str
+) -> str:
     """A study's results so far, as text and a table.
 
     Args:
-        summary: sentences shown below the front; None while they are being computed.
+        done: trials that count towards its budget.
+        summary: sentences shown below the front.
         study: the study as commands name it: its file, or a masked URL with options.
         page: path of the study's page; those of its trials are below it.
-        report: path of its report; None if there is none.
     """
-    return "\n\n".join(_study_parts(stored, summary, study, page, report)) + "\n"
+    return "\n\n".join(_study_parts(name, spec, front, done, summary, study, page)) + "\n"
 
 
 def _study_parts(
-    stored: StoredStudy, summary: Sequence[str] | None, study: str, page: str, report: str | None
+    name: str, spec: StudySpec, front: ParetoFront, done: float, summary: Sequence[str], study: str, page: str
 ) -> Iterator[str]:
-    front = stored.front
-    done = counted(stored.records)
-    yield f"## {escaped(stored.name)}: {count(done)} of {stored.spec.budget.trials} trials, {len(front.trials)} on the front"
-    if report:
-        yield f"[The report]({report}) shows everything on one page."
+    yield f"## {escaped(name)}: {count(done)} of {spec.budget.trials} trials, {len(front.trials)} on the front"
     if not front.trials:
         yield "No trial has finished yet, so there is no front. Reload the page later."
     else:
         yield _front_table(front, page)
-        sentences = summary if summary is not None else ["Still computing; reload in a few seconds."]
-        yield "\n".join(f"- {escaped(sentence)}" for sentence in [_best_words(front), *sentences])
+        yield "\n".join(f"- {escaped(sentence)}" for sentence in [_best_words(front), *summary])
     choice = "--knee" if front.knee is not None else "--within 1%"
     commands = [
         *([f"bsearch export {study} --to hf {choice}"] if front.trials else []),
         f"bsearch show {study} --trial N",
-        *([] if report else [f"bsearch report {study}"]),
+        f"bsearch report {study}",
     ]
     purposes = ["the settings of a point of the front, for a trainer"] if front.trials else []
-    purposes += ["a trial with its learning curve and traceback", "everything on one page, linked here once it is written"]
+    purposes += ["a trial with its learning curve and traceback", "everything on one page"]
     yield "**Next**"
-    yield "\n".join(f"- {code(command)}: {purpose}" for command, purpose in zip(commands, purposes, strict=False))
+    yield "\n".join(f"- {code(command)}: {purpose}" for command, purpose in zip(commands, purposes, strict=True))
     yield "**How to read these pages**"
     yield "\n".join(
         [
-            "- *Best Trial* marks the members of the front above. The plot *Pareto Front* shows single runs; here, a setting "
-            "that was trained several times is shown with its mean.",
+            "- *Best Trial* and the plot *Pareto Front* are of single runs; here, a setting that was trained several times is "
+            "shown with its mean.",
             "- *Infeasible* (grey) trials diverged: they have a time and an accuracy, but cannot be on the front.",
-            "- *Pruned* trials were stopped early, left paused, or had no feasible plan; *Fail* trials raised an error or were "
-            "interrupted. "
-            "Each trial's note says which, and why.",
+            "- *Pruned* trials were stopped early, left paused, or had no feasible plan; *Fail* trials raised an error. "
+            "*Running* are also those that are paused or interrupted and go on later. Each trial's note says which, and why.",
+            "- These pages are a copy: what is changed here changes nothing in the study. A note of your own stays.",
         ]
     )
 
@@ -194,8 +190,6 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
     """The outcome in bold, and its reason."""
     message = code(cut(record.message, 600)) if record.message else "no reason was recorded"
     match record.outcome:
-        case "waiting":
-            return "**Waiting** to start."
         case "running":
             return "**Running.**"
         case "infeasible":
@@ -212,8 +206,8 @@ def _outcome(record: TrialRecord, spec: StudySpec, front: ParetoFront) -> str:
         case "out_of_memory":
             return f"**Out of memory**, with no smaller plan left to try: {message}"
         case "interrupted":
-            later = record.facts.continued_by
-            return f"**Interrupted**: {message}" + (f". Trial {later} continues it." if later is not None else "")
+            goes_on = "**Interrupted**; the study's next run goes on with it."
+            return f"**Interrupted**: {message}" if record.has_ended else goes_on
         case "error":
             return f"**Failed**: {message}"
     result = f"{escaped(front.metric)} {number(record.accuracy)} {front.takes(record)}"

@@ -108,7 +108,7 @@ def taken_by(speeds: Iterable[Speed], train_s: float, attempt: Attempt, price: f
 def result_of(
     attempt: Attempt, outcome: Outcome, expected_s: float | None, speeds: Sequence[Speed], price: float | None, shared: bool
 ) -> TrialResult:
-    """What is reported to Optuna of an attempt that ended a trial, with every fact that is stored.
+    """The result of an attempt that ended its trial, with every fact that is stored.
 
     Args:
         expected_s: training time expected on the device it ran on.
@@ -153,11 +153,8 @@ def result_of(
         taken = taken_by(speeds, train_s, attempt, price)
         value = last.score(setup.metric)
     if outcome.kind in ("complete", "diverged") and math.isfinite(value):
-        return TrialResult("COMPLETE", outcome.kind, facts, (taken[0], value, *taken[1:]), constraint=0.0)
-    if outcome.kind in ("complete", "diverged", "stopped", "infeasible"):
-        # Optuna accepts no NaN: from PRUNED, the sampler still learns that this point is bad.
-        return TrialResult("PRUNED", outcome.kind, facts, constraint=float(outcome.kind == "infeasible"))
-    return TrialResult("FAIL", outcome.kind, facts)
+        return TrialResult(outcome.kind, facts, (taken[0], value, *taken[1:]))
+    return TrialResult(outcome.kind, facts, violation=float(outcome.kind == "infeasible"))
 
 
 __all__ = ["Attempt", "fraction_of", "result_of", "setup_facts", "taken_by"]

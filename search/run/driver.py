@@ -34,11 +34,11 @@ from ...spaces.trial import TrialRecord, counted
 from ..analysis.pareto import study_front
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
 from ..store.lock import HEARTBEAT_S
-from ..store.optuna_storage import frozen_record
-from ..store.records import Records, StudyRow
 from ..store.stored import StoredStudy, codes, is_same_experiment, study_identity, with_codes, without_code
-from ..store.trials import stored_trials
-from ..suggest.suggester import Suggester
+from ..store.tables import StudyRow, Tables
+from ..store.trials import Trials, stored_trials
+from ..suggest.space_transform import SearchSpace
+from ..suggest.suggester import Suggester, suggester_of
 from ..suggest.warm_start import prior_trials
 from .profiles import step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
 from .runner import Event, Runner
@@ -82,7 +82,7 @@ class _OpenStudy:
     """
 
     spec: StudySpec
-    records: Records
+    tables: Tables
     name: str
     identity: Mapping[str, Any]
     step_times: Mapping[str, list[dict[str, Any]]] | None
@@ -116,25 +116,25 @@ def run_study(
     """
     assert spec.storage is not None
     retry_policy = RetryPolicy(spec.storage, lambda text: notify(Event("message", text=text)), UNAVAILABLE_LIMIT_S)
-    records = Records(spec.storage, retry_policy=retry_policy)
+    tables = Tables(spec.storage, retry_policy=retry_policy)
     try:
-        study = _open(spec, records, task_hash, notify, new=new, same_experiment=same_experiment)
+        study = _open(spec, tables, task_hash, notify, new=new, same_experiment=same_experiment)
         if (finished := _finished(study, notify)) is not None:
             return finished
         with runner as opened:
             spec = with_trials_per_device(
-                study.spec, opened, task_hash, records, lambda text: notify(Event("message", text=text))
+                study.spec, opened, task_hash, tables, lambda text: notify(Event("message", text=text))
             )
             study = replace(study, spec=spec.with_cores(opened.cores))
             profiles, feasible = _profile(study, opened, task_hash, notify)
             return _drive(study, opened, profiles, feasible, task_hash, notify, watch)
     finally:
-        records.close()
+        tables.close()
 
 
 def _open(
     spec: StudySpec,
-    records: Records,
+    tables: Tables,
     task_hash: str,
     notify: Callable[[Event], None],
     *,
@@ -142,12 +142,12 @@ def _open(
     same_experiment: bool,
 ) -> _OpenStudy:
     """Find or name the study in its storage, and store what it says now."""
-    if kind := network_storage(records.engine):
+    if kind := network_storage(tables.engine):
         text = f"the database is on a network file system ({kind}), where SQLite is slow; a local disk or PostgreSQL is faster"
         notify(Event("message", text=text))
-    name, identity = identified(records, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment)
+    name, identity = identified(tables, spec, study_identity(spec, task_hash), new=new, same_experiment=same_experiment)
     # Before any trial counts, the newest laws are as good as any, and the task's code may have been fixed.
-    step_times = (records.step_times(name) or {}) if records.any_counted(name) else None
+    step_times = (tables.step_times(name) or {}) if tables.any_counted(name) else None
     if step_times is not None and not any(step_times.values()):
         if spec.budget.profile_s:
             text = (
@@ -156,16 +156,16 @@ def _open(
             )
             notify(Event("message", text=text))
         spec = spec.changed({"budget": {"profile_s": 0}})
-    driven_s = next((row.driver_s for row in records.studies(spec.study) if row.name == name), 0.0)
-    return _OpenStudy(spec, records, name, identity, step_times, driven_s)
+    driven_s = next((row.driver_s for row in tables.studies(spec.study) if row.name == name), 0.0)
+    return _OpenStudy(spec, tables, name, identity, step_times, driven_s)
 
 
 def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult | None:
     """The result of a study whose budget is met and whose trials are all settled; None where there is something to do."""
-    if study.name not in {row.name for row in study.records.studies()}:
+    if study.name not in {row.name for row in study.tables.studies()}:
         return None
-    trials = stored_trials(study.records.url, study.name)
-    if any(not record.has_ended and record.outcome != "waiting" for record in trials):
+    trials = stored_trials(study.tables.url, study.name)
+    if any(not record.has_ended and record.outcome != "interrupted" for record in trials):
         return None
     done, budget, stopped = counted(trials), study.spec.budget.trials, ""
     if done >= budget:
@@ -173,29 +173,29 @@ def _finished(study: _OpenStudy, notify: Callable[[Event], None]) -> StudyResult
     elif not (stopped := Spending(study.spec, {}, trials).over()):
         return None
     _store(study)
-    return StudyResult(StoredStudy.open(study.records.url, study.name), stopped, "", interrupted=None, elapsed_s=0.0)
+    return StudyResult(StoredStudy.open(study.tables.url, study.name), stopped, "", interrupted=None, elapsed_s=0.0)
 
 
 def _store(study: _OpenStudy) -> None:
-    spec = study.spec.model_dump(mode="json") | {"storage": masked(study.records.url)}
-    study.records.save_study(study.name, study.spec.study, study.identity, spec)
+    spec = study.spec.model_dump(mode="json") | {"storage": masked(study.tables.url)}
+    study.tables.save_study(study.name, study.spec.study, study.identity, spec)
 
 
 def _stored(study: _OpenStudy, trials: list[TrialRecord], driver_s: float) -> StoredStudy:
     front = study_front(trials, study.spec.objectives)
-    return StoredStudy(study.records.url, study.name, study.spec, study.identity, driver_s, tuple(trials), front)
+    return StoredStudy(study.tables.url, study.name, study.spec, study.identity, driver_s, tuple(trials), front)
 
 
 def _profile(
     study: _OpenStudy, runner: Runner, task_hash: str, notify: Callable[[Event], None]
 ) -> tuple[dict[str, dict[CostKey, DeviceProfile]], tuple[int, int]]:
     """Profiles of every kind of device, the one that times the study first, and the effective batches they can plan."""
-    spec, records = study.spec, study.records
+    spec, tables = study.spec, study.tables
 
     def say(text: str) -> None:
         notify(Event("message", text=text))
 
-    profiles = study_profiles(spec, runner, task_hash, records, say, first_run=study.step_times is None)
+    profiles = study_profiles(spec, runner, task_hash, tables, say, first_run=study.step_times is None)
     if study.step_times is not None:
         timed_on = next(iter(profiles))
         profiles[timed_on] = with_stored_step_times(profiles[timed_on], study.step_times)
@@ -216,9 +216,9 @@ def _drive(
     watch: Callable[[StudyRun], None],
 ) -> StudyResult:
     """Hold the study's lock and run its trials."""
-    spec, records, name = study.spec, study.records, study.name
+    spec, tables, name = study.spec, study.tables, study.name
     laws = next(iter(profiles.values()))  # of the kind that times the study
-    records_so_far = stored_trials(records.url, name) if name in {row.name for row in records.studies()} else ()
+    records_so_far = stored_trials(tables.url, name) if name in {row.name for row in tables.studies()} else ()
     now, price = prices_of(spec, device_names(profiles), runner.device, records_so_far)
     if price != next(iter(now.values())):
         text = f"costs are at a price of {price:g} an hour, as when this study began; create a new study (--new) for today's"
@@ -229,33 +229,32 @@ def _drive(
         text = f"warm start: {len(prior)} trials of {', '.join(spec.warm_start)} are in this space"
         notify(Event("message", text=text))
     _store(study)
-    records.lock.acquire(name)
+    tables.lock.acquire(name)
     try:
-        records.save_step_times(name, step_times_json(laws))
-        with records.buffered() as writes:
-            suggester = Suggester(
-                records.url,
-                name,
-                spec.domains(),
+        tables.save_step_times(name, step_times_json(laws))
+        with tables.buffered(name):
+            space, trials = SearchSpace.of(spec.domains(), feasible), Trials(tables, name)
+            suggester = suggester_of(
+                spec.sampler,
+                space,
                 spec.objectives,
-                sampler=spec.sampler,
+                trials=len(trials),
                 seed=spec.training.seed,
-                feasible=feasible,
                 known_seconds=law,
                 prior_trials=prior,
-                retry_policy=records.retry_policy,
-                writes=writes,
                 by_time=spec.is_limited_by_time,
                 pauses=spec.stopping.kind == "pause",
             )
             # Another driver may have added to it before we held the lock.
-            driven_s = next(row.driver_s for row in records.studies(spec.study) if row.name == name)
+            driven_s = next(row.driver_s for row in tables.studies(spec.study) if row.name == name)
             study = replace(study, driven_s=driven_s)
             run = StudyRun(
                 spec,
                 name,
                 suggester,
-                records,
+                space,
+                trials,
+                tables,
                 profiles,
                 runner.device,
                 task_hash,
@@ -265,13 +264,12 @@ def _drive(
             )
             for text in _opening_messages(spec, profiles, feasible):
                 notify(Event("message", text=text))
-            run.queue_baseline()
             run.recover()
             if spec.budget.min_gain is not None:
                 run.check_worth()
             run.check_cost()  # by what trials that earlier drivers left had cost
             watch(run)
-            with _heartbeat(run, records), _interrupts(run, runner, records.retry_policy) as interrupted:
+            with _heartbeat(run, tables), _interrupts(run, runner, tables.retry_policy) as interrupted:
                 try:
                     runner.run(run)
                 except KeyboardInterrupt:
@@ -281,7 +279,7 @@ def _drive(
                     run.sweep()
             return _conclude(study, run, suggester, interrupted[0] if interrupted else None)
     finally:
-        records.lock.release(name)
+        tables.lock.release(name)
 
 
 def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, int]) -> Iterator[str]:
@@ -302,13 +300,12 @@ def _opening_messages(spec: StudySpec, profiles: Profiles, feasible: tuple[int, 
 def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupted: signal.Signals | None) -> StudyResult:
     """The result of a run that is over, from the database."""
     met = run.counted >= study.spec.budget.trials  # a stop during the last trial stopped nothing
-    trials = list(map(frozen_record, suggester.reread_trials()))
-    gain = suggester.expected_gain(WORTH_OF)
-    suggester.close()
+    trials = study.tables.trials(study.name)
+    gain = suggester.expected_gain(run.trials, WORTH_OF)
     # The fit takes seconds: it is stored, so that commands that only read need not repeat it.
     stored = _stored(study, trials, study.driven_s + run.elapsed_s()).with_rates()
     assert stored.rates is not None
-    study.records.save_best_rates(study.name, stored.rates.to_dict())
+    study.tables.save_best_rates(study.name, stored.rates.to_dict())
     return StudyResult(
         study=stored,
         stopped="" if met and not run.failure else run.stop_reason or run.leaving or run.enough,
@@ -320,7 +317,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
 
 
 def identified(
-    records: Records, spec: StudySpec, identity: Mapping[str, Any], *, new: bool, same_experiment: bool
+    tables: Tables, spec: StudySpec, identity: Mapping[str, Any], *, new: bool, same_experiment: bool
 ) -> tuple[str, Mapping[str, Any]]:
     """The full name under which this study file's study is stored, and its identity with all code that its trials ran.
 
@@ -329,7 +326,7 @@ def identified(
     Raises:
         StudyFileError: something changed that may not change; with the differences.
     """
-    rows = records.studies(spec.study)
+    rows = tables.studies(spec.study)
     if not rows:
         return spec.study, identity
     if new:
@@ -341,7 +338,7 @@ def identified(
     only_code = without_code(newest.identity) == without_code(identity)
     if only_code and same_experiment:
         return newest.name, with_codes(identity, codes(newest.identity))
-    if {**newest.identity, "task": identity["task"]} == identity and not records.any_counted(newest.name):
+    if {**newest.identity, "task": identity["task"]} == identity and not tables.any_counted(newest.name):
         return newest.name, identity  # its code never finished a trial, so fixing it changes no experiment
     advice = (
         "Restore the old settings, create a new study (--new, or new=True in Python), or choose another name (with "
@@ -381,7 +378,7 @@ def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, A
 
 
 @contextmanager
-def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
+def _heartbeat(run: StudyRun, tables: Tables) -> Iterator[None]:
     """Heartbeats while the study runs; they also count its hours and its cost, and notice when the study is no longer ours and
     when what was reported could not be written.
     """
@@ -394,15 +391,15 @@ def _heartbeat(run: StudyRun, records: Records) -> Iterator[None]:
             ours = True
             # A database that is unavailable or full is not another driver; calls that need it meanwhile retry or raise.
             with suppress(DatabaseUnavailable, StorageError):
-                ours = records.lock.heartbeat(run.name, run.driven_s + run.elapsed_s())
+                ours = tables.lock.heartbeat(run.name, run.driven_s + run.elapsed_s())
             if ended:
                 return
-            if records.vanished():
-                run.fail(f"the database {masked(records.url)} was deleted while the study ran, and its trials with it")
+            if tables.vanished():
+                run.fail(f"the database {masked(tables.url)} was deleted while the study ran, and its trials with it")
             elif not ours:
                 run.fail("another driver took the study over")
             run.check_cost()
-            if (error := records.late_error()) is not None:
+            if (error := tables.late_error()) is not None:
                 run.crash(error)
             if run.elapsed_s() >= limit_s and not run.stop_reason:
                 run.stop_reason = f"budget.hours: {run.spec.budget.hours:g} h are used up"

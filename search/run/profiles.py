@@ -18,8 +18,8 @@ from ...spaces.laws.step_time import StepTime
 from ...spaces.planning import CostKey, cost_keys, profile_request, sharing_request, training_cost
 from ...spaces.schedule import is_own
 from ...spaces.study.spec import StudySpec
-from ..store.records import Records
 from ..store.stored import StoredStudy, codes
+from ..store.tables import Tables
 
 if TYPE_CHECKING:
     from .runner import Runner
@@ -28,7 +28,7 @@ StepTimes = Mapping[str, list[dict[str, Any]]]
 
 
 def study_profiles(
-    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[str], None], *, first_run: bool
+    spec: StudySpec, runner: Runner, task_hash: str, tables: Tables, notify: Callable[[str], None], *, first_run: bool
 ) -> dict[str, dict[CostKey, DeviceProfile]]:
     """Profiles of every kind of device, the one that times the study first; from the database where they are stored.
 
@@ -53,7 +53,7 @@ def study_profiles(
         )
     kinds.sort(key=lambda kind: kind != time_on)  # stable: else those with the most slots first
     return with_one_evaluation_batch(
-        {kind: _profiles_of(spec, runner, kind, task_hash, records, notify, first_run) for kind in kinds}
+        {kind: _profiles_of(spec, runner, kind, task_hash, tables, notify, first_run) for kind in kinds}
     )
 
 
@@ -70,7 +70,7 @@ def with_one_evaluation_batch(profiles: dict[str, dict[CostKey, DeviceProfile]])
 
 
 def with_trials_per_device(
-    spec: StudySpec, runner: Runner, task_hash: str, records: Records, notify: Callable[[str], None]
+    spec: StudySpec, runner: Runner, task_hash: str, tables: Tables, notify: Callable[[str], None]
 ) -> StudySpec:
     """The study, and its runner, with `devices.per_trial: auto` resolved, by the throughput of runs side by side on a GPU.
 
@@ -84,11 +84,11 @@ def with_trials_per_device(
     kind = spec.devices.time_on if spec.devices.time_on in runner.kinds else runner.kinds[0]
     request = sharing_request(alone, runner.device)
     about = _about(alone, task_hash, request, cost_keys(alone)[0], runner.device_id(kind))
-    stored = records.profile(about)
+    stored = tables.profile(about)
     if stored is None:
         notify("measuring how many trials to run on each GPU ...")
         stored = runner.profile(spec.task, request, kind).to_dict()
-        records.save_profile(about, stored)
+        tables.save_profile(about, stored)
     profile = DeviceProfile.from_dict(stored)
     notify(sharing_sentence(profile))
     shared = spec.with_trials_per_device(profile.trials_per_device)
@@ -109,14 +109,14 @@ def sharing_sentence(profile: DeviceProfile) -> str:
 
 
 def _profiles_of(
-    spec: StudySpec, runner: Runner, kind: str, task_hash: str, records: Records, notify: Callable[[str], None], first_run: bool
+    spec: StudySpec, runner: Runner, kind: str, task_hash: str, tables: Tables, notify: Callable[[str], None], first_run: bool
 ) -> dict[CostKey, DeviceProfile]:
     """A profile for every combination of parameters that change cost."""
     profiles = {}
     for key in cost_keys(spec):
         request = profile_request(spec, runner.device, key)
         about = _about(spec, task_hash, request, key, runner.device_id(kind))
-        stored = records.profile(about)
+        stored = tables.profile(about)
         known = DeviceProfile.from_dict(stored) if stored else None
         shared = known is not None and first_run and any(law.others for law in known.all_step_times)
         # Where energy could not be read, what was missing may be there now; earlier versions examined nothing.
@@ -129,7 +129,7 @@ def _profiles_of(
             where = f"a {kind}" if kind else "a worker"
             notify(f"trying the training code{values}{timing} on {where} ...")
             known = runner.profile(spec.task, request, kind)
-            records.save_profile(about, known.to_dict())
+            tables.save_profile(about, known.to_dict())
         profiles[key] = known
     return profiles
 
@@ -171,16 +171,16 @@ def with_stored_step_times(profiles: Mapping[CostKey, DeviceProfile], step_times
     }
 
 
-def stored_profiles(study: StoredStudy, records: Records) -> dict[CostKey, DeviceProfile]:
+def stored_profiles(study: StoredStudy, tables: Tables) -> dict[CostKey, DeviceProfile]:
     """A stored study's profiles with the laws that time its trials; none where its database holds none.
 
     Of several kinds of devices the one that times the study counts; of several measurements the newest.
     """
-    step_times = records.step_times(study.name) or {}
+    step_times = tables.step_times(study.name) or {}
     task = codes(study.identity)
     keys = cost_keys(study.spec)
     found: dict[CostKey, DeviceProfile] = {}
-    for about, profile in records.profiles():
+    for about, profile in tables.profiles():
         cost = about["request"]["setup"]
         key = next((key for key in keys if all(cost["parameters"].get(name) == value for name, value in key)), None)
         if about["request"].get("shared_batch"):

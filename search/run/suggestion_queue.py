@@ -12,12 +12,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
-from ...spaces.trial import Suggestion
-from ..suggest.suggester import Suggester
+from ...spaces.trial import TrialRecord
+from ..suggest.suggester import Proposal, Suggester
 
 # One more is made for so many running trials, rounded to the nearest: the models then lack the outcomes of a few trials among
 # many that they lack anyway, and one fit serves them all.
@@ -41,18 +42,24 @@ class SuggestionQueue:
     """What runners' free devices are given next.
 
     Args:
+        trials: the study's, as they are now.
         ending: how many running trials are expected to end within so many seconds.
 
     Attributes:
         asks, asks_s: suggestions that were made, and the seconds that it took.
     """
 
-    def __init__(self, suggester: Suggester, ending: Callable[[float], int]) -> None:
-        self._suggester, self._ending = suggester, ending
+    def __init__(self, suggester: Suggester, trials: Sequence[TrialRecord], ending: Callable[[float], int]) -> None:
+        self._suggester, self._trials, self._ending = suggester, trials, ending
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bsearch-ask", initializer=_yield_to_trials)
         self._preparing: Future[None] | None = None
+        self._ready: deque[Proposal] = deque()
         self._took_s, self._soon = 0.0, 0  # the last time, and how many trials were to end before the next
         self.asks, self.asks_s = 0, 0.0
+
+    def __len__(self) -> int:
+        """Suggestions that are ready."""
+        return len(self._ready)
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> None:
         """Call a function in the thread, between suggestions."""
@@ -61,34 +68,32 @@ class SuggestionQueue:
     def close(self) -> None:
         self._thread.shutdown()
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the next suggestion is a trial that has begun, or is beginning."""
-        return self._suggester.has_begun or (self._preparing is not None and self._suggester.begins_ahead)
-
-    def take(self, running: int, free: int = 1, *, most: int, new: bool) -> Suggestion | Literal["wait"] | None:
+    def take(self, running: int, free: int = 1, *, most: int, new: bool) -> Proposal | Literal["wait"] | None:
         """The next suggestion; "wait" while it is being made; None where there is none.
 
         Args:
             running: trials; while there are any, the caller need not wait for a suggestion.
             free: how many the caller would take now, this one included.
             most: how many may be wanted, this one included.
-            new: as for `Suggester.ask`.
+            new: a new trial may be started; else a paused one goes on, or there is no suggestion.
         """
-        self._check()
-        if not self._suggester.ready:
-            self._prepare(running, free, most, new)
-            assert self._preparing is not None
-            if running and not self._preparing.done():
-                return "wait"
-            self._preparing.result()
+        while True:
             self._check()
-            if not self._suggester.ready:
-                return None
-        suggestion = self._suggester.ask(new=new)
-        if most > 1 and self._suggester.ready < self._soon:
+            if not self._ready:
+                self._prepare(running, free, most, new)
+                assert self._preparing is not None
+                if running and not self._preparing.done():
+                    return "wait"
+                self._preparing.result()
+                self._check()
+                if not self._ready:
+                    return None
+            proposal = self._ready.popleft()
+            if self._trials[proposal].outcome == "paused" if isinstance(proposal, int) else new:
+                break
+        if most > 1 and len(self._ready) < self._soon:
             self._prepare(running, free - 1, most - 1, new)
-        return suggestion
+        return proposal
 
     def _prepare(self, running: int, free: int, most: int, new: bool) -> None:
         if self._preparing is None:
@@ -104,9 +109,11 @@ class SuggestionQueue:
     def _make(self, wanted: int, most: int, new: bool) -> None:
         started = time.perf_counter()
         self._soon = self._ending(_LASTS * self._took_s)
-        made = self._suggester.prepare(min(wanted + self._soon, most), new=new)
+        ready = [proposal for proposal in list(self._ready) if not isinstance(proposal, int)]
+        made = self._suggester.suggest(self._trials, min(wanted + self._soon, most), ready=ready, new=new)
+        self._ready.extend(made)
         self._took_s = time.perf_counter() - started
-        self.asks, self.asks_s = self.asks + made, self.asks_s + self._took_s
+        self.asks, self.asks_s = self.asks + len(made), self.asks_s + self._took_s
 
 
 def _yield_to_trials() -> None:

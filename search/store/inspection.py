@@ -10,8 +10,8 @@ from sqlalchemy.engine import Engine
 
 from .database import DatabaseUnavailable, RetryPolicy, first_line, network_storage, storage_engine, translate_errors
 from .lock import Driver
-from .records import Records
 from .schema import known_revisions, revision_of
+from .tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ def inspect_storage(url: str) -> StorageReport:
         newer = revision is not None and revision not in known_revisions()
         drivers: dict[str, Driver] = {}
         if revision is not None and not newer:
-            records = Records(url, create=False)
-            found = {study.name: records.lock.driver(study.name) for study in records.studies()}
+            tables = Tables(url, create=False)
+            found = {study.name: tables.lock.driver(study.name) for study in tables.studies()}
             drivers = {name: driver for name, driver in found.items() if driver is not None}
-            records.close()
+            tables.close()
         return StorageReport(revision, newer, network_storage(engine), _refusal(engine), drivers)
 
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection, Engine
 
 from ...spaces.errors import StorageError
 from .database import RetryPolicy, retrying, transaction
@@ -113,6 +113,16 @@ class StudyLock:
                 .values(heartbeat_at=self._clock, driver_s=driver_s)
             )
         return done.rowcount == 1
+
+    def check(self, connection: Connection, study: str) -> None:
+        """Make sure, within a transaction, that no other driver has taken the study over, or takes it before the commit.
+
+        Raises:
+            StorageError: one has.
+        """
+        mine = sa.update(studies).where(studies.c.name == study, studies.c.holder == self.holder)
+        if connection.execute(mine.values(holder=self.holder)).rowcount != 1:
+            raise StorageError(f"study {study}: another driver took it over; this one writes nothing more")
 
     @retrying
     def held(self, study: str) -> bool:

@@ -1,4 +1,4 @@
-"""Our tables, all named `bsearch_*`, beside Optuna's own in the same database; Alembic migrates them."""
+"""Our tables, all named `bsearch_*`; Alembic migrates them. Optuna's in the same database are a copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...spaces.storage import masked
 # Of our own: Optuna owns `alembic_version`, and a second head there breaks `optuna.load_study`.
 VERSION_TABLE = "bsearch_alembic_version"
 # The newest revision in `migrations/versions`; a test keeps the two in step, so that reading a database imports no Alembic.
-HEAD = "0004"
+HEAD = "0005"
 
 metadata = sa.MetaData()
 
@@ -41,11 +41,24 @@ profiles = sa.Table(
     sa.Column("profile", sa.Text, nullable=False),  # JSON of the DeviceProfile
     sa.Column("measured_at", sa.String(40), nullable=False),
 )
+trials = sa.Table(
+    "bsearch_trial",
+    metadata,
+    sa.Column("study", sa.String(120), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("outcome", sa.String(20), nullable=False),  # `running` until its first attempt has ended
+    sa.Column("parameters", sa.Text, nullable=False),  # JSON, searched ones
+    sa.Column("facts", sa.Text, nullable=False),  # JSON of the TrialFacts
+    sa.Column("objectives", sa.Text),  # JSON of its values, in the order of `Objectives.names`
+    sa.Column("violation", sa.Float, nullable=False),
+    sa.Column("started_at", sa.String(40), nullable=False),  # UTC, as all times here
+    sa.Column("ended_at", sa.String(40)),
+)
 attempts = sa.Table(
     "bsearch_attempt",
     metadata,
     sa.Column("study", sa.String(120), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),  # of the Optuna trial
+    sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("attempt", sa.Integer, primary_key=True),
     sa.Column("setup", sa.Text, nullable=False),
     sa.Column("started_at", sa.String(40), nullable=False),
@@ -53,7 +66,6 @@ attempts = sa.Table(
     sa.Column("outcome", sa.String(20)),
     sa.Column("message", sa.Text),
     sa.Column("traceback", sa.Text),
-    sa.Column("result", sa.Text),  # JSON of the TrialResult that is reported to Optuna
 )
 measurements = sa.Table(
     "bsearch_measurement",

@@ -18,7 +18,7 @@ from ...spaces.study.spec import StudySpec
 from ...spaces.trial import ParetoFront, TrialRecord, TrialSetup
 from ..analysis.pareto import study_front
 from ..analysis.rates import BestRates, StoredRates
-from .records import Records, StudyRow
+from .tables import StudyRow, Tables
 from .trials import stored_trials
 
 
@@ -98,9 +98,9 @@ class StoredStudy:
         """The same study as its database holds it now."""
         return StoredStudy.open(self.url, self.name)
 
-    def tables(self) -> Records:
+    def tables(self) -> Tables:
         """bsearch's own tables: attempts, curves, profiles, step times."""
-        return Records(self.url, create=False)
+        return Tables(self.url, create=False)
 
     def setup_of(self, record: TrialRecord) -> TrialSetup:
         """The setup that a trial was trained with, at its last attempt.
@@ -164,9 +164,9 @@ def _found(study: str, name: str | None, storage: str | None) -> tuple[str, Stud
         spec = read_study(Path(study), storage=storage)
         assert spec.storage is not None
         url, base = spec.storage, name or spec.study
-    records = Records(url, create=False)
-    rows = records.studies()
-    records.close()
+    tables = Tables(url, create=False)
+    rows = tables.studies()
+    tables.close()
     if base is not None:
         rows = [row for row in rows if base in (row.name, row.base_name)]
         if spec is not None:

@@ -25,9 +25,11 @@ class WriteBuffer:
     Args:
         url: of the database.
         retry_policy: for when it is unavailable; then all of a commit is written again, so every write must be idempotent.
+        first: begins every commit; what it raises refuses all of it.
     """
 
-    def __init__(self, url: str, engine: Engine, retry_policy: RetryPolicy) -> None:
+    def __init__(self, url: str, engine: Engine, retry_policy: RetryPolicy, first: Write = lambda connection: None) -> None:
+        self._first = first
         self._url, self._engine, self._retry_policy = url, engine, retry_policy
         self._writes: list[Write] = []
         self._committing, self._starting = threading.RLock(), threading.Lock()
@@ -67,6 +69,7 @@ class WriteBuffer:
 
             def write_all() -> None:
                 with transaction(self._url, self._engine) as connection:
+                    self._first(connection)
                     for write in writes:
                         write(connection)
 

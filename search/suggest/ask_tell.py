@@ -17,6 +17,8 @@ Several suggestions may be pending at once: each takes the others into account.
 from __future__ import annotations
 
 import math
+import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -24,14 +26,17 @@ from typing import Any, Literal, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from ...spaces.domain import AnyDomain, Domain, values_of
-from ...spaces.errors import Fault, StudyFileError, TaskError, near_miss
+from ...spaces.errors import Fault, StorageError, StudyFileError, TaskError, near_miss
 from ...spaces.learning_rate import RATE_RULES, OptimizerSettings, RuleConstants, scaled_settings
 from ...spaces.study.goals import STOPPINGS, Metric, Objectives
 from ...spaces.trial import ParetoFront, Suggestion, TrialFacts, TrialRecord, TrialResult, counted
 from ..analysis.pareto import study_front
-from ..store.optuna_storage import frozen_record
+from ..store.tables import Tables
+from ..store.trials import Trials
+from .optuna_database import OptunaDatabase
+from .space_transform import SearchSpace
 from .stopping import EarlyStopping, early_stopping
-from .suggester import Suggester
+from .suggester import Proposal, suggester_of
 
 TellOutcome = Literal["complete", "stopped", "paused", "diverged", "error"]
 
@@ -103,19 +108,23 @@ class Search:
         self.rule, self.reference_batch = rule, reference_batch
         self.objectives = Objectives(metric=Metric(name=metric, direction=direction))
         self._sign = self.objectives.metric.sign
-        self._suggester = Suggester(
-            storage,
-            name,
-            domains,
+        self._trials = Trials(None if storage is None else Tables(storage), name)
+        self._space = SearchSpace.of(domains)
+        self._suggester = suggester_of(
+            sampler,
+            self._space,
             self.objectives,
-            sampler=sampler,
+            trials=len(self._trials),
             seed=seed,
             known_seconds=known_seconds,
             by_time=by_time or stopping == "pause",
             pauses=stopping == "pause",
         )
-        self._early_stopping: EarlyStopping = early_stopping(stopping, risk, self._suggester.is_new_ground)
-        for record in self.records():
+        self._ready: deque[Proposal] = deque()
+        self._copied_to, self._name = storage, name
+        self._copy: OptunaDatabase | None = None
+        self._early_stopping: EarlyStopping = early_stopping(stopping, risk, self._is_new_ground)
+        for record in self._trials:
             if record.outcome == "complete":
                 assert record.train_s is not None
                 curve = [(fraction, self._sign * accuracy) for fraction, accuracy in record.facts.curve or ()]
@@ -128,13 +137,24 @@ class Search:
         """Trials that count: complete, stopped and diverged ones, and paused ones as the share that they have trained."""
         return counted(self.records())
 
+    def prepare(self, count: int = 1) -> None:
+        """Have `count` suggestions ready, by one fit of the models; `ask` otherwise makes one when there is none."""
+        if (missing := count - len(self._ready)) > 0:
+            ready = [one for one in self._ready if not isinstance(one, int)]
+            self._ready.extend(self._suggester.suggest(self._trials, missing, ready=ready))
+
     def ask(self) -> Suggestion:
         """The next suggestion, with `learning_rate` among its parameters where a rule gives it."""
-        suggestion = self._suggester.ask()
-        assert suggestion is not None
-        if suggestion.resumes_from:
-            self._suggester.resume(suggestion.number)
-            self._early_stopping.resume(suggestion.number)
+        self._trials.refresh()
+        self.prepare()
+        proposal = self._ready.popleft()
+        if isinstance(proposal, int):
+            self._early_stopping.resume(proposal)
+            trial = self._trials.resume(proposal)
+        else:
+            trial = self._trials.begin(proposal)
+        resumes_from = trial.facts.rung_fraction or 0.0 if isinstance(proposal, int) else 0.0
+        suggestion = Suggestion(trial.number, self._space.whole(trial.parameters), trial.facts.to_dict(), resumes_from)
         values = suggestion.parameters
         rule = str(values.get("rule", self.rule or ""))
         if "reference_rate" not in values or "effective_batch" not in values or not rule:
@@ -192,7 +212,8 @@ class Search:
         if outcome == "paused":
             if facts.rung_fraction is None:
                 raise TaskError(f"trial {number}: expected `report` to have said so before it is told as paused")
-            self._suggester.pause(number, replace(facts, expected_seconds=train_s))
+            self._trials.change(number, replace(facts, expected_seconds=train_s), "paused")
+            self._update_copy()
             return
         if outcome == "stopped":
             stopped = TrialFacts(train_s=train_s, stopped_accuracy=accuracy)
@@ -200,19 +221,33 @@ class Search:
         value = self._sign * accuracy if finite and accuracy is not None else None
         if curve := self._early_stopping.end(number, [train_s or 0.0], value):
             facts = replace(facts, curve=tuple((fraction, self._sign * one) for fraction, one in curve))
-        # As in a study: trials without values are PRUNED, failed ones FAIL.
-        state: Literal["COMPLETE", "PRUNED", "FAIL"] = "COMPLETE" if finite else "FAIL" if outcome == "error" else "PRUNED"
         values = (train_s, accuracy) if finite and train_s is not None and accuracy is not None else None
-        self._suggester.tell(number, TrialResult(state, outcome, facts, values))
+        self._trials.end(number, TrialResult(outcome, facts, values))
+        self._update_copy()
 
     def records(self) -> list[TrialRecord]:
-        return [frozen_record(trial) for trial in self._suggester.trials()]
+        return list(self._trials)
 
     def _record(self, number: int) -> TrialRecord:
-        records = self.records()
-        if not 0 <= number < len(records):
-            raise TaskError(f"expected the number of a trial that was asked, 0 to {len(records) - 1}, got {number!r}")
-        return records[number]
+        if not 0 <= number < len(self._trials):
+            self._trials.refresh()
+        if not 0 <= number < len(self._trials):
+            raise TaskError(f"expected the number of a trial that was asked, 0 to {len(self._trials) - 1}, got {number!r}")
+        return self._trials[number]
+
+    def _update_copy(self) -> None:
+        """Bring the copy for Optuna's dashboard up to date; without it the search goes on."""
+        if self._copied_to is None:
+            return
+        try:
+            self._copy = self._copy or OptunaDatabase(self._copied_to, self._name, self.objectives, self._space)
+            self._copy.update(self._trials)
+        except StorageError as error:
+            warnings.warn(f"the copy for Optuna's dashboard is not kept any more: {error}", stacklevel=3)
+            self._copied_to = None
+
+    def _is_new_ground(self, number: int, others: Collection[int]) -> bool:
+        return self._suggester.is_new_ground(self._trials, number, others)
 
     def front(self) -> ParetoFront:
         """The trials that no other beats in both objectives."""

@@ -11,7 +11,7 @@ from optuna.trial import create_trial
 
 from ..analysis.accuracy_scale import AccuracyScale
 from ..store.stored import StoredStudy
-from .suggester import distribution
+from .space_transform import distribution
 
 # Fewer complete trials than this per searched parameter say little.
 _TRIALS_EACH = 5

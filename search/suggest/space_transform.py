@@ -1,16 +1,79 @@
-"""Parameters as points of the unit cube, and back: the space in which the sampler's models live."""
+"""The searched space: Optuna's distributions of a study's domains, and parameters as points of the unit cube."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ...spaces.domain import applies
+from ...spaces.domain import Choices, Domain, Range, applies, applying, searched_of, values_of
 from ..analysis.gaussian_process import Array
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What of a study's parameters is searched.
+
+    Args:
+        domains: of every parameter.
+        fixed: values of those that are not searched.
+        searched: distributions of the others; those that others depend on come first.
+        conditions: by searched parameter, the values of other searched ones with which it applies.
+    """
+
+    domains: Mapping[str, Domain]
+    fixed: Mapping[str, Any]
+    searched: Mapping[str, BaseDistribution]
+    conditions: Mapping[str, Mapping[str, Sequence[Any]]]
+
+    @classmethod
+    def of(cls, domains: Mapping[str, Domain], feasible: tuple[int, int] | None = None) -> SearchSpace:
+        """The space of these domains.
+
+        Args:
+            feasible: the effective batches that can be planned, lowest and highest: no others are searched.
+        """
+        several = searched_of(domains)
+        fixed = {key: next(values_of(domain)) for key, domain in domains.items() if key not in several}
+        conditions: dict[str, Mapping[str, Sequence[Any]]] = {}
+        for name, domain in list(several.items()):
+            if any(key in fixed and fixed[key] not in values for key, values in (domain.when or {}).items()):
+                del several[name]  # it never applies
+            elif when := {key: values for key, values in (domain.when or {}).items() if key not in fixed}:
+                conditions[name] = when
+        searched = {key: distribution(several[key]) for key in sorted(several, key=conditions.__contains__)}
+        batches = searched.get("effective_batch")
+        if feasible is not None and isinstance(batches, IntDistribution):
+            low, high = (
+                batches.low + batches.step * round_to((end - batches.low) / batches.step)
+                for end, round_to in zip(feasible, (math.ceil, math.floor), strict=True)
+            )
+            searched["effective_batch"] = IntDistribution(low, max(low, high), log=batches.log, step=batches.step)
+        return cls(dict(domains), fixed, searched, conditions)
+
+    def whole(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Searched parameters with the fixed ones, without those that do not apply beside the others."""
+        return applying(self.domains, {**self.fixed, **parameters})
+
+    def chosen(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the parameters that are searched."""
+        return {name: value for name, value in parameters.items() if name in self.searched}
+
+
+def distribution(domain: Domain) -> BaseDistribution:
+    """Optuna's distribution for a domain of more than one value."""
+    match domain:
+        case Range() if domain.whole:
+            return IntDistribution(int(domain.low), int(domain.high), log=bool(domain.log), step=int(domain.step or 1))
+        case Range():
+            return FloatDistribution(float(domain.low), float(domain.high), log=bool(domain.log), step=domain.step)
+        case Choices():
+            return CategoricalDistribution(domain.choices)
+    raise AssertionError(domain)
 
 
 class SpaceTransform:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from optuna.trial import FrozenTrial, TrialState
 
+from ...spaces.trial import TrialRecord
 from ..analysis.gaussian_process import Array
 from .space_transform import SpaceTransform
 
@@ -19,13 +19,6 @@ MOST_POINTS = 300
 _NEAREST = 200
 # Paused trials among them.
 _MOST_PAUSED = 100
-# User attributes of a stopped trial that hold the prediction for its full budget.
-EXPECTED = {"expected_seconds", "expected_accuracy", "expected_std"}
-# With three objectives, that of a stopped trial's second measure.
-EXPECTED_ALSO = "expected_also"
-# User attributes of a trial that had its measurement at the rung: those of a paused one, and its expected seconds.
-AT_RUNG = {"rung_fraction", "rung_accuracy"}
-PAUSED = AT_RUNG | {"expected_seconds"}
 # Parameters, what training takes by each measure, and accuracy of a trial of an earlier study.
 PriorTrial = tuple[Mapping[str, Any], tuple[float, ...], float]
 
@@ -141,25 +134,24 @@ class TrialHistory:
     """A study's trials as arrays, each read once when it ends: thousands are not read again for every ask.
 
     Args:
-        signs: (2 or 3,), 1 for objectives to maximize, -1 to minimize: seconds, accuracy, another measure of what training
-            takes.
+        sign: of the accuracy: 1 where it is maximized, -1 where it is minimized.
+        speeds: measures of what training takes, 1 or 2.
     """
 
-    def __init__(self, transform: SpaceTransform, signs: Array) -> None:
-        self.transform, self._signs = transform, signs
-        # Indexed by trial number, which Optuna counts from 0 without gaps.
+    def __init__(self, transform: SpaceTransform, sign: float, speeds: int) -> None:
+        self.transform, self._sign, self._speeds = transform, sign, speeds
+        # Indexed by trial number, which counts from 0 without gaps.
         self._kinds = np.empty(0, dtype=np.int8)
         # Seconds, accuracy, its standard deviation, fraction and accuracy at the rung, the other measure.
         self._points, self._values = np.empty((0, transform.width)), np.empty((0, 6))
 
     def observations(
         self,
-        trials: Sequence[FrozenTrial],
-        asked: int,
+        trials: Sequence[TrialRecord],
         prior: Sequence[PriorTrial] = (),
         proposed: Sequence[Mapping[str, Any]] = (),
     ) -> Observations:
-        """What all trials show, except the one being asked for.
+        """What all trials show.
 
         Args:
             prior: trials of earlier studies.
@@ -173,27 +165,26 @@ class TrialHistory:
         pending, paused = [self.transform.encode(parameters) for parameters in proposed], []
         for number in np.flatnonzero(self._kinds[:count] == _OPEN).tolist():
             trial = trials[number]
-            complete = self.transform.is_whole(trial.params)
-            if trial.state.is_finished():
+            complete = self.transform.is_whole(trial.parameters)
+            if trial.has_ended:
                 self._kinds[number] = self._read(number, trial) if complete else _IGNORED
-            elif complete and trial.state == TrialState.RUNNING and number != asked:
-                point, facts = self.transform.encode(trial.params), trial.user_attrs
-                waiting = bool(facts.get("paused"))
+            elif complete:
+                point, facts, waiting = self.transform.encode(trial.parameters), trial.facts, trial.outcome == "paused"
                 if not waiting:
                     pending.append(point)
-                if set(facts) >= PAUSED:
-                    at_rung = facts["rung_fraction"], self._signs[1] * facts["rung_accuracy"]
-                    paused.append((number, point, facts["expected_seconds"], *at_rung, waiting))
+                if facts.rung_fraction is not None and facts.rung_accuracy is not None and facts.expected_seconds is not None:
+                    at_rung = facts.rung_fraction, self._sign * facts.rung_accuracy
+                    paused.append((number, point, facts.expected_seconds, *at_rung, waiting))
         observed, failed = (np.flatnonzero(self._kinds[:count] == kind) for kind in (_OBSERVED, _FAILED))
         earlier = np.array([self.transform.encode(parameters) for parameters, _, _ in prior]).reshape(-1, self.transform.width)
         values_of_prior = [
-            (taken[0], self._signs[1] * accuracy, 0.0, math.nan, math.nan, taken[-1]) for _, taken, accuracy in prior
+            (taken[0], self._sign * accuracy, 0.0, math.nan, math.nan, taken[-1]) for _, taken, accuracy in prior
         ]
         values = np.vstack([np.array(values_of_prior).reshape(-1, 6), self._values[observed]])
         numbers, places, seconds, fractions, reached, waits = zip(*paused, strict=True) if paused else ((),) * 6
         return Observations(
             np.vstack([earlier, self._points[observed]]),
-            values[:, [0, 5]] if len(self._signs) == 3 else values[:, [0]],
+            values[:, [0, 5]] if self._speeds == 2 else values[:, [0]],
             values[:, 1],
             values[:, 2],
             np.arange(len(values)) >= len(prior),
@@ -211,26 +202,21 @@ class TrialHistory:
             ),
         )
 
-    def _read(self, number: int, trial: FrozenTrial) -> int:
+    def _read(self, number: int, trial: TrialRecord) -> int:
         """Store an ended trial's point and values; returns what it is to the models."""
-        facts, signs = trial.user_attrs, self._signs
-        self._points[number] = self.transform.encode(trial.params)
-        if trial.state == TrialState.COMPLETE and np.isfinite(trial.values).all():
+        facts, sign = trial.facts, self._sign
+        self._points[number] = self.transform.encode(trial.parameters)
+        if trial.values is not None and np.isfinite(trial.values).all():
             rung = math.nan, math.nan
-            if set(facts) >= AT_RUNG:
-                rung = facts["rung_fraction"], signs[1] * facts["rung_accuracy"]
-            self._values[number] = -signs[0] * trial.values[0], signs[1] * trial.values[1], 0.0, *rung, trial.values[-1]
+            if facts.rung_fraction is not None and facts.rung_accuracy is not None:
+                rung = facts.rung_fraction, sign * facts.rung_accuracy
+            self._values[number] = trial.values[0], sign * trial.values[1], 0.0, *rung, trial.values[-1]
             return _OBSERVED
-        expected = EXPECTED | ({EXPECTED_ALSO} if len(signs) == 3 else set())
-        if trial.state == TrialState.PRUNED and set(facts) >= expected:
-            self._values[number] = (
-                facts["expected_seconds"],
-                signs[1] * facts["expected_accuracy"],
-                facts["expected_std"],
-                math.nan,
-                math.nan,
-                facts.get(EXPECTED_ALSO, math.nan),
-            )
+        taken, also = facts.expected_seconds, facts.expected_also
+        predicted = taken is not None and (also is not None or self._speeds == 1)
+        if predicted and facts.expected_accuracy is not None and facts.expected_std is not None:
+            expected = sign * facts.expected_accuracy, facts.expected_std
+            self._values[number] = taken, *expected, math.nan, math.nan, math.nan if also is None else also
             return _OBSERVED
-        # A trial whose driver died is run again, and did not fail; nor did one that was given up while it was paused.
-        return _IGNORED if "continued_by" in facts or facts.get("outcome") == "paused" else _FAILED
+        # A trial that another continues has not failed; nor has one that was given up while it was paused.
+        return _IGNORED if trial.outcome in ("interrupted", "paused") else _FAILED

@@ -12,7 +12,7 @@ from ...spaces.errors import BsearchError, Fault, StudyFileError
 from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
 from ..analysis.confirm import averaged
-from ..store.records import Records, StudyRow
+from ..store.tables import StudyRow, Tables
 from ..store.trials import stored_trials
 from .trial_history import PriorTrial
 
@@ -63,7 +63,7 @@ def _row(spec: StudySpec, named: str) -> tuple[str, StudyRow]:
         other = read_study(spec.folder / Path(named).expanduser())
         url, name = other.storage, other.study
     assert url is not None
-    rows = [study for study in Records(url, create=False).studies() if name in (study.name, study.base_name)]
+    rows = [study for study in Tables(url, create=False).studies() if name in (study.name, study.base_name)]
     if url == spec.storage and name == spec.study:
         raise StudyFileError("expected a study other than this one, whose own trials are used anyway when it resumes")
     if not rows:

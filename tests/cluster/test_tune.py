@@ -21,7 +21,7 @@ from bsearch.cluster.connection import nodes
 from bsearch.cluster.tune import TuneRunner
 from bsearch.cluster.tune_internals import end_at_once, resources_counted_by
 from bsearch.search.run.runner import Event
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.study.devices import Devices
 from bsearch.spaces.study.spec import Cluster, StudySpec
@@ -115,7 +115,7 @@ class TestTuneRunner(RunnerContract):
         trials = kept().trials
         assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
         assert trials[1].user_attrs["attempts"] == 2
-        rows = Records(f"sqlite:///{kept_path(kept())}").attempts("small", 1)
+        rows = Tables(f"sqlite:///{kept_path(kept())}").attempts("small", 1)
         assert [row["outcome"] for row in rows] == ["interrupted", "complete"]
         assert rows[0]["setup"]["optimizer"] == rows[1]["setup"]["optimizer"]
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import optuna
 import yaml
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from machines import BIN, Machine, Network, network
 
 TASKS = Path(__file__).parent.parent / "tasks_for_tests.py"
@@ -288,8 +288,8 @@ class Chaos:
             found.append(f"a traceback reached the terminal: {output[output.index('Traceback') :][:3000]}")
         if "*** StackTrace" in output:
             found.append("Ray ended the driver, with its own text on the terminal")
-        records = Records(f"sqlite:///{self.folder}/chaos.db")
-        curves = records.curves("chaos")
+        tables = Tables(f"sqlite:///{self.folder}/chaos.db")
+        curves = tables.curves("chaos")
         for trial in complete:
             seen = [samples for samples, _ in curves[trial.number]]
             if len(seen) != len(set(seen)) or not EVALUATIONS - 2 <= len(seen) <= EVALUATIONS:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from bsearch.search.store.records import Records
 from bsearch.search.store.stored import StoredStudy
+from bsearch.search.store.tables import Tables
 from chaos import BIN, EVALUATIONS, TASKS, _command, study
 from machines import Machine, Network, network
 
@@ -40,7 +40,7 @@ def read(path: Path) -> StoredStudy:
 
 def curve(path: Path) -> dict[int, list[tuple[int, float]]]:
     try:
-        return Records(f"sqlite:///{path.parent}/two.db").curves("two")
+        return Tables(f"sqlite:///{path.parent}/two.db").curves("two")
     except Exception:  # there is none yet
         return {}
 

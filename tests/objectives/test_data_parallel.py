@@ -20,7 +20,7 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.trial import start_attempt
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import TaskError
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.file import read_study
@@ -210,19 +210,19 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, Records]:
+def run(study_file: Callable[..., Path], **changes: Any) -> tuple[StudyResult, Tables]:
     space = {"effective_batch": {"low": 3, "high": 101}, "reference_rate": {"low": 0.05, "high": 0.5}, "epochs": 2}
     path = study_file(**({"space": space, "devices": {"per_trial": 2, "kind": "cpu"}} | changes))
     spec = read_study(path)
     assert spec.storage is not None
-    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task)), Records(spec.storage)
+    return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task)), Tables(spec.storage)
 
 
 def test_a_study_of_two_device_trials_loses_nothing_to_a_killed_rank(study_file: Callable[..., Path]) -> None:
-    result, records = run(study_file, task=f"{TASKS}:KillsARank", budget={"trials": 4})
+    result, tables = run(study_file, task=f"{TASKS}:KillsARank", budget={"trials": 4})
     assert [record.outcome for record in result.study.records] == ["complete"] * 4
     assert [record.facts.attempts for record in result.study.records] == [1, 2, 1, 1]
-    assert [row["outcome"] for row in records.attempts("small", 1)] == ["interrupted", "complete"]
+    assert [row["outcome"] for row in tables.attempts("small", 1)] == ["interrupted", "complete"]
     assert all(record.facts.devices == 2 and record.facts.samples_budget == 800 for record in result.study.records)
 
 

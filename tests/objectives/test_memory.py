@@ -20,7 +20,7 @@ from bsearch.objectives.profiling.memory import MemoryProbe, Peak, evaluation_ba
 from bsearch.objectives.profiling.probe import fastest_evaluation_batch, profile_task, verified
 from bsearch.objectives.task import Data, Loss, Score, Task
 from bsearch.objectives.training import train_task
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import ProfilingError, StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.memory import MemoryLaw, bytes_of, largest_fitting
@@ -499,7 +499,7 @@ def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
     run(limited_study(study_file, 12, limit="900kB"))
     trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 12
-    attempts = Records(f"sqlite:///{tmp_path}/small.db").attempts("small")
+    attempts = Tables(f"sqlite:///{tmp_path}/small.db").attempts("small")
     failed = [row for row in attempts if row["outcome"] == "out_of_memory"]
     assert len(failed) <= 4
     assert all("over the limit" in row["message"] for row in failed)

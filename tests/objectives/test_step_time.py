@@ -25,7 +25,7 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.objectives.training import TrainingRun
 from bsearch.search.run.driver import StudyResult, run_study
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import stored_trials
 from bsearch.spaces.errors import ProfilingError
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
@@ -287,7 +287,7 @@ def test_a_parameter_that_changes_cost_is_not_priced_as_another(study_file: Call
     result = run(path)
     spec = read_study(path)
     assert spec.storage is not None
-    prices = Records(spec.storage).step_times("small") or {}
+    prices = Tables(spec.storage).step_times("small") or {}
     laws = {json.loads(key)[0][1]: StepTime.from_dict(kept[0]) for key, kept in prices.items()}
     assert set(laws) == {16, 64}
     for record in result.study.records:
@@ -310,7 +310,7 @@ def test_one_study_has_one_kind_of_seconds(study_file: Callable[..., Path]) -> N
     assert {record.facts.train_s_source for record in later.study.records} == {"known"}
     spec = read_study(study_file(task=f"{TASKS}:Points"))
     assert spec.storage is not None
-    (laws,) = (Records(spec.storage).step_times("small") or {}).values()
+    (laws,) = (Tables(spec.storage).step_times("small") or {}).values()
     law = StepTime.from_dict(laws[0])
     for record in later.study.records:
         plan = BatchPlan(record.facts.effective_batch, record.facts.accumulation)

@@ -10,7 +10,7 @@ import pytest
 from bsearch.cli import main
 from bsearch.search.store import database as database_module
 from bsearch.search.store.optuna_storage import open_storage
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.storage import masked, network_file_system, storage_of
 from click.testing import CliRunner
@@ -106,7 +106,7 @@ def test_what_the_parser_takes_for_a_password_is_not_shown(user: str, password: 
 
 def test_a_password_with_an_unescaped_at_is_told_how_to_be_written() -> None:
     with pytest.raises(StudyFileError, match=r"a password with @ written as %40.*got 'postgresql\+psycopg://u:\*\*\*@h/d'"):
-        Records("postgresql+psycopg://u:s3cr@et@h/d")
+        Tables("postgresql+psycopg://u:s3cr@et@h/d")
 
 
 def test_the_storage_may_be_named_by_a_file(tmp_path: Path, study_file: Callable[..., Path]) -> None:
@@ -146,7 +146,7 @@ def test_on_a_network_file_system_sqlite_keeps_a_rollback_journal_and_the_user_i
     assert result.output.count("network file system (nfs4)") == 1
     assert not (tmp_path / "small.db-wal").exists()
     url = f"sqlite:///{tmp_path}/small.db"
-    for engine in (Records(url).engine, open_storage(url).engine):  # type: ignore[attr-defined]
+    for engine in (Tables(url).engine, open_storage(url).engine):  # type: ignore[attr-defined]
         with engine.connect() as connection:
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2

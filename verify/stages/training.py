@@ -158,5 +158,5 @@ def _trials(path: Path) -> dict[int, tuple[str, Any]]:
         records = StoredStudy.open(str(path)).records
     except BsearchError:  # the study does not exist yet
         return {}
-    ended = [one for one in records if one.outcome not in ("running", "waiting")]
+    ended = [one for one in records if one.has_ended]
     return {one.number: (one.outcome, (one.train_s, one.accuracy)) for one in ended}

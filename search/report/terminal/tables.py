@@ -93,8 +93,8 @@ def trials_table(records: Sequence[TrialRecord], front: ParetoFront) -> Table:
         notes = [record.message or ("front" if record.number in members else "")]
         if record.is_repeat:
             notes.append(f"repeats trial {record.facts.repeats} with seed {record.facts.seed}")
-        if record.facts.continued_by is not None:
-            notes.insert(0, f"trial {record.facts.continued_by} continues it")
+        if record.outcome == "interrupted" and not record.has_ended:
+            notes.append("goes on with the next run")
         note = "; ".join(filter(None, notes))
         table.add_row(
             str(record.number),
@@ -136,18 +136,11 @@ def trial_parts(document: Mapping[str, Any], record: TrialRecord, metric: str) -
 def outcome_counts(records: Iterable[TrialRecord]) -> str:
     """How many trials ended in which way.
 
-    >>> from bsearch.spaces.trial import TrialFacts
-    >>> cut_off = TrialRecord(3, "interrupted", {}, TrialFacts(continued_by=8))
-    >>> print(outcome_counts([TrialRecord(0, "out_of_memory", {}), cut_off, TrialRecord(8, "complete", {})]))
-    1 complete, 1 interrupted (continued as trial 8), 1 out of memory
+    >>> print(outcome_counts([TrialRecord(0, "out_of_memory", {}), TrialRecord(8, "complete", {})]))
+    1 complete, 1 out of memory
     """
-    records = list(records)
-    followers = [str(one.facts.continued_by) for one in records if one.facts.continued_by is not None]
-    continued = f" (continued as trial{'s' * (len(followers) > 1)} {', '.join(followers)})" if followers else ""
-    return ", ".join(
-        f"{count} {kind.replace('_', ' ')}{continued if kind == 'interrupted' else ''}"
-        for kind, count in sorted(Counter(one.outcome for one in records).items())
-    )
+    counts = sorted(Counter(record.outcome for record in records).items())
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts)
 
 
 def front_plot(front: ParetoFront, records: Iterable[TrialRecord], width: int, height: int = 16) -> str:

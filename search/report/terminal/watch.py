@@ -18,8 +18,8 @@ from ...run.eta import Span
 from ...run.view import StudyView, span_of, study_view
 from ...store.database import UNAVAILABLE_LIMIT_S, RetryPolicy
 from ...store.lock import Driver
-from ...store.records import Records, StudyRow
 from ...store.stored import StoredStudy
+from ...store.tables import StudyRow, Tables
 from ...store.trials import StoredTrials
 from .live import LiveView
 
@@ -70,7 +70,7 @@ def watch_study(
         StorageError: the database stayed unavailable.
     """
     retry_policy = RetryPolicy(study.url, show.say, UNAVAILABLE_LIMIT_S)
-    records = Records(study.url, create=False, retry_policy=retry_policy)
+    tables = Tables(study.url, create=False, retry_policy=retry_policy)
     seen: list[StudyView] = []  # the latest, once there is one
     shown: set[tuple[int, bool]] = set()
     begins_until: float | None = time.monotonic() + _BEGINS_S
@@ -78,12 +78,12 @@ def watch_study(
         with StoredTrials(study.url, study.name, retry_policy) as trials:
             while True:
                 # Read before the trials, so that those a driver ended before it exited are among them.
-                driver = records.lock.driver(study.name)
-                row = next((one for one in records.studies() if one.name == study.name), None)
-                if row is None or records.vanished():
+                driver = tables.lock.driver(study.name)
+                row = next((one for one in tables.studies() if one.name == study.name), None)
+                if row is None or tables.vanished():
                     return WatchEnd(f"{study.name} is gone from {masked(study.url)}: it was deleted.", False)
                 spec, read = StudySpec.model_validate(row.spec), trials.read()
-                view = _view(row, spec, read, records.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
+                view = _view(row, spec, read, tables.latest_attempts(study.name, _LATEST_ATTEMPTS), driver)
                 if not seen:
                     if view.counted:
                         show.say(f"{count(view.counted)} of {view.trials} trials are done")
@@ -102,7 +102,7 @@ def watch_study(
                     return end
                 sleep(every_s)
     finally:
-        records.close()
+        tables.close()
 
 
 def studies_now(url: str, names: Collection[str]) -> dict[str, StudyView]:
@@ -112,16 +112,16 @@ def studies_now(url: str, names: Collection[str]) -> dict[str, StudyView]:
         StorageError: the storage cannot be read.
     """
     retry_policy = RetryPolicy(url)
-    records = Records(url, create=False, retry_policy=retry_policy)
+    tables = Tables(url, create=False, retry_policy=retry_policy)
     found: dict[str, StudyView] = {}
     try:
-        for row in {row.base_name: row for row in records.studies() if row.base_name in names}.values():
+        for row in {row.base_name: row for row in tables.studies() if row.base_name in names}.values():
             with StoredTrials(url, row.name, retry_policy) as trials:
-                attempts = records.latest_attempts(row.name, _LATEST_ATTEMPTS)
-                spec, driver = StudySpec.model_validate(row.spec), records.lock.driver(row.name)
+                attempts = tables.latest_attempts(row.name, _LATEST_ATTEMPTS)
+                spec, driver = StudySpec.model_validate(row.spec), tables.lock.driver(row.name)
                 found[row.base_name] = _view(row, spec, trials.read(), attempts, driver)
     finally:
-        records.close()
+        tables.close()
     return found
 
 
@@ -160,7 +160,7 @@ def _view(
         elif record.outcome == "running" and driver is not None and not driver.gone:
             host = record.facts.host or ""
             running.append((setup, measured, host, span_of(setup, measured, known_s, started_s)))
-    done = tuple(record for record in records if record.outcome not in ("running", "waiting"))
+    done = tuple(record for record in records if record.has_ended or record.outcome == "paused")
     return study_view(
         stored.name,
         spec,

@@ -130,7 +130,7 @@ def tell(
                 def trials(one: _Telling, records: Any = records, on_front: Any = on_front) -> Iterator[TrackedTrial]:
                     for record in records:
                         on = record.number in on_front
-                        if record.outcome == "waiting" or one.known.get(record.number, (0, False, False))[1:] == (True, on):
+                        if one.known.get(record.number, (0, False, False))[1:] == (True, on):
                             continue
                         if record.has_ended and one.tracker.knows(record.number, on):
                             one.known[record.number] = (record.facts.samples_budget or 0, True, on)

@@ -27,7 +27,7 @@ from bsearch.search.preview.doctor import (
     packages,
     storage_findings,
 )
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from click.testing import CliRunner, Result
 from conftest import BSEARCH
 
@@ -79,7 +79,7 @@ def test_a_database_is_looked_at_and_never_changed(tmp_path: Path) -> None:
     file = tmp_path / "study.db"
     url = f"sqlite:///{file}"
     assert "does not exist yet" in the(storage_findings(url), "storage").found
-    Records(url).close()
+    Tables(url).close()
     before = file.read_bytes()
     assert the(storage_findings(url), "storage").state == "ok"
     assert file.read_bytes() == before
@@ -94,7 +94,7 @@ def test_a_database_is_looked_at_and_never_changed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_database_that_another_writes_is_no_puzzle(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
-    Records(url).close()
+    Tables(url).close()
     with closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         found = the(storage_findings(url), "storage")
@@ -103,16 +103,16 @@ def test_a_database_that_another_writes_is_no_puzzle(tmp_path: Path) -> None:
 
 def test_a_holder_is_named_and_a_dead_one_too(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
-    records = Records(url)
-    records.save_study("mine", "mine", {}, {})
-    records.lock.acquire("mine")
+    tables = Tables(url)
+    tables.save_study("mine", "mine", {}, {})
+    tables.lock.acquire("mine")
     assert any("mine is run by process" in finding.found for finding in storage_findings(url))
     with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
         connection.execute("UPDATE bsearch_study SET heartbeat_at = 0, holder = 'elsewhere:1:2026-01-01 00:00:00 UTC 1.2-abc'")
         connection.commit()
     found = [finding for finding in storage_findings(url) if "its driver is gone" in finding.found]
     assert [finding.state for finding in found] == ["warning"]
-    records.close()
+    tables.close()
 
 
 def test_passwords_are_masked_and_a_server_that_is_not_there_is_told() -> None:

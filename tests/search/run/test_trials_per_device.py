@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from bsearch.search.run.profiles import with_trials_per_device
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.study.devices import Devices
 from bsearch.spaces.study.file import read_study
@@ -38,19 +38,19 @@ class Gpus:
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Iterator[Records]:
-    with closing(Records(f"sqlite:///{tmp_path / 'study.db'}")) as records:
+def records(tmp_path: Path) -> Iterator[Tables]:
+    with closing(Tables(f"sqlite:///{tmp_path / 'study.db'}")) as records:
         yield records
 
 
-def resolved(path: Path, runner: Any, records: Records) -> tuple[float, list[str]]:
+def resolved(path: Path, runner: Any, tables: Tables) -> tuple[float, list[str]]:
     said: list[str] = []
     spec = with_trials_per_device(read_study(path), runner, "hash", records, said.append)
     assert not spec.devices.auto_share and spec.devices.counts == (1,)
     return spec.devices.share, said
 
 
-def test_it_is_measured_once_and_stored(study_file: StudyFile, records: Records) -> None:
+def test_it_is_measured_once_and_stored(study_file: StudyFile, tables: Tables) -> None:
     path, gpus = study_file(devices={"per_trial": "auto", "kind": "gpu"}), Gpus()
     share, said = resolved(path, gpus, records)
     assert share == 0.5
@@ -65,7 +65,7 @@ def test_it_is_measured_once_and_stored(study_file: StudyFile, records: Records)
 
 
 @pytest.mark.parametrize("how", ["cpu", "serial", "energy"])
-def test_a_device_of_their_own_where_trials_cannot_share_one(study_file: StudyFile, records: Records, how: str) -> None:
+def test_a_device_of_their_own_where_trials_cannot_share_one(study_file: StudyFile, tables: Tables, how: str) -> None:
     gpus, changes = Gpus(), dict[str, Any]()
     if how == "cpu":
         gpus.device = "cpu"

@@ -21,7 +21,7 @@ from bsearch.search.run.driver import run_study
 from bsearch.search.run.runner import Event
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import stored_trials
 from bsearch.search.suggest.suggester import Suggester
 from bsearch.spaces.domain import Range
@@ -107,7 +107,7 @@ def test_a_server_that_crashes_and_comes_back_costs_nothing(postgres: PostgresSe
     assert output.count("the database answers again, after ") == 1
     assert "Traceback" not in output
     assert postgres.states(url) == {"COMPLETE": 5}
-    assert Counter(row["number"] for row in Records(url).attempts("small")) == dict.fromkeys(range(5), 1)
+    assert Counter(row["number"] for row in Tables(url).attempts("small")) == dict.fromkeys(range(5), 1)
 
 
 @pytest.mark.timeout(600)
@@ -134,7 +134,7 @@ def test_a_server_that_fails_over_to_another_port_is_followed(
     assert "Traceback" not in output
     assert PASSWORD not in output
     assert postgres.states(url) == {"COMPLETE": 5}
-    assert Counter(row["number"] for row in Records(both).attempts("small")) == dict.fromkeys(range(5), 1)
+    assert Counter(row["number"] for row in Tables(both).attempts("small")) == dict.fromkeys(range(5), 1)
     shown = CliRunner().invoke(main, ["show", str(path), "--all"])
     assert shown.exit_code == 0, shown.output
     assert PASSWORD not in shown.output
@@ -200,9 +200,9 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
     assert Counter(record.facts.baseline for record in result.study.records) == {0: 1, 1: 1, None: 6}
     repeats = [(record.facts.repeats, record.facts.seed) for record in result.study.records if record.facts.repeats is not None]
     assert len(repeats) == len(set(repeats)) > 0
-    records = Records(url)
-    assert [row["outcome"] for row in records.attempts("small")] == ["complete"] * 8
-    assert all(len(records.curve("small", number)) == 2 for number in range(8))
+    tables = Tables(url)
+    assert [row["outcome"] for row in tables.attempts("small")] == ["complete"] * 8
+    assert all(len(tables.curve("small", number)) == 2 for number in range(8))
 
 
 def test_an_ask_whose_trial_was_made_without_an_answer_finds_it_again(postgres: PostgresServer) -> None:

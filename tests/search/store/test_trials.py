@@ -16,7 +16,7 @@ from alembic.config import Config
 from bsearch.search.store import schema
 from bsearch.search.store.database import RetryPolicy
 from bsearch.search.store.optuna_storage import frozen_record, open_storage
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import SCHEMA_VERSION, StoredTrials, stored_trials
 from bsearch.spaces.errors import StorageError
 from bsearch.spaces.study.spec import StudySpec
@@ -151,9 +151,9 @@ def test_an_older_database_takes_the_names_of_the_first_release(tmp_path: Path) 
             sa.text("INSERT INTO bsearch_study VALUES ('old', 'old', :identity, :spec, '2026', 1.5, NULL, NULL, :prices)"),
             {"identity": json.dumps(identity), "spec": json.dumps(spec), "prices": json.dumps({"[]": []})},
         )
-    records = Records(url)
-    (row,) = records.studies()
-    assert records.step_times("old") == {"[]": []}
+    tables = Tables(url)
+    (row,) = tables.studies()
+    assert tables.step_times("old") == {"[]": []}
     assert row.best_rates is None
     assert row.identity["objectives"] == {"metric": {"name": "val_loss", "direction": "minimize"}}
     read = StudySpec.model_validate(row.spec)
@@ -191,10 +191,10 @@ def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(
             sa.text("INSERT INTO bsearch_attempt VALUES ('old', 0, 0, :setup, '2026', NULL, NULL, NULL, NULL, NULL)"),
             {"setup": json.dumps(written)},
         )
-    records = Records(url)
-    (row,) = records.studies()
+    tables = Tables(url)
+    (row,) = tables.studies()
     read = StudySpec.model_validate(row.spec)
     assert (read.stopping.kind, read.training.warmup, read.budget.min_gain) == ("none", 0.1, 0.01)
     assert row.identity == identity  # another experiment than any that can be written now
-    (attempt,) = records.attempts("old", 0)
+    (attempt,) = tables.attempts("old", 0)
     assert TrialSetup.from_dict(attempt["setup"]) == now

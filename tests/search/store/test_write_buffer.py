@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from bsearch.search.store import write_buffer
 from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy
-from bsearch.search.store.records import Records
+from bsearch.search.store.tables import Tables
 from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.spaces.errors import StorageError
 from bsearch.spaces.trial import Measurement, Outcome
@@ -41,40 +41,40 @@ def commits(engine: sa.Engine) -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def records(url: str) -> Records:
-    kept = Records(url)
+def records(url: str) -> Tables:
+    kept = Tables(url)
     kept.save_study("law", "law", {}, {})
     return kept
 
 
-def test_many_writes_are_one_commit_and_read_as_if_written_at_once(records: Records) -> None:
+def test_many_writes_are_one_commit_and_read_as_if_written_at_once(tables: Tables) -> None:
     alone = [replace(setup(8, 2), number=number) for number in range(3)]
 
     def write() -> None:
         for one in alone:
-            records.start_attempt(one)
+            tables.start_attempt(one)
             for seen in (100, 200):
-                records.add_measurement(one, Measurement(seen, 0.5, 0.25))
-            records.end_attempt(one, Outcome("complete"), {"values": [1.0, 2.0]})
+                tables.add_measurement(one, Measurement(seen, 0.5, 0.25))
+            tables.end_attempt(one, Outcome("complete"), {"values": [1.0, 2.0]})
 
-    with records.buffered(), commits(records.engine) as counted:
+    with tables.buffered(), commits(tables.engine) as counted:
         write()
         assert counted == []
-        rows = records.attempts("law")  # reads what was written
+        rows = tables.attempts("law")  # reads what was written
         assert len(counted) == 1
     assert [row["outcome"] for row in rows] == ["complete"] * 3
     times = ("started_at", "ended_at")
-    kept = [{key: value for key, value in row.items() if key not in times} for row in rows], records.curves("law")
+    kept = [{key: value for key, value in row.items() if key not in times} for row in rows], tables.curves("law")
     write()
-    assert ([{key: value for key, value in row.items() if key not in times} for row in records.attempts("law")]) == kept[0]
-    assert records.curves("law") == kept[1]
+    assert ([{key: value for key, value in row.items() if key not in times} for row in tables.attempts("law")]) == kept[0]
+    assert tables.curves("law") == kept[1]
 
 
-def test_what_is_not_committed_follows_in_time(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_committed_follows_in_time(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_buffer, "LATEST_S", 0.05)
-    elsewhere = Records(records.url)
-    with records.buffered():
-        records.start_attempt(setup(3, 2))
+    elsewhere = Tables(tables.url)
+    with tables.buffered():
+        tables.start_attempt(setup(3, 2))
         limit = time.monotonic() + 30
         while not elsewhere.attempts("law"):
             assert time.monotonic() < limit
@@ -85,7 +85,7 @@ def test_what_is_not_committed_follows_in_time(records: Records, monkeypatch: py
 def test_a_commit_without_a_reply_is_written_again(url: str, lost_after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been applied, or not."""
     policy = RetryPolicy(url, limit_s=60.0)
-    records = Records(url, retry_policy=policy)
+    tables = Tables(url, retry_policy=policy)
     real, tries = write_buffer.transaction, []
 
     @contextmanager
@@ -100,18 +100,18 @@ def test_a_commit_without_a_reply_is_written_again(url: str, lost_after: bool, m
 
     monkeypatch.setattr(write_buffer, "transaction", cut)
     made = replace(setup(8, 2), number=3)
-    with records.buffered():
-        records.start_attempt(made)
-        records.add_measurement(made, Measurement(100, 0.5, 0.25))
-        records.end_attempt(made, Outcome("complete"), {})
+    with tables.buffered():
+        tables.start_attempt(made)
+        tables.add_measurement(made, Measurement(100, 0.5, 0.25))
+        tables.end_attempt(made, Outcome("complete"), {})
     assert len(tries) == 2
-    assert len(records.attempts("law")) == 1
-    assert len(records.curve("law", 3)) == 1
+    assert len(tables.attempts("law")) == 1
+    assert len(tables.curve("law", 3)) == 1
 
 
 def buffer(path: Path) -> WriteBuffer:
-    records = Records(f"sqlite:///{path}/small.db")
-    return WriteBuffer(records.url, records.engine, records.retry_policy)
+    tables = Tables(f"sqlite:///{path}/small.db")
+    return WriteBuffer(tables.url, tables.engine, tables.retry_policy)
 
 
 @pytest.mark.parametrize("why", [sa.exc.OperationalError("INSERT", {}, Exception("disk full")), ValueError("disk full")])

@@ -28,9 +28,9 @@ from bsearch.search.store import lock
 from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy, transaction
 from bsearch.search.store.lock import LOCK_EXPIRES_S
 from bsearch.search.store.optuna_storage import open_storage
-from bsearch.search.store.records import Records
 from bsearch.search.store.single_writer_storage import SingleWriterStorage
 from bsearch.search.store.stored import StoredStudy, codes
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import StorageError, StudyFileError
 from bsearch.spaces.planning import training_cost
 from bsearch.spaces.storage import masked
@@ -41,57 +41,57 @@ from open_database import open_database
 
 
 @pytest.fixture
-def records(url: str) -> Records:
-    kept = Records(url)
+def records(url: str) -> Tables:
+    kept = Tables(url)
     kept.save_study("law", "law", {"a": 1}, {"b": 2})
     return kept
 
 
-def sql(records: Records, statement: str, **values: object) -> None:
-    with records.engine.begin() as connection:
+def sql(tables: Tables, statement: str, **values: object) -> None:
+    with tables.engine.begin() as connection:
         connection.execute(sa.text(statement), values)
 
 
-def test_what_was_written_is_read_back(records: Records) -> None:
+def test_what_was_written_is_read_back(tables: Tables) -> None:
     made = setup(37, 2)
-    records.start_attempt(made)
-    records.add_measurement(
+    tables.start_attempt(made)
+    tables.add_measurement(
         made, Measurement(100, 0.5, 0.25, {"accuracy": 0.25, "val_loss": float("nan")}, train_loss=float("inf"))
     )
-    records.end_attempt(made, Outcome("complete", "fine"), {"values": [1.0, 2.0]})
-    (row,) = records.attempts("law")
+    tables.end_attempt(made, Outcome("complete", "fine"), {"values": [1.0, 2.0]})
+    (row,) = tables.attempts("law")
     assert (row["outcome"], row["message"], row["result"]) == ("complete", "fine", {"values": [1.0, 2.0]})
     assert TrialSetup.from_dict(row["setup"]) == made
-    (point,) = records.curve("law", 0)
+    (point,) = tables.curve("law", 0)
     assert (point["samples_seen"], point["accuracy"], point["train_loss"]) == (100, 0.25, None)
 
 
 def test_the_database_is_set_up_for_one_writer_and_many_readers(tmp_path: Path) -> None:
-    with Records(f"sqlite:///{tmp_path}/small.db").engine.connect() as connection:
+    with Tables(f"sqlite:///{tmp_path}/small.db").engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1
 
 
-def test_one_driver_holds_a_study(records: Records, url: str) -> None:
-    records.lock.acquire("law")
-    records.lock.acquire("law")  # it is ours already
-    other = Records(url)
+def test_one_driver_holds_a_study(tables: Tables, url: str) -> None:
+    tables.lock.acquire("law")
+    tables.lock.acquire("law")  # it is ours already
+    other = Tables(url)
     with pytest.raises(
         StorageError, match=rf"study law: process {os.getpid()} on {socket.gethostname()} has been running it since 20.* UTC "
     ):
         other.lock.acquire("law")
-    assert records.lock.heartbeat("law", 2.5)
+    assert tables.lock.heartbeat("law", 2.5)
     assert not other.lock.heartbeat("law", 1.0)
-    records.lock.release("law")
+    tables.lock.release("law")
     other.lock.acquire("law")
-    assert not records.lock.heartbeat("law", 1.0)
-    assert records.studies()[0].driver_s == 2.5
+    assert not tables.lock.heartbeat("law", 1.0)
+    assert tables.studies()[0].driver_s == 2.5
 
 
-def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsewhere(records: Records, url: str) -> None:
+def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsewhere(tables: Tables, url: str) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    other = Records(url)
+    other = Tables(url)
 
     def held_by(holder: str, age_s: float) -> None:
         sql(records, "UPDATE bsearch_study SET holder = :holder, heartbeat_at = :at", holder=holder, at=time.time() - age_s)
@@ -99,7 +99,7 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
     held_by(f"{socket.gethostname()}:{gone.pid}:noon x", 1.0)
     other.lock.acquire("law")
     # The number of a dead driver may be another process's by now, and a living one's clock may have jumped.
-    held_by(re.sub(r"(\.\d+)-", r"\g<1>0-", records.lock.holder), 1.0)
+    held_by(re.sub(r"(\.\d+)-", r"\g<1>0-", tables.lock.holder), 1.0)
     other.lock.acquire("law")
     # Killed, but its parent has not waited for it yet.
     child = subprocess.Popen(
@@ -120,7 +120,7 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
     child.communicate()
     held_by(theirs, 1.0)  # and now it has
     other.lock.acquire("law")
-    held_by(records.lock.holder, 2 * LOCK_EXPIRES_S)
+    held_by(tables.lock.holder, 2 * LOCK_EXPIRES_S)
     with pytest.raises(StorageError, match=f"process {os.getpid()} on"):
         other.lock.acquire("law")
     held_by("elsewhere:1:noon x", 1.0)
@@ -131,11 +131,11 @@ def test_a_dead_holder_is_followed_at_once_here_and_after_its_lock_expires_elsew
 
 
 def test_a_holder_whose_process_cannot_be_checked_from_here_holds_until_its_lock_expires(
-    records: Records, url: str, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another machine, in another container of this one, written by a version that left no mark, or another user's."""
-    other, here = Records(url), socket.gethostname()
-    namespace = re.search(r" (\d+)\.", records.lock.holder)
+    other, here = Tables(url), socket.gethostname()
+    namespace = re.search(r" (\d+)\.", tables.lock.holder)
     assert namespace is not None
 
     def held_by(holder: str, at: float | None) -> None:
@@ -164,11 +164,11 @@ def test_a_holder_whose_process_cannot_be_checked_from_here_holds_until_its_lock
     assert_held_until_it_expires(f"{here}:1:noon x")
 
 
-def test_who_drives_a_study_is_asked_of_any_name(records: Records) -> None:
-    assert records.lock.driver("law") is None
-    assert records.lock.driver("no such study") is None
-    records.lock.acquire("law")
-    driver = records.lock.driver("law")
+def test_who_drives_a_study_is_asked_of_any_name(tables: Tables) -> None:
+    assert tables.lock.driver("law") is None
+    assert tables.lock.driver("no such study") is None
+    tables.lock.acquire("law")
+    driver = tables.lock.driver("law")
     assert driver is not None
     assert (driver.host, driver.process, driver.gone) == (socket.gethostname(), str(os.getpid()), False)
     assert 0 <= driver.silent_s < LOCK_EXPIRES_S
@@ -176,28 +176,28 @@ def test_who_drives_a_study_is_asked_of_any_name(records: Records) -> None:
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_drivers_own_clock_neither_steals_a_lock_nor_keeps_it(
-    records: Records, url: str, hours: int, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, url: str, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, elsewhere = time.time, Records(url)
+    real, elsewhere = time.time, Tables(url)
     elsewhere.lock.holder = "elsewhere:1:noon x"
     monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
     elsewhere.lock.acquire("law")
     assert elsewhere.lock.heartbeat("law", 1.0)
     monkeypatch.setattr(time, "time", real)
     with pytest.raises(StorageError, match="last heartbeat 0 s ago"):
-        records.lock.acquire("law")
+        tables.lock.acquire("law")
     sql(records, "UPDATE bsearch_study SET heartbeat_at = heartbeat_at - :past", past=LOCK_EXPIRES_S + 1)
     monkeypatch.setattr(time, "time", lambda: real() - hours * 3600)
-    records.lock.acquire("law")
+    tables.lock.acquire("law")
 
 
 @pytest.mark.parametrize("before", [None, "elsewhere:1:noon x"])
 def test_of_many_drivers_at_once_exactly_one_wins(url: str, before: str | None) -> None:
-    drivers = [Records(url) for _ in range(6)]
+    drivers = [Tables(url) for _ in range(6)]
     drivers[0].save_study("law", "law", {}, {})
     start = threading.Barrier(len(drivers))
 
-    def race(driver: Records) -> bool:
+    def race(driver: Tables) -> bool:
         start.wait()
         try:
             driver.lock.acquire("law")
@@ -214,8 +214,8 @@ def test_of_many_drivers_at_once_exactly_one_wins(url: str, before: str | None) 
             assert [driver for driver in drivers if driver.lock.held("law")] == won
 
 
-def test_a_holder_that_comes_to_life_keeps_its_study(records: Records, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = Records(url)
+def test_a_holder_that_comes_to_life_keeps_its_study(tables: Tables, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Tables(url)
     elsewhere.lock.holder = "elsewhere:1:noon x"
     elsewhere.lock.acquire("law")
 
@@ -226,7 +226,7 @@ def test_a_holder_that_comes_to_life_keeps_its_study(records: Records, url: str,
 
     monkeypatch.setattr("bsearch.search.store.lock._is_gone", meanwhile)
     with pytest.raises(StorageError, match="another driver has just taken it"):
-        records.lock.acquire("law")
+        tables.lock.acquire("law")
     assert elsewhere.lock.held("law")
 
 
@@ -241,7 +241,7 @@ def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) ->
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 4
-    assert [study.name for study in Records(url).studies()] == ["law"]
+    assert [study.name for study in Tables(url).studies()] == ["law"]
     assert optuna.get_all_study_names(open_storage(url)) == []
 
 
@@ -250,18 +250,18 @@ def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("bsearch.search.store.database.BUSY_S", 0.05)
     messages: list[str] = []
     url = f"sqlite:///{tmp_path}/small.db"
-    records = Records(url, retry_policy=RetryPolicy(url, messages.append, 60.0))
+    tables = Tables(url, retry_policy=RetryPolicy(url, messages.append, 60.0))
     other = sqlite3.connect(tmp_path / "small.db", check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")
     threading.Timer(3.0, other.rollback).start()
-    records.save_study("law", "law", {}, {})
-    assert [study.name for study in records.studies()] == ["law"]
+    tables.save_study("law", "law", {}, {})
+    assert [study.name for study in tables.studies()] == ["law"]
     assert messages[0] == "the database does not answer (database is locked); retrying for up to 1 min"
     assert messages[1].startswith("the database answers again, after ")
     assert len(messages) == 2
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StorageError, match=r"small.db: the database has not answered for \d s: database is locked\. "):
-        Records(url, retry_policy=_answered(RetryPolicy(url, messages.append, 0.5))).save_study("law", "law", {}, {})
+        Tables(url, retry_policy=_answered(RetryPolicy(url, messages.append, 0.5))).save_study("law", "law", {}, {})
     with pytest.raises(StorageError, match=r"small.db: the database does not answer: database is locked\. Check that"):
         RetryPolicy(url, messages.append, 60.0)(lambda: open_and_write(url))
     other.close()
@@ -269,14 +269,14 @@ def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: py
 
 def test_the_lock_is_asked_for_again_until_the_database_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/small.db"
-    records = Records(url, retry_policy=_answered(RetryPolicy(url, limit_s=60.0)))
-    records.save_study("law", "law", {}, {})
+    tables = Tables(url, retry_policy=_answered(RetryPolicy(url, limit_s=60.0)))
+    tables.save_study("law", "law", {}, {})
 
     def away(url: str, engine: sa.Engine) -> Any:
         monkeypatch.setattr(lock, "transaction", transaction)
         raise DatabaseUnavailable("it is away")
 
-    for asked in (records.lock.acquire, records.lock.held, records.lock.driver, records.lock.release):
+    for asked in (tables.lock.acquire, tables.lock.held, tables.lock.driver, tables.lock.release):
         monkeypatch.setattr(lock, "transaction", away)
         asked("law")
         assert lock.transaction is transaction  # it was away, once
@@ -288,34 +288,34 @@ def _answered(retry_policy: RetryPolicy) -> RetryPolicy:
 
 
 def open_and_write(url: str) -> None:
-    with transaction(url, Records(url).engine) as connection:
+    with transaction(url, Tables(url).engine) as connection:
         connection.execute(sa.text("UPDATE bsearch_study SET spec = ''"))
 
 
-def test_what_is_written_twice_is_as_written_once(records: Records) -> None:
+def test_what_is_written_twice_is_as_written_once(tables: Tables) -> None:
     made = setup(37, 2)
     measured = Measurement(100, 0.5, 0.25, {"accuracy": 0.25}, train_loss=1.0)
     for _ in range(2):
-        records.save_study("law", "law", {"a": 1}, {"b": 3})
-        records.save_profile("about", {"bytes": 1})
-        records.start_attempt(made)
-        records.add_measurement(made, measured)
-        records.end_attempt(made, Outcome("complete"), {"values": [1.0, 2.0]})
-    assert [study.spec for study in records.studies()] == [{"b": 3}]
-    assert (len(records.attempts("law")), len(records.curve("law", 0))) == (1, 1)
-    assert records.profile("about") == {"bytes": 1}
+        tables.save_study("law", "law", {"a": 1}, {"b": 3})
+        tables.save_profile("about", {"bytes": 1})
+        tables.start_attempt(made)
+        tables.add_measurement(made, measured)
+        tables.end_attempt(made, Outcome("complete"), {"values": [1.0, 2.0]})
+    assert [study.spec for study in tables.studies()] == [{"b": 3}]
+    assert (len(tables.attempts("law")), len(tables.curve("law", 0))) == (1, 1)
+    assert tables.profile("about") == {"bytes": 1}
 
 
-def test_a_newer_schema_is_refused(records: Records, url: str) -> None:
+def test_a_newer_schema_is_refused(tables: Tables, url: str) -> None:
     sql(records, "UPDATE bsearch_alembic_version SET version_num = '9999'")
     with pytest.raises(StorageError, match="a newer bsearch has written it"):
-        Records(url)
+        Tables(url)
 
 
 def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url: str) -> None:
     run(study_file(task=f"{TASKS}:Points", budget={"trials": 1}, storage=url))
     assert len(optuna.load_study(study_name="small", storage=open_storage(url)).trials) == 1
-    tables = sa.inspect(Records(url).engine).get_table_names()
+    tables = sa.inspect(Tables(url).engine).get_table_names()
     assert {name for name in tables if name.startswith("bsearch_")} == {
         "bsearch_study",
         "bsearch_attempt",
@@ -336,16 +336,16 @@ def test_optuna_keeps_its_own_version_table(study_file: Callable[..., Path], url
 )
 def test_a_storage_that_cannot_be_is_told(named: str, message: str) -> None:
     with pytest.raises(StudyFileError, match=message) as error:
-        Records(named)
+        Tables(named)
     assert "secret" not in str(error.value)
 
 
 def test_a_database_that_refuses_is_told(tmp_path: Path) -> None:
     (tmp_path / "no.db").write_text("this is no database, and long enough to be looked at by SQLite as one " * 20)
     with pytest.raises(StorageError, match=r"no.db: the database refused: file is not a database"):
-        Records(f"sqlite:///{tmp_path}/no.db")
+        Tables(f"sqlite:///{tmp_path}/no.db")
     with pytest.raises(StorageError, match="no such database yet"):
-        Records(f"sqlite:///{tmp_path}/missing.db", create=False)
+        Tables(f"sqlite:///{tmp_path}/missing.db", create=False)
 
 
 def test_passwords_are_masked() -> None:

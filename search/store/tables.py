@@ -6,10 +6,11 @@ two loses nothing: the next one reports to Optuna what is recorded here. Measure
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...spaces.trial import COUNTED, Measurement, Outcome, TrialSetup
+from ...spaces.trial import COUNTED, Measurement, Outcome, TrialFacts, TrialRecord, TrialSetup
 from . import schema
 from .database import RetryPolicy, retrying, storage_engine, transaction, translate_errors
 from .lock import StudyLock
@@ -43,7 +44,7 @@ class StudyRow:
     best_rates: Mapping[str, Any] | None
 
 
-class Records:
+class Tables:
     """bsearch's tables in one database; `study` is the full name of one study in it.
 
     Attributes:
@@ -70,13 +71,14 @@ class Records:
         self.engine.dispose()
 
     @contextmanager
-    def buffered(self) -> Iterator[WriteBuffer]:
-        """Collect what trials report meanwhile, and write it in few transactions.
+    def buffered(self, study: str) -> Iterator[WriteBuffer]:
+        """Collect what the trials of a study that is ours report meanwhile, and write it in few transactions.
 
         Raises:
             StorageError: the last of them failed.
         """
-        self.writes = WriteBuffer(self.url, self.engine, self.retry_policy)
+        held = functools.partial(self.lock.check, study=study)
+        self.writes = WriteBuffer(self.url, self.engine, self.retry_policy, held)
         try:
             yield self.writes
         finally:
@@ -204,6 +206,42 @@ class Records:
             self.engine.dialect.name == "sqlite" and database not in (None, "", ":memory:") and not Path(str(database)).exists()
         )
 
+    # Trials
+
+    @retrying
+    def add_trial(self, study: str, trial: TrialRecord) -> bool:
+        """Store a new trial; False where another process has added one of its number."""
+        try:
+            with transaction(self.url, self.engine) as connection:
+                connection.execute(sa.insert(schema.trials).values(**_row(study, trial)))
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
+    @retrying
+    def save_trial(self, study: str, trial: TrialRecord) -> None:
+        """Store a trial as it is now, in place of what it was."""
+        self._write(_replacing(schema.trials, _row(study, trial)))
+
+    @retrying
+    def trials(self, study: str, known: Mapping[int, TrialRecord] | None = None) -> list[TrialRecord]:
+        """Every trial of a study, by number.
+
+        Args:
+            known: trials as they were read before; those that had ended then are not read again.
+        """
+        ended = {number: trial for number, trial in (known or {}).items() if trial.ended_at}
+        table, columns = schema.trials, schema.trials.c
+        found = dict(ended)
+        with self._of_trials() as connection:
+            numbers = connection.execute(sa.select(columns.number).where(columns.study == study)).scalars()
+            fresh = sorted(set(numbers) - ended.keys())
+            # Consecutive ones at once: databases limit the number of bound values, and most of what is new is at the end.
+            for first, last in _runs(fresh):
+                query = sa.select(table).where(columns.study == study, columns.number.between(first, last))
+                found |= {row["number"]: _trial(row) for row in connection.execute(query).mappings()}
+        return [found[number] for number in sorted(found)]
+
     # Attempts and measurements
 
     @retrying
@@ -232,15 +270,14 @@ class Records:
         self._write(_replacing(schema.measurements, row))
 
     @retrying
-    def end_attempt(self, setup: TrialSetup, outcome: Outcome, result: Mapping[str, Any]) -> None:
-        """Record an attempt's end; `result` is what is reported to Optuna, empty if the trial is not over."""
+    def end_attempt(self, setup: TrialSetup, outcome: Outcome) -> None:
         ended = {"ended_at": now(), "outcome": outcome.kind, "message": outcome.message, "traceback": outcome.traceback}
-        update = sa.update(schema.attempts).where(*_attempt_of(setup)).values(**ended, result=json.dumps(result))
+        update = sa.update(schema.attempts).where(*_attempt_of(setup)).values(**ended)
         self._write(lambda connection: connection.execute(update))
 
     @retrying
     def attempts(self, study: str, number: int | None = None) -> list[Mapping[str, Any]]:
-        """Attempts in order, with `setup` and `result` as dicts."""
+        """Attempts in order, with `setup` as a dict."""
         query = (
             sa.select(schema.attempts)
             .where(schema.attempts.c.study == study)
@@ -250,10 +287,7 @@ class Records:
             query = query.where(schema.attempts.c.number == number)
         with self._of_trials() as connection:
             rows = connection.execute(query).mappings().all()
-        return [
-            {**row, "setup": json.loads(row["setup"]), "result": json.loads(row["result"]) if row["result"] else None}
-            for row in rows
-        ]
+        return [{**row, "setup": json.loads(row["setup"])} for row in rows]
 
     @retrying
     def latest_attempts(self, study: str, most: int) -> list[Mapping[str, Any]]:
@@ -283,9 +317,8 @@ class Records:
     @retrying
     def any_counted(self, study: str) -> bool:
         """Whether any trial of the study has ended in a way that counts towards the budget."""
-        query = sa.select(schema.attempts.c.number).where(
-            schema.attempts.c.study == study, schema.attempts.c.outcome.in_(sorted(COUNTED))
-        )
+        columns = schema.trials.c
+        query = sa.select(columns.number).where(columns.study == study, columns.outcome.in_(sorted(COUNTED)))
         with self._of_trials() as connection:
             return connection.execute(query.limit(1)).first() is not None
 
@@ -329,6 +362,56 @@ def _replacing(table: sa.Table, row: Mapping[str, Any]) -> Write:
         connection.execute(sa.insert(table).values(**row))
 
     return write
+
+
+def _row(study: str, trial: TrialRecord) -> dict[str, Any]:
+    return {
+        "study": study,
+        "number": trial.number,
+        "outcome": trial.outcome,
+        "parameters": json.dumps(dict(trial.parameters)),
+        "facts": json.dumps(trial.facts.to_dict()),
+        "objectives": None if trial.values is None else json.dumps(trial.values),
+        "violation": trial.violation,
+        "started_at": _as_utc(trial.started_at),
+        "ended_at": _as_utc(trial.ended_at) or None,
+    }
+
+
+def _trial(row: Any) -> TrialRecord:
+    values = json.loads(row["objectives"]) if row["objectives"] else None
+    return TrialRecord.of(
+        row["number"],
+        row["outcome"],
+        json.loads(row["parameters"]),
+        TrialFacts.of(json.loads(row["facts"])),
+        None if values is None else tuple(values),
+        row["violation"],
+        _as_local(row["started_at"]),
+        _as_local(row["ended_at"] or ""),
+    )
+
+
+def _as_utc(local: str) -> str:
+    return datetime.fromisoformat(local).astimezone(UTC).isoformat(timespec="milliseconds") if local else ""
+
+
+def _as_local(utc: str) -> str:
+    """A time in this machine's zone, as tables show it."""
+    return datetime.fromisoformat(utc).astimezone().replace(tzinfo=None).isoformat(timespec="milliseconds") if utc else ""
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of consecutive numbers in an ascending sequence.
+
+    >>> list(_runs([0, 1, 2, 5, 7, 8]))
+    [(0, 2), (5, 5), (7, 8)]
+    """
+    first = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            yield numbers[first], numbers[place - 1]
+            first = place
 
 
 def _attempt_of(setup: TrialSetup) -> tuple[sa.ColumnElement[bool], ...]:

@@ -1,0 +1,238 @@
+"""FrontSuggester: propose the trial with the largest expected hypervolume improvement at its time.
+
+The models behind it are in `front_model`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+
+from ...spaces.trial import TrialRecord
+from ..analysis.gaussian_process import Array, GaussianProcess, single_threaded_blas
+from .batch_rate_prior import ANCHORS, DRAWN, BatchRate, first_point, first_points
+from .front_model import LEAST_PROBABILITY, Fits, FrontModel, KnownLogTaken, gap_kernel, success_model
+from .space_transform import SpaceTransform
+from .suggester import Proposal, Suggester
+from .trial_history import MOST_POINTS, Observations, PriorTrial, TrialHistory
+
+# Random points before the model is used: this many more than there are parameters.
+_FIRST = 2
+# Where time or samples limit the search, improvements are divided by them to these powers: plainly per second, it would look
+# at fast trials alone for long (docs/decisions/0035, 0036).
+_PER_TIME = 0.5
+# A paused trial is worth resuming above this share of the best new one's improvement per second, which is the luckiest of
+# thousands and will mostly be paused itself.
+_NEW = 0.5
+
+
+class FrontSuggester(Suggester):
+    """Expected hypervolume improvement over seconds (first objective) and accuracy (second).
+
+    Trials that ended without values teach where training fails. One that was stopped early counts as an observation of the
+    prediction for its end, with that prediction's noise; one that is paused, likewise by what its rest is expected to add.
+    A third objective, minimized and above 0, is another measure of what training takes, such as energy.
+
+    Args:
+        space: what is searched.
+        sign: of the accuracy: 1 where it is maximized, -1 where it is minimized.
+        speeds: measures of what training takes, 1 or 2.
+        conditions: by parameter of the space, the values of others with which it applies; it has no value in other trials.
+        known_seconds: seconds of parameters, where a law knows them beforehand; NaN for what cannot be planned, which is
+            never proposed. With three objectives, seconds and the other measure.
+        prior_trials: trials of earlier studies: the models learn from them, the front does not contain them.
+        scaled: a rule scales `reference_rate` with `effective_batch`, so that the best one is expected not to move with it.
+            Only for spaces with `effective_batch` and `reference_rate` or `learning_rate`, both on log scales: parameters of
+            other names have a vague prior.
+        by_time: the search is limited by time rather than by a number of trials, so fast trials are worth more.
+        pauses: trials are paused at the rung, so two of the first are at a high and a low rate: their curves show early
+            whether curves cross.
+        seed: of the random points and of the candidates; together with a trial's number.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, BaseDistribution],
+        sign: float = 1.0,
+        speeds: int = 1,
+        *,
+        conditions: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+        known_seconds: Callable[[Mapping[str, Any]], float | tuple[float, ...]] | None = None,
+        prior_trials: Sequence[PriorTrial] = (),
+        scaled: bool = True,
+        by_time: bool = False,
+        pauses: bool = False,
+        seed: int = 0,
+    ) -> None:
+        searched = {name: distribution for name, distribution in space.items() if not distribution.single()}
+        self.transform = SpaceTransform(searched, conditions)
+        self._only = {name: _only_value(distribution) for name, distribution in space.items() if distribution.single()}
+        self._history = TrialHistory(self.transform, sign, speeds)
+        self._by_time, self._pauses, self._scaled = by_time, pauses, scaled
+        self._prior_trials = tuple(prior_trials)
+        self._known_seconds = known_seconds
+        self._seed = seed
+        self._last: Fits = {}  # the previous fits, to start the next from
+
+    def suggest(
+        self, trials: Sequence[TrialRecord], count: int = 1, *, ready: Sequence[Mapping[str, Any]] = (), new: bool = True
+    ) -> Sequence[Proposal]:
+        paused = [trial.number for trial in trials if trial.outcome == "paused" and not trial.has_ended] if self._pauses else []
+        if not paused:
+            return self.proposed(trials, len(trials) + len(ready), count, ready=ready)[0] if new else []
+        proposed, number = self.proposed(trials, len(trials), or_new=new)
+        if number is None and not new:
+            number = paused[0]  # too little is known to choose
+        return proposed if number is None else [number]
+
+    def is_new_ground(self, trials: Sequence[TrialRecord], number: int, others: Collection[int]) -> bool:
+        transform = self.transform
+        kernel = gap_kernel(BatchRate.of(transform, self._scaled), self._last, transform.width)
+        known = np.array([transform.encode(trials[one].parameters) for one in others]).reshape(-1, transform.width)
+        return kernel.is_unknown(transform.encode(trials[number].parameters), known)
+
+    def proposed(
+        self,
+        trials: Sequence[TrialRecord],
+        number: int,
+        count: int = 1,
+        *,
+        ready: Sequence[Mapping[str, Any]] = (),
+        or_new: bool = True,
+    ) -> tuple[list[dict[str, Any]], int | None]:
+        """What to try from trial `number` on, by one fit, each given those before; and the paused trial that is worth more.
+
+        Args:
+            or_new: a new trial may be started; else the best paused one goes on, whatever it is worth.
+        """
+        transform = self.transform
+        if not transform.space:
+            return [dict(self._only) for _ in range(count)], None
+        observations = self._history.observations(trials, self._prior_trials, ready)
+        known = self._known()
+        rngs = (np.random.default_rng((self._seed, one)) for one in range(number, number + count))
+        if self._too_few(observations):
+            begun = len(observations.points) + len(observations.paused) + len(observations.pending)
+            points = [self._first(observations, known, rng, begun + one) for one, rng in enumerate(rngs)]
+            return [transform.decode(point) | self._only for point in points], None
+        with single_threaded_blas():
+            model = self._model(observations, known)
+            best = list(islice(self._best(model, known, next(rngs)), count))
+            resumed, paused = None, observations.subset_near_front(MOST_POINTS).paused
+            if paused.waiting.any():
+                point, improvement = best[0]
+                worth = improvement / float(model.seconds_at(point[None, :], known(point[None, :]))[0])
+                resumed = model.paused_worth_more(paused, known, _NEW * worth if or_new else -math.inf)
+        return [transform.decode(point) | self._only for point, _ in best], resumed
+
+    def expected_gain(self, trials: Sequence[TrialRecord], more: int) -> float | None:
+        """The share by which so many more trials are expected to enlarge the front's hypervolume; None if it is unknown.
+
+        The hypervolume is over log seconds and accuracy, as the models see it; running trials count as predicted.
+        """
+        transform = self.transform
+        if not transform.space:
+            return None
+        observations = self._history.observations(trials, self._prior_trials)
+        if self._too_few(observations):
+            return None
+        known = self._known()
+        with single_threaded_blas():
+            model = self._model(observations, known)
+            best = self._best(model, known, np.random.default_rng((self._seed, len(trials))))
+            (_, first), now = next(best), model.hypervolume()
+            gain = first + sum(improvement for _, improvement in islice(best, more - 1))
+        return gain / now if now > 0 else None
+
+    def _too_few(self, observations: Observations) -> bool:
+        """Whether the next points are among the first, which no model chooses."""
+        place = BatchRate.of(self.transform, self._scaled)
+        first = self.transform.parameters + _FIRST if place is None else first_points(self._known_seconds is not None)
+        first += ANCHORS if place is not None and self._pauses else 0
+        return len(observations.points) + len(observations.paused) < first
+
+    def _model(self, observations: Observations, known: KnownLogTaken) -> FrontModel:
+        ended = len(observations.points) + len(observations.failed) + len(observations.paused)
+        used = observations.subset_near_front(MOST_POINTS)
+        model = FrontModel(used, self._last, ended, BatchRate.of(self.transform, self._scaled))
+        model.condition_on_pending(observations.pending, known)
+        return model
+
+    def _best(self, model: FrontModel, known: KnownLogTaken, rng: np.random.Generator) -> Iterator[tuple[Array, float]]:
+        return model.best(self.transform, known, rng, self._cost(model, known))
+
+    def _first(
+        self,
+        observations: Observations,
+        known: KnownLogTaken,
+        rng: np.random.Generator,
+        begun: int,
+    ) -> Array:
+        """A point (width,) before there is a model, after `begun` others."""
+        place = BatchRate.of(self.transform, self._scaled)
+        if place is None or len(observations.failed):
+            return _random_point(self.transform, known, rng, success_model(observations))
+        return _first_point(place, self.transform, known, rng, begun, anchors=self._pauses)
+
+    def _cost(self, model: FrontModel, known: KnownLogTaken) -> Callable[[Array], Array] | None:
+        """What the improvements of points (n, width) are divided by, (n,); None where every trial costs the same."""
+        if self._by_time:
+            return lambda points: model.seconds_at(points, known(points)) ** _PER_TIME
+        return None
+
+    def _known(self) -> KnownLogTaken:
+        """Logs of what training takes at points of the cube, by the law; None where there is none."""
+        law, transform, only = self._known_seconds, self.transform, self._only
+        if law is None:
+            return lambda points: None
+
+        def log_taken(points: Array) -> Array | None:
+            each = [law({**only, **values}) for values in transform.decode_many(points)]
+            taken = np.array(each, dtype=float).reshape(len(points), -1)
+            return np.asarray(np.log(np.where(np.isfinite(taken) & (taken > 0), taken, math.nan)))
+
+        return log_taken
+
+
+def _only_value(distribution: BaseDistribution) -> Any:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[0]
+    return distribution.low  # type: ignore[attr-defined]
+
+
+def _random_point(
+    transform: SpaceTransform, known: KnownLogTaken, rng: np.random.Generator, success: GaussianProcess | None
+) -> Array:
+    """A random point (width,) that can be planned, and where training is not known to fail.
+
+    Sobol points in their place found no more (docs/log.md, "the search").
+    """
+    points = rng.random((256, transform.width))
+    taken = known(points)
+    if taken is not None and not np.isnan(taken).all():
+        points = points[~np.isnan(taken[:, 0])]
+    if success is None:
+        return np.asarray(points[0])
+    probability = np.minimum(success.mean_at(points), LEAST_PROBABILITY)
+    return np.asarray(points[int(np.argmax(probability))])
+
+
+def _first_point(
+    place: BatchRate, transform: SpaceTransform, known: KnownLogTaken, rng: np.random.Generator, number: int, *, anchors: bool
+) -> Array:
+    """One of the first points (width,), where batch and rate are searched."""
+    points = transform.round_to_feasible(rng.random((DRAWN, transform.width)))
+    taken, times = known(points), None
+    if taken is not None and not np.isnan(taken).all():
+        planned = ~np.isnan(taken[:, 0])
+        points, times = points[planned], taken[planned, 0]
+    chosen = first_point(place, points, times, number, transform.parameters, rng, anchors=anchors)
+    return np.asarray(transform.round_to_feasible(chosen[None, :])[0])
+
+
+__all__ = ["FrontSuggester"]

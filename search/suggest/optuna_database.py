@@ -1,0 +1,165 @@
+"""The copy of a study that Optuna's dashboard and `optuna.load_study` read: in the study's own database."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage
+
+from ...spaces.errors import StorageError
+from ...spaces.storage import masked
+from ...spaces.study.goals import Objectives
+from ...spaces.trial import TrialRecord
+from ..store.database import (
+    DatabaseUnavailable,
+    configure_engine,
+    create_once,
+    engine_options,
+    storage_engine,
+    storage_refused,
+    translate_errors,
+)
+from .optuna_copy import OptunaCopy
+from .space_transform import SearchSpace
+
+
+class _Storage(RDBStorage):
+    """Optuna's storage, which reads a study's own attributes once for an update.
+
+    Each note that is written reads those of all trials: optuna-dashboard keeps them there.
+    """
+
+    _attributes: dict[int, dict[str, Any]]
+
+    def forget(self) -> None:
+        self._attributes = {}
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        if study_id not in self._attributes:
+            self._attributes[study_id] = super().get_study_system_attrs(study_id)
+        return self._attributes[study_id]
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        super().set_study_system_attr(study_id, key, value)
+        self.get_study_system_attrs(study_id)[key] = value
+
+
+class OptunaDatabase:
+    """A study's copy in a database, beside bsearch's own tables or in one of its own.
+
+    Args:
+        url: of the database.
+        name: of the study there.
+
+    Raises:
+        StorageError: it cannot be opened, another version of Optuna has created it, or it holds another study of that name.
+    """
+
+    def __init__(self, url: str, name: str, objectives: Objectives, space: SearchSpace) -> None:
+        self.url, self.name = url, name
+        self.storage = open_storage(url)
+        with _optuna_errors(url):
+            study = optuna.create_study(
+                study_name=name, storage=self.storage, directions=objectives.directions, load_if_exists=True
+            )
+            directions = [direction.name.lower() for direction in study.directions]
+            if directions != objectives.directions:
+                raise StorageError(f"it holds another study named {name}, with directions {directions}")
+            if study.metric_names != objectives.names:
+                study.set_metric_names(objectives.names)
+            self.id = self.storage.get_study_id_from_name(name)
+            self._copy = OptunaCopy(self.storage, self.id, space.searched)
+
+    def update(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Copy what is new or has changed; returns those trials.
+
+        Raises:
+            StorageError: the database refuses, or others have written to the copy.
+        """
+        self.storage.forget()
+        with _optuna_errors(self.url):
+            return self._copy.update(records)
+
+    def annotate(
+        self,
+        notes: Mapping[int | None, str],
+        note: Callable[[optuna.Study | optuna.Trial], str],
+        save: Callable[[optuna.Study | optuna.Trial, str], None],
+    ) -> None:
+        """Write notes for the dashboard, in place of those that were written here before; what a person wrote stays.
+
+        Args:
+            notes: text by trial; None stands for the study.
+            note, save: the dashboard's functions that read and write one.
+
+        Raises:
+            StorageError: the database refuses.
+        """
+        with _optuna_errors(self.url):
+            study = optuna.load_study(study_name=self.name, storage=self.storage, sampler=optuna.samplers.RandomSampler())
+            for number, text in notes.items():
+                key, new = f"bsearch:note{'' if number is None else f':{number}'}", _digest(text)
+                written = self.storage.get_study_system_attrs(self.id).get(key, [_digest("")])
+                if written[-1] == new:
+                    continue
+                target = study if number is None else optuna.Trial(study, self._copy.id_of(number))
+                if (there := _digest(note(target))) not in written:
+                    continue
+                # Both, in case that we are killed before it is saved.
+                self.storage.set_study_system_attr(self.id, key, [there, new])
+                save(target, text)
+                self.storage.set_study_system_attr(self.id, key, [new])
+
+    def close(self) -> None:
+        self.storage.engine.dispose()
+
+
+def open_storage(url: str) -> _Storage:
+    """Optuna's storage on the URL, configured as ours is.
+
+    Raises:
+        StudyFileError: as `storage_engine`.
+        StorageError: it cannot be opened, or another version of Optuna has created it.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage_engine(url).dispose()  # our messages for what is wrong with a URL
+    # Optuna reads braces in a URL as template fields.
+    escaped, options = url.replace("{", "{{").replace("}", "}}"), engine_options(url)
+    try:
+        with _optuna_errors(url):
+            storage = create_once(lambda: _Storage(escaped, options))
+            storage.forget()
+    except RuntimeError as error:
+        if "table schema" not in str(error):
+            raise
+        raise StorageError(f"storage {masked(url)}: another version of Optuna has created it. {error}") from None
+    configure_engine(storage.engine)
+    return storage
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _optuna_errors(url: str) -> Iterator[None]:
+    """Optuna's storage errors as ours; its warnings about experimental features are for us, not for users."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
+            with translate_errors(url):
+                yield
+        except DatabaseUnavailable as error:
+            raise StorageError(f"storage {masked(url)}: the database does not answer: {error}") from error
+        except optuna.exceptions.StorageInternalError as error:
+            raise storage_refused(url, error.__cause__ or error) from error
+        except (optuna.exceptions.OptunaError, KeyError, ValueError) as error:
+            raise StorageError(f"{type(error).__name__}: {error}") from error
+
+
+__all__ = ["OptunaDatabase", "open_storage"]
