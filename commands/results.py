@@ -386,7 +386,7 @@ def report(
 @click.option("--open/--no-open", "opens", default=None, help="Open the browser; default: if there is a display.")
 @storage_option
 def dashboard(study: str, name: str | None, port: int, opens: bool | None, storage: str | None) -> None:
-    """Show a study in the browser: optuna-dashboard, on a copy of its trials with bsearch's notes on them.
+    """Show a study in the browser: optuna-dashboard, with bsearch's notes on the study and on each trial.
 
     For this machine only, since it has no login. Ctrl-C stops it. docs/dashboard.md explains its pages, and how to view it
     from another machine.

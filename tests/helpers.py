@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import torch
 from bsearch.objectives.task import Data, Loss, Task
 from bsearch.objectives.task_code import task_code_hash
+from bsearch.search.report.optuna_view import copy_now
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
+from bsearch.search.store.stored import StoredStudy
+from bsearch.search.suggest.optuna_database import open_storage
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.file import read_study
@@ -74,6 +79,17 @@ def run(path: Path, **options: object):  # type: ignore[no-untyped-def]
     return run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), **options)  # type: ignore[arg-type]
 
 
+def as_optuna(url: str | Path, name: str = "small") -> optuna.Study:
+    """A study's copy for Optuna, up to date.
+
+    Args:
+        url: of the database, or the path of an SQLite file.
+    """
+    url = f"sqlite:///{url}" if isinstance(url, Path) else url
+    copy_now(StoredStudy.open(url, name)).close()
+    return optuna.load_study(study_name=name, storage=open_storage(url))
+
+
 SPACE = {"effective_batch": {"low": 40, "high": 80}, "reference_rate": {"low": 0.1, "high": 0.2}, "epochs": 1}
 
 
@@ -81,13 +97,7 @@ def finished(path: Path) -> dict[int, tuple[float, ...]]:
     """Complete trials and their values, read by plain SQL beside the running driver."""
     try:
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
-            rows = connection.execute(
-                "SELECT t.number, v.value FROM trials t JOIN trial_values v USING (trial_id) "
-                "WHERE t.state = 'COMPLETE' ORDER BY t.number, v.objective"
-            ).fetchall()
+            rows = connection.execute("SELECT number, objectives FROM bsearch_trial WHERE objectives IS NOT NULL").fetchall()
     except sqlite3.OperationalError:
         return {}
-    values: dict[int, tuple[float, ...]] = {}
-    for number, value in rows:
-        values[number] = (*values.get(number, ()), value)
-    return values
+    return {number: tuple(json.loads(values)) for number, values in rows}

@@ -23,6 +23,7 @@ from bsearch.search.store.tables import Tables
 from bsearch.spaces.study.file import parse_study
 from click.testing import CliRunner, Result
 from conftest import BSEARCH, TASKS
+from helpers import as_optuna
 
 GOLDEN = Path(__file__).parent / "golden"
 # `check` times steps for five seconds where the study says nothing.
@@ -124,7 +125,7 @@ def test_optuna_reads_the_same_front_from_the_storage(study_file: Callable[..., 
     baseline = [{"effective_batch": batch, "reference_rate": 0.01, "epochs": 1} for batch in (399, 300, 100)]
     path = study_file(task=f"{TASKS}:ManyFates", space=space, baseline=baseline, budget={"trials": 20}, stopping="none")
     assert bsearch("run", path, "--serial").exit_code == 0
-    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
+    trials = as_optuna(tmp_path / "small.db").trials
     outcomes = [trial.user_attrs["outcome"] for trial in trials]
     assert {"infeasible", "diverged", "complete"} == set(outcomes)
     fair = [
@@ -383,10 +384,16 @@ def test_show_tells_which_settings_reach_a_target(finished_study: Path) -> None:
 
 
 def test_another_optuna_study_of_that_name_is_not_touched(study_file: Callable[..., Path], tmp_path: Path) -> None:
-    optuna.create_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db")
-    result = bsearch("run", study_file(task=f"{TASKS}:Points"), "--serial")
-    assert result.exit_code == 2
-    assert "study: the storage holds another Optuna study of this name" in result.output
+    theirs = optuna.create_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db")
+    path = study_file(task=f"{TASKS}:Points", budget={"trials": 2})
+    result = bsearch("run", path, "--serial")
+    assert result.exit_code == 0, result.output  # only the copy of it for the dashboard is missing
+    why = "it holds another study named small, with directions ['minimize']"
+    assert f"the copy for Optuna's dashboard is not up to date: {why}" in " ".join(result.output.split())
+    assert theirs.trials == []
+    assert why in bsearch("export", path, "--to", "optuna").output
+    assert bsearch("export", path, "--to", "optuna", "--out", tmp_path / "copy.db").exit_code == 0
+    assert len(optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/copy.db").trials) == 2
 
 
 def test_a_task_file_with_a_syntax_error_is_told(study_file: Callable[..., Path], tmp_path: Path) -> None:
@@ -583,7 +590,7 @@ def test_what_is_typed_before_a_study_loads_nothing_heavy(study_file: Callable[.
 def test_every_framework_can_be_named() -> None:
     option = next(option for option in main.commands["export"].params if option.name == "framework")
     assert isinstance(option.type, click.Choice)
-    assert list(option.type.choices) == list(FRAMEWORKS)  # written twice: the table of them takes a second to import
+    assert list(option.type.choices) == [*FRAMEWORKS, "optuna"]  # written twice: the table of them takes a second to import
 
 
 def completed(folder: Path, words: str, shell: str = "bash") -> list[str]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -18,6 +19,7 @@ from bsearch.cli import main
 from bsearch.search.report.export import csv_text
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.files import write_file
+from bsearch.spaces.trial import TrialFacts
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
 
@@ -169,16 +171,11 @@ HOSTILE = ["\x1b[31mred", "[red]", "[/nothing]", "=cmd()|'/c calc'!A0", "<script
 def test_strings_of_a_database_are_shown_and_not_obeyed(study_file: Callable[..., Path], tmp_path: Path) -> None:
     path = study_file(task=f"{TASKS}:Points", budget={"trials": 3}, training={"evaluations": 1})
     assert CliRunner().invoke(main, ["run", str(path), "--serial"]).exit_code == 0
-    study = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db")
-    engine = Tables(f"sqlite:///{tmp_path}/small.db").engine
-    with engine.begin() as connection:
-        for number, text in enumerate(HOSTILE):
-            key = f"note{number}"
-            for trial in study.get_trials():
-                connection.exec_driver_sql(
-                    "INSERT INTO trial_user_attributes (trial_id, key, value_json) VALUES (?, ?, ?)",
-                    (trial._trial_id, key, f'"{text}"'.replace("\x1b", "\\u001b").replace("\x9b", "\\u009b")),
-                )
+    tables = Tables(f"sqlite:///{tmp_path}/small.db")
+    for trial in tables.trials("small"):
+        hostile = TrialFacts(extra={f"note{number}": text for number, text in enumerate(HOSTILE)})
+        tables.save_trial("small", replace(trial, facts=trial.facts | hostile))
+    with tables.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE bsearch_attempt SET traceback = ?", ("\x1b]0;owned\x07[bold]line",))
     one = CliRunner().invoke(main, ["show", str(path), "--trial", "1"]).output
     for shown in (r"\x1b[31mred", "[red]", "[/nothing]", "<script>", r"\u009b2J", ":boom:", r"\x1b]0;owned\x07[bold]line"):

@@ -14,8 +14,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext, make_url
@@ -114,8 +116,11 @@ def retrying(method: Callable[Concatenate[Self, P], T]) -> Callable[Concatenate[
     return cast(Callable[Concatenate[Self, P], T], retry)
 
 
-def engine_options(url: str) -> dict[str, Any]:
+def engine_options(url: str, *, create: bool = True) -> dict[str, Any]:
     """Options for `sqlalchemy.create_engine`, for our engine and for Optuna's.
+
+    Args:
+        create: a connection may create an SQLite file, which may have been deleted while it was open.
 
     Raises:
         StudyFileError: it is not a URL.
@@ -124,6 +129,9 @@ def engine_options(url: str) -> dict[str, Any]:
     options: dict[str, Any] = {"pool_pre_ping": True}
     if parsed.get_backend_name() == "sqlite":
         options["connect_args"] = {"timeout": BUSY_S}
+        if not create and parsed.database and not parsed.query:
+            file = f"file:{quote(parsed.database)}?mode=rw"
+            options["creator"] = partial(sqlite3.connect, file, BUSY_S, uri=True, check_same_thread=False)
     elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
         # A server whose machine or network is gone sends nothing: without these, TCP waits for hours.
         timeouts = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}

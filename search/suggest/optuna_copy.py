@@ -5,6 +5,7 @@ Optuna holds a copy, written after the fact; nothing here is read back to decide
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -13,7 +14,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from ...spaces.errors import StorageError
+from ...spaces.errors import StorageError, cut
 from ...spaces.trial import TrialFacts, TrialRecord
 
 # Optuna's own key for a trial's constraints; its dashboard and its samplers read this system attribute.
@@ -22,6 +23,8 @@ _CONSTRAINTS = "constraints"
 _FAILED = {"error", "out_of_memory", "interrupted"}
 # A copy that is later than this says when its trial really ended.
 _LATE_S = 10.0
+# The dashboard does not wrap attributes, so a long message would widen its page; a trial's note has all of it.
+_MESSAGE_CHARACTERS = 60
 
 
 class OptunaCopy:
@@ -149,12 +152,19 @@ def _state(record: TrialRecord) -> TrialState:
 
 
 def _attributes(record: TrialRecord) -> dict[str, Any]:
-    return {"outcome": record.outcome, **record.facts.to_dict()}
+    attributes = {"outcome": record.outcome, **record.facts.to_dict()}
+    if "message" in attributes:
+        attributes["message"] = cut(attributes["message"], _MESSAGE_CHARACTERS)
+    return attributes
 
 
 def _containing(distribution: BaseDistribution, value: Any) -> BaseDistribution:
     """A distribution, wide enough for a value: the user's own settings may lie outside of what is searched."""
-    if not isinstance(distribution, IntDistribution | FloatDistribution) or distribution.low <= value <= distribution.high:
+    if not isinstance(distribution, IntDistribution | FloatDistribution):
+        return distribution
+    steps = (value - distribution.low) / (distribution.step or 1)
+    on_grid = (isinstance(distribution, FloatDistribution) and distribution.step is None) or math.isclose(steps, round(steps))
+    if on_grid and distribution.low <= value <= distribution.high:
         return distribution
     return type(distribution)(min(distribution.low, value), max(distribution.high, value), log=distribution.log)
 

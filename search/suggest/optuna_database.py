@@ -127,9 +127,11 @@ def open_storage(url: str) -> _Storage:
         StorageError: it cannot be opened, or another version of Optuna has created it.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage_engine(url).dispose()  # our messages for what is wrong with a URL
+    engine = storage_engine(url)  # our messages for what is wrong with a URL
+    engine.connect().close()
+    engine.dispose()
     # Optuna reads braces in a URL as template fields.
-    escaped, options = url.replace("{", "{{").replace("}", "}}"), engine_options(url)
+    escaped, options = url.replace("{", "{{").replace("}", "}}"), engine_options(url, create=False)
     try:
         with _optuna_errors(url):
             storage = create_once(lambda: _Storage(escaped, options))

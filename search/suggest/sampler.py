@@ -94,7 +94,7 @@ class FrontSampler(BaseSampler):
             records[trial.number] if trial.number < len(records) and records[trial.number].has_ended else record_of(trial)
             for trial in trials
         ]
-        if any(record.values is not None and min(record.values[0], *record.values[2:]) <= 0 for record in records):
+        if any(record.values is not None and min((record.values[0], *record.values[2:])) <= 0 for record in records):
             return None
         return known
 

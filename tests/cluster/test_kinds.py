@@ -15,10 +15,12 @@ from bsearch.cluster.tune import TuneRunner
 from bsearch.cluster.worker import gpu_memory
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
+from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study.file import read_study
 from fake_gpu.child import environment
 from fake_gpu.device import VARIABLE, Cards
+from helpers import as_optuna
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -70,8 +72,8 @@ def test_mixed_kinds_share_a_study_priced_on_one_of_them(
             run_study(
                 spec, nullcontext(runner), task_code_hash(spec.task), new=True, notify=lambda event: messages.append(event.text)
             )
-        study = spec.study if len(optuna.get_all_study_names(str(spec.storage))) == 1 else f"{spec.study}-2"
-        return messages, optuna.load_study(study_name=study, storage=str(spec.storage)).trials
+        study = Tables(str(spec.storage)).studies()[-1].name
+        return messages, as_optuna(str(spec.storage), study).trials
 
     messages, trials = go(time_on="SMALL")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 8

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from bsearch.cluster.submit.ray_jobs import RaySubmitter
 from bsearch.cluster.submit.submitter import Submission, Submitter
 from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.study.submit import Submit
+from helpers import as_optuna
 from ray._private.authentication_test_utils import reset_auth_token_state
 from submitter_contract import TRIALS, SubmitterContract, until
 
@@ -103,7 +103,7 @@ class TestRaySubmitter(SubmitterContract):
 
     def ended(self, submission: Submission) -> None:
         folder = submission.spec.folder.parent
-        trials = optuna.load_study(study_name="small", storage=f"sqlite:///{folder}/small.db").trials
+        trials = as_optuna(folder / "small.db").trials
         assert [trial.state.name for trial in trials] == ["COMPLETE"] * TRIALS
         # The driver and its workers ran what was sent, not what is installed here.
         ran = set((folder / "imported").read_text().splitlines())

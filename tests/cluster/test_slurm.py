@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from bsearch.cluster.submit.slurm import SlurmSubmitter
 from bsearch.cluster.submit.submitter import Job, Submission, Submitter
 from bsearch.spaces.errors import ClusterError, StudyFileError
 from bsearch.spaces.study.submit import Submit
+from helpers import as_optuna
+from helpers import finished as finished_trials
 from submitter_contract import TRIALS, SubmitterContract, until
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "fake_slurm"))
@@ -83,8 +84,7 @@ class TestSlurmSubmitter(SubmitterContract):
         def finished() -> int:
             if not database.exists():
                 return 0
-            study = optuna.load_study(study_name="small", storage=f"sqlite:///{database}")
-            return sum(trial.state.name == "COMPLETE" for trial in study.trials)
+            return len(finished_trials(database))
 
         until(lambda: (database.exists() and database.stat().st_size > 0) and _quiet(finished) >= 1)
         tokens = list((submission.spec.folder / "results" / "small").glob(".ray-token-*"))
@@ -94,7 +94,7 @@ class TestSlurmSubmitter(SubmitterContract):
 
     def ended(self, submission: Submission) -> None:
         folder = submission.spec.folder
-        trials = optuna.load_study(study_name="small", storage=f"sqlite:///{folder}/small.db").trials
+        trials = as_optuna(folder / "small.db").trials
         states = [trial.state.name for trial in trials]
         assert states.count("COMPLETE") == TRIALS
         assert set(states) <= {"COMPLETE", "FAIL"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import signal
@@ -21,9 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import optuna
 import yaml
 from bsearch.search.store.tables import Tables
+from bsearch.search.store.trials import stored_trials
+from bsearch.spaces.trial import TrialRecord
 from machines import BIN, Machine, Network, network
 
 TASKS = Path(__file__).parent.parent / "tasks_for_tests.py"
@@ -66,12 +68,10 @@ def finished(folder: Path) -> dict[int, tuple[float, ...]]:
         contextlib.suppress(sqlite3.OperationalError),
         contextlib.closing(sqlite3.connect(f"file:{folder}/chaos.db?mode=ro", uri=True)) as connection,
     ):
-        rows = connection.execute(
-            "SELECT t.number, v.value FROM trials t JOIN trial_values v USING (trial_id) "
-            "WHERE t.state = 'COMPLETE' ORDER BY t.number, v.objective"
-        )
-        for number, value in rows:
-            values[number] = (*values.get(number, ()), value)
+        for number, objectives in connection.execute(
+            "SELECT number, objectives FROM bsearch_trial WHERE objectives IS NOT NULL"
+        ):
+            values[number] = tuple(json.loads(objectives))
     return values
 
 
@@ -85,16 +85,16 @@ def undisturbed(trials: int, folder: Path) -> dict[tuple[Any, ...], float]:
         capture_output=True,
         env={**os.environ, "ENDURES_S": "0"},
     )
-    return {_setting(trial): trial.values[1] for trial in kept(folder) if trial.state.name == "COMPLETE"}
+    return {_setting(trial): trial.values[1] for trial in kept(folder) if trial.values is not None}
 
 
-def kept(folder: Path) -> list[optuna.trial.FrozenTrial]:
+def kept(folder: Path) -> list[TrialRecord]:
     """The study's trials."""
-    return optuna.load_study(study_name="chaos", storage=f"sqlite:///{folder}/chaos.db").trials
+    return stored_trials(f"sqlite:///{folder}/chaos.db", "chaos")
 
 
-def _setting(trial: optuna.trial.FrozenTrial) -> tuple[Any, ...]:
-    return tuple(sorted(trial.params.items()))
+def _setting(trial: TrialRecord) -> tuple[Any, ...]:
+    return tuple(sorted(trial.parameters.items()))
 
 
 class Chaos:
@@ -262,27 +262,21 @@ class Chaos:
     def broken(self, undisturbed: dict[tuple[Any, ...], float]) -> list[str]:
         """What does not hold at the end; nothing where all does."""
         trials = kept(self.folder)
-        complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
-        others = {trial.state.name for trial in trials} - {"COMPLETE", "FAIL"}
+        complete = [trial for trial in trials if trial.values is not None]
+        others = {trial.outcome for trial in trials} - {"complete"}
         found = list(self.violations)
         if others:
             found.append(f"trials left {', '.join(sorted(others))}")
         if len(complete) != self.trials:
             found.append(f"{len(complete)} complete trials of a budget of {self.trials}")
-        if len(hosts := {trial.user_attrs["host"] for trial in complete}) < 2:
+        if len(hosts := {trial.facts.host for trial in complete}) < 2:
             found.append(f"trials ran on {hosts} alone")
-        came_to = {_setting(trial): trial.values[1] for trial in complete}
+        came_to = {_setting(trial): trial.accuracy for trial in complete}
         if len(came_to) != len(complete):
             found.append("a setting was finished twice")
         for setting, accuracy in came_to.items():
             if undisturbed.get(setting) != accuracy:
                 found.append(f"{setting} came to {accuracy}, undisturbed to {undisturbed.get(setting)}")
-        for trial in trials:
-            if trial.state.name == "FAIL":
-                if "continued_by" not in trial.user_attrs:
-                    found.append(f"trial {trial.number} failed and nothing goes on for it: {trial.user_attrs.get('message')}")
-                elif trial.params.items() - trials[trial.user_attrs["continued_by"]].params.items():  # it had some
-                    found.append(f"trial {trial.number} is continued with other settings")
         output = (self.folder / "driver.log").read_text(errors="replace")
         if "Traceback" in output:
             found.append(f"a traceback reached the terminal: {output[output.index('Traceback') :][:3000]}")

@@ -84,15 +84,15 @@ def test_a_ray_of_our_own_that_loses_a_part_is_started_again(tmp_path: Path) -> 
     assert "Traceback" not in words()
     assert "(raylet)" not in words()
     assert len(finished(folder)) == 8
-    assert {trial.state.name for trial in kept(folder)} == {"COMPLETE"}
+    assert {trial.outcome for trial in kept(folder)} == {"complete"}
     assert not started_by(driver.pid)
 
 
 def hosts(folder: Path) -> list[str]:
     """The address each complete trial ran at, in the order they ended."""
-    trials = [trial for trial in kept(folder) if trial.state.name == "COMPLETE"]
+    trials = [trial for trial in kept(folder) if trial.values is not None]
     trials.sort(key=lambda trial: trial.datetime_complete or trial.datetime_start)
-    return [str(trial.user_attrs["host"]).rpartition("(")[2].rstrip(")") for trial in trials]
+    return [str(trial.facts.host).rpartition("(")[2].rstrip(")") for trial in trials]
 
 
 def test_a_machine_that_is_cut_off_is_done_without_and_one_that_joins_is_used(tmp_path: Path) -> None:

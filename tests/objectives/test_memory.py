@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import torch
 import torchvision
@@ -30,7 +29,7 @@ from bsearch.spaces.study.file import parse_study
 from bsearch.spaces.trial import TrialSetup
 from click.testing import CliRunner
 from conftest import TASKS
-from helpers import run, setup
+from helpers import as_optuna, run, setup
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -473,7 +472,7 @@ def limited_study(study_file: Callable[..., Path], trials: int, limit: str = "60
 @pytest.mark.long
 def test_a_study_of_forty_trials_under_a_limit_loses_none_to_memory(study_file: Callable[..., Path], tmp_path: Path) -> None:
     run(limited_study(study_file, 40))
-    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
+    trials = as_optuna(tmp_path / "small.db").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 40
     assert all(trial.user_attrs["attempts"] == 1 for trial in trials)
     assert sum(trial.params["effective_batch"] > trial.user_attrs["micro_batch"] for trial in trials) >= 10
@@ -497,7 +496,7 @@ def test_a_wrong_law_costs_no_trial_and_is_put_right_by_the_trials_themselves(
         "bsearch.objectives.profiling.probe.verified", lambda law, probe, limit, usable, largest: (law, largest)
     )
     run(limited_study(study_file, 12, limit="900kB"))
-    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
+    trials = as_optuna(tmp_path / "small.db").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 12
     attempts = Tables(f"sqlite:///{tmp_path}/small.db").attempts("small")
     failed = [row for row in attempts if row["outcome"] == "out_of_memory"]
@@ -539,7 +538,7 @@ def test_each_value_that_changes_cost_has_a_profile_of_its_own(study_file: Calla
     }
     baseline = [{"effective_batch": 300, "reference_rate": 0.1, "width": width} for width in (8, 1024)]
     run(study_file(space=space, memory={"limit": "6MB"}, baseline=baseline, budget={"trials": 2}))
-    narrow, wide = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
+    narrow, wide = as_optuna(tmp_path / "small.db").trials
     assert narrow.user_attrs["micro_batch"] > wide.user_attrs["micro_batch"]
     assert (narrow.user_attrs["attempts"], wide.user_attrs["attempts"]) == (1, 1)
 

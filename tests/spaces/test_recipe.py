@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsearch.search.suggest.suggester import Suggester
+from bsearch.search.store.trials import Trials
+from bsearch.search.suggest.space_transform import SearchSpace
+from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.domain import Range, count_of, every_value_of
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.laws.device import DeviceProfile
@@ -16,7 +18,7 @@ from bsearch.spaces.planning import cost_keys, profile_faults, profiling_setup, 
 from bsearch.spaces.study.file import study_from_dict
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
-from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult
+from bsearch.spaces.trial import Suggestion, TrialResult
 from conftest import TASKS
 from helpers import run
 from hypothesis import given
@@ -142,12 +144,13 @@ def test_a_range_in_steps_holds_its_own_values_alone(low: int, step: int, steps:
 
 def test_suggestions_keep_their_steps() -> None:
     domains = {"width": Range(low=16, high=64, step=16), "dropout": Range(low=0.0, high=0.5, step=0.125)}
-    suggester = Suggester(None, "s", {**study({}).domains(), **domains}, Objectives(), sampler="front", seed=0)
+    trials, suggester = Trials(), suggester_of("front", SearchSpace.of({**study({}).domains(), **domains}), Objectives())
     for _ in range(12):
-        suggestion = suggester.ask()
-        width, dropout = float(suggestion.parameters["width"]), float(suggestion.parameters["dropout"])
+        (proposal,) = suggester.suggest(trials)
+        assert isinstance(proposal, dict)
+        width, dropout = float(proposal["width"]), float(proposal["dropout"])
         assert domains["width"].contains(width) and domains["dropout"].contains(dropout)
-        suggester.tell(suggestion.number, TrialResult("COMPLETE", "complete", TrialFacts(), (width, dropout), constraint=0.0))
+        trials.end(trials.begin(proposal).number, TrialResult("complete", values=(width, dropout)))
 
 
 def test_whole_numbers_with_changes_cost_are_profiled_one_by_one() -> None:

@@ -12,8 +12,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from bsearch.search.store.stored import StoredStudy
 from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from click.testing import CliRunner
 from conftest import TASKS, small_study
+from helpers import SPACE, finished
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -84,12 +85,11 @@ def served(study: Path, *options: str) -> Iterator[str]:
 
 def asked(address: str, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, Any, Any]:
     """Status, headers and document of an answer."""
-    connection = http.client.HTTPConnection(address.split("/")[2], timeout=60)
-    connection.request(
-        method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json", **headers}
-    )
-    with connection.getresponse() as answer:
-        return answer.status, answer.headers, answer.read().decode()
+    text = None if body is None else json.dumps(body)
+    with closing(http.client.HTTPConnection(address.split("/")[2], timeout=60)) as connection:
+        connection.request(method, path, text, {"Content-Type": "application/json", **headers})
+        with connection.getresponse() as answer:
+            return answer.status, answer.headers, answer.read().decode()
 
 
 def study_document(address: str, query: str = "") -> dict[str, Any]:
@@ -108,72 +108,73 @@ def test_the_study_is_served_with_its_names_its_front_and_its_fates(study: Path)
         assert document["name"] == "small"
         assert document["directions"] == ["minimize", "maximize"]
         assert document["objective_names"] == ["train_s", "accuracy"]
-        assert [trial["number"] for trial in document["best_trials"]] == front
+        assert {trial["number"] for trial in document["best_trials"]} == set(front)
         trials = {trial["number"]: trial for trial in document["trials"]}
         assert [trials[number]["state"] for number in range(4)] == ["Complete", "Complete", "Fail", "Pruned"]
         for record in records:
             feasible = all(one <= 0 for one in trials[record.number]["constraints"])
             assert feasible == (record.outcome not in ("diverged", "infeasible")), record
-            assert "message" not in [one["key"] for one in trials[record.number]["user_attrs"]]
         notes = [trials[number]["note"]["body"] for number in range(4)]
         assert "Effective batch 32" in notes[0] and "rule sqrt from 0.02 at batch 32" in notes[0]
         assert notes[1].startswith("**Diverged**: `train_loss was not finite after 33 of")
         assert notes[2].startswith("**Failed**: ``") and "Traceback (most recent call last)" in notes[2]
         assert notes[3].startswith("**Infeasible**, not trained: `rule adam_sde: expected kappa")
-        assert f"--to hf --trial {front[0]}`" in trials[front[0]]["note"]["body"]
-        # A page that knows the first trials asks for the others, and is told the whole front.
-        newest = study_document(address, "?after=11")
-        assert len(newest["trials"]) == len(records) - 11
-        assert [trial["number"] for trial in newest["best_trials"]] == front
-        for _ in range(150):  # the sentences take a while
-            note = study_document(address)["note"]["body"]
-            if "Still computing" not in note:
-                break
-            time.sleep(0.2)
+        url = f"sqlite:///{study.parent}/small.db --name small"
+        assert f"bsearch export {url} --to hf --trial {front[0]}`" in trials[front[0]]["note"]["body"]
+        note = document["note"]["body"]
         assert f"## small: 12 of 12 trials, {len(front)} on the front" in note
         assert "Best accuracy: " in note and "- Baseline (trial 0" in note
-        assert f"bsearch export {study} --to hf" in note
+        assert f"bsearch export {url} --to hf" in note
 
 
 @pytest.mark.slow
-def test_the_dashboard_writes_nothing_and_keeps_what_a_person_wrote(study: Path) -> None:
-    def attributes() -> list[Any]:
-        with sqlite3.connect(study.parent / "small.db") as database:
-            return database.execute("SELECT * FROM study_system_attributes").fetchall()
-
-    before = attributes()
-    with served(study) as address:
-        assert study_document(address)["note"]["body"]
-        assert attributes() == before
-        assert asked(address, "/api/studies/1/note", "PUT", {"body": "mine", "version": 1})[0] == 204
-        assert asked(address, "/api/studies/1/2/note", "PUT", {"body": "", "version": 1})[0] == 204
-        assert study_document(address)["note"] == {"version": 1, "body": "mine"}
+def test_what_a_person_wrote_stays_and_disturbs_no_driver(study: Path) -> None:
     with served(study) as address:
         document = study_document(address)
+        first = {trial["number"]: trial["note"]["version"] + 1 for trial in document["trials"]}
+        mine = {"body": "mine", "version": document["note"]["version"] + 1}
+        assert asked(address, "/api/studies/1/note", "PUT", mine)[0] == 204
+        assert asked(address, "/api/studies/1/2/note", "PUT", {"body": "", "version": first[1]})[0] == 204
+    bsearch("run", study, "--serial", "--trials", "14")
+    with served(study) as address:
+        document = study_document(address)
+        assert len(document["trials"]) >= 14
         assert document["note"]["body"] == "mine"
-        assert document["trials"][1]["note"] == {"version": 1, "body": ""}  # taken away on purpose
+        assert document["trials"][1]["note"]["body"] == ""  # taken away on purpose
         assert document["trials"][2]["note"]["body"].startswith("**Failed**")
-    bsearch("run", study, "--serial", "--trials", "13")  # a driver is not disturbed by what a person wrote
+        assert document["trials"][-1]["note"]["body"].startswith("**")
 
 
 @pytest.mark.slow
 def test_older_studies_and_those_of_others_are_served_too(study: Path) -> None:
     with sqlite3.connect(study.parent / "small.db") as database:
-        database.execute("DELETE FROM study_system_attributes WHERE key = 'study:metric_names'")
+        database.execute("DELETE FROM study_system_attributes")
     optuna.create_study(study_name="another", storage=f"sqlite:///{study.parent}/small.db").add_trial(
         optuna.trial.create_trial(value=1.0)
     )
     with served(study) as address:
-        assert study_document(address)["objective_names"] == ["train_s", "accuracy"]
+        document = study_document(address)
+        assert document["objective_names"] == ["train_s", "accuracy"]
+        assert document["note"]["body"].startswith("## small: 12 of 12")
         another = json.loads(asked(address, "/api/studies/2")[2])
         assert (another["name"], another["note"]["body"], len(another["best_trials"])) == ("another", "", 1)
+
+
+@pytest.mark.slow
+def test_a_study_without_a_copy_gets_one(study: Path) -> None:
+    optuna.delete_study(study_name="small", storage=f"sqlite:///{study.parent}/small.db")
+    bsearch("show", study)  # nothing else needs it
+    with served(study) as address:
+        number = address.rpartition("/")[2]
+        document = json.loads(asked(address, f"/api/studies/{number}")[2])
+        assert len(document["trials"]) == len(StoredStudy.open(str(study)).records)
 
 
 @pytest.mark.slow
 def test_pages_of_other_sites_and_changes_of_trials_are_refused(study: Path) -> None:
     with served(study) as address:
         base = address.split("/dashboard")[0]
-        note = {"body": "theirs", "version": 1}
+        note = {"body": "theirs", "version": study_document(address)["note"]["version"] + 1}
         assert asked(address, "/api/studies/1", Host="evil.example:8080")[0] == 403  # a name that was made to point here
         assert asked(address, "/api/studies/1", Host="localhost:9000")[0] == 200  # through a tunnel
         assert asked(address, "/api/studies/1/note", "PUT", note, Origin="http://evil.example")[0] == 403
@@ -189,19 +190,6 @@ def test_pages_of_other_sites_and_changes_of_trials_are_refused(study: Path) -> 
             assert (status, "only notes can be written" in text) == (403, True), path
         assert asked(address, "/api/studies/1/note", "PUT", note, Origin=base)[0] == 204
     assert StoredStudy.open(str(study)).records
-
-
-@pytest.mark.slow
-def test_the_report_is_linked_once_it_is_written_and_runs_apart(study: Path) -> None:
-    with served(study) as address:
-        assert "bsearch report" in study_document(address)["note"]["body"]
-        assert asked(address, "/bsearch/reports/1")[0] == asked(address, "/bsearch/reports/7")[0] == 404
-        (study.parent / "results" / "small" / "report.html").write_text("<h1>All of it</h1>")
-        assert "[The report](/bsearch/reports/1)" in study_document(address)["note"]["body"]
-        status, headers, text = asked(address, "/bsearch/reports/1")
-        assert (status, text, headers["Content-Type"]) == (200, "<h1>All of it</h1>", "text/html; charset=utf-8")
-        policy = headers["Content-Security-Policy"]
-        assert "sandbox" in policy and "allow-same-origin" not in policy and "default-src 'none'" in policy
 
 
 def test_a_port_that_is_taken_is_told(study: Path) -> None:
@@ -263,10 +251,9 @@ def test_no_line_ends_a_block_of_code(text: str) -> None:
     ("outcome", "facts", "words"),
     [
         ("stopped", {}, "**Stopped** early: unlikely to reach the front at its training time. `why`"),
-        ("interrupted", {"continued_by": 8}, "**Interrupted**: `why`. Trial 8 continues it."),
+        ("interrupted", {}, "**Interrupted**; the study's next run goes on with it."),
         ("out_of_memory", {}, "**Out of memory**, with no smaller plan left to try: `why`"),
         ("running", {}, "**Running.**"),
-        ("waiting", {}, "**Waiting** to start."),
         ("complete", {"repeats": 3, "seed": 1}, "**Repeats trial 3 with seed 1**: accuracy 0.9 in 2 s of training."),
     ],
 )
@@ -283,17 +270,36 @@ def test_a_note_tells_how_a_trial_came_out(begun: Path, outcome: Any, facts: dic
 # ---------------------------------------------------------------- in a browser
 
 
+@contextmanager
+def plain_dashboard(url: str) -> Iterator[str]:
+    """The address of a page of optuna-dashboard itself, which knows nothing of bsearch."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [Path(sys.executable).parent / "optuna-dashboard", url, "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            address, limit = f"http://127.0.0.1:{port}/dashboard/studies/1", time.monotonic() + 60
+            while True:
+                with suppress(OSError):
+                    asked(address, "/api/studies")
+                    break
+                assert time.monotonic() < limit
+                time.sleep(0.1)
+            yield address
+        finally:
+            server.terminate()
+
+
 @pytest.mark.browser
-def test_a_person_sees_names_fates_and_notes(study: Path, tmp_path: Path) -> None:
+def test_a_person_sees_names_fates_and_notes_in_plain_optuna_dashboard(study: Path, tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("no chromium on the PATH")
-    (study.parent / "results" / "small" / "report.html").write_text(
-        "<h1>All of it</h1><script>document.title = self.origin</script>"
-    )
     faults: list[str] = []
-    with served(study) as address, playwright.sync_playwright() as driver:
+    url = f"sqlite:///{study.parent}/small.db"
+    with plain_dashboard(url) as address, playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
@@ -327,8 +333,31 @@ def test_a_person_sees_names_fates_and_notes(study: Path, tmp_path: Path) -> Non
         see("small: 12 of 12 trials")
         see("Best accuracy")
         page.screenshot(path=tmp_path / "note.png")
-        page.get_by_role("link", name="The report").click()
-        see("All of it")
-        assert page.title() == "null"  # of no site, so it reaches nothing here
         browser.close()
     assert faults == []
+
+
+@pytest.mark.browser
+def test_a_study_that_runs_is_seen_in_plain_optuna_dashboard(study_file: Callable[..., Path], tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on the PATH")
+    path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 60}, stopping="none")
+    command = [sys.executable, "-m", "bsearch", "run", path, "--serial"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            limit = time.monotonic() + 120
+            while not finished(tmp_path / "small.db"):
+                assert running.poll() is None and time.monotonic() < limit
+                time.sleep(0.1)
+            with plain_dashboard(f"sqlite:///{tmp_path}/small.db") as address, playwright.sync_playwright() as driver:
+                browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+                page = browser.new_page(viewport={"width": 1280, "height": 900})
+                page.goto(f"{address}/trials")
+                playwright.expect(page.get_by_text("Running").first).to_be_visible(timeout=120_000)
+                page.goto(f"{address}/note")
+                playwright.expect(page.get_by_text("of 60 trials").first).to_be_visible(timeout=120_000)
+                browser.close()
+        finally:
+            running.send_signal(signal.SIGINT)

@@ -561,11 +561,6 @@ def test_what_cannot_be_meant_is_refused(study_file: Callable[..., Path], option
     assert words in result.stderr
 
 
-def test_every_framework_can_be_named() -> None:
-    option = next(option for option in main.commands["export"].params if option.name == "framework")
-    assert list(option.type.choices) == list(FRAMEWORKS)
-
-
 # ---------------------------------------------------------------- the frameworks themselves
 
 

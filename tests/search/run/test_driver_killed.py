@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import optuna
 import pytest
+from bsearch.search.store.trials import stored_trials
 from conftest import BSEARCH, TASKS
-from helpers import SPACE, finished
+from helpers import SPACE, as_optuna, finished
 
 pytestmark = [pytest.mark.ray]
 
@@ -62,14 +62,8 @@ def test_a_killed_driver_costs_no_finished_trial(study_file: Callable[..., Path]
     driver = start(path, ray_address)
     assert driver.wait(timeout=400) == 0
     assert before.items() <= finished(database).items()
-    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{database}").trials
-    states = [trial.state.name for trial in trials]
-    assert states.count("COMPLETE") == 6
-    assert set(states) <= {"COMPLETE", "FAIL"}
-    for trial in trials:
-        if trial.state.name == "FAIL":
-            # Killed while it was being asked for, a trial has not all of its parameters yet.
-            assert trial.params.items() <= trials[trial.user_attrs["continued_by"]].params.items()
+    trials = as_optuna(database).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 6
 
 
 @pytest.mark.parametrize("line", ["starting Ray", "trying the training code"])
@@ -110,9 +104,7 @@ def test_a_killed_driver_costs_no_paused_trial(study_file: Callable[..., Path], 
 
     def paused() -> set[int]:
         with contextlib.suppress(Exception):  # not created yet, or being written
-            return {
-                one.number for one in optuna.load_study(study_name="small", storage=url).trials if one.user_attrs.get("paused")
-            }
+            return {one.number for one in stored_trials(url, "small") if one.outcome == "paused"}
         return set()
 
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -128,8 +120,8 @@ def test_a_killed_driver_costs_no_paused_trial(study_file: Callable[..., Path], 
     left = paused()
     output = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert output.returncode == 0, output.stdout
-    trials = optuna.load_study(study_name="small", storage=url).trials
-    assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED", "FAIL"}
+    trials = as_optuna(url).trials
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED"}
     for number in left:
         # As they were left, or further; never begun anew.
         facts = trials[number].user_attrs
@@ -156,5 +148,5 @@ def test_ctrl_c_of_the_whole_group_stops_cleanly_and_leaves_no_process(study_fil
             break
         time.sleep(0.2)
     assert rays_of(driver.pid) == []
-    trials = optuna.load_study(study_name="small", storage=f"sqlite:///{tmp_path}/small.db").trials
-    assert "RUNNING" not in {trial.state.name for trial in trials}
+    trials = as_optuna(tmp_path / "small.db").trials
+    assert {trial.user_attrs["outcome"] for trial in trials} <= {"complete", "stopped", "interrupted"}

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import StudyResult, run_study
@@ -16,6 +15,7 @@ from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import ParetoFront, TrialFacts, TrialRecord
 from conftest import TASKS
+from helpers import as_optuna
 
 StudyFile = Callable[..., Path]
 
@@ -30,7 +30,7 @@ def test_a_front_of_costs(study_file: StudyFile) -> None:
     how: dict[str, Any] = {"task": f"{TASKS}:Points", "budget": {"trials": 6, "profile_s": 0.2}}
     path = study_file(**how, objectives={"speed": "cost"}, devices={"prices": {"cpu": 1.5}})
     study = run(path).study
-    kept = optuna.load_study(study_name=study.name, storage=study.url)
+    kept = as_optuna(study.url, study.name)
     assert kept.metric_names == ["cost", "accuracy"]
     for trial, record in zip(kept.trials, study.records, strict=True):
         assert trial.values[0] == pytest.approx(1.5 * (record.train_s or 0.0) / 3600)

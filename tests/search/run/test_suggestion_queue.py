@@ -9,43 +9,52 @@ from typing import Any
 
 import pytest
 from bsearch.search.run.suggestion_queue import SuggestionQueue
-from bsearch.search.suggest.suggester import Suggester
+from bsearch.search.store.trials import Trials
+from bsearch.search.suggest.front_suggester import FrontSuggester
+from bsearch.search.suggest.space_transform import SearchSpace
+from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.domain import Range
 from bsearch.spaces.errors import StorageError
 from bsearch.spaces.study.goals import Objectives
-from bsearch.spaces.trial import Suggestion, TrialFacts, TrialResult
+from bsearch.spaces.trial import TrialFacts, TrialResult
 
-DOMAINS = {"effective_batch": Range(low=1, high=1000, log=True), "reference_rate": Range(low=0.01, high=1.0, log=True)}
+SPACE = SearchSpace.of(
+    {"effective_batch": Range(low=1, high=1000, log=True), "reference_rate": Range(low=0.01, high=1.0, log=True)}
+)
 
 
 @contextmanager
 def queue(sampler: str = "front", ending: Callable[[float], int] = lambda seconds: 0) -> Iterator[SuggestionQueue]:
-    made = SuggestionQueue(Suggester(None, "ahead", DOMAINS, Objectives(), sampler=sampler), ending)
+    made = SuggestionQueue(suggester_of(sampler, SPACE, Objectives()), Trials(), ending)
     try:
         yield made
     finally:
         made.close()
 
 
-def taken(made: SuggestionQueue, running: int, most: int = 100) -> Suggestion:
-    """The next suggestion, waited for."""
-    while isinstance(one := made.take(running, 1, most=most, new=True), str):
+def trials_of(made: SuggestionQueue) -> Trials:
+    assert isinstance(made._trials, Trials)
+    return made._trials
+
+
+def taken(made: SuggestionQueue, running: int, most: int = 100) -> int:
+    """The trial of the next suggestion, waited for, which begins."""
+    while (one := made.take(running, 1, most=most, new=True)) == "wait":
         assert made._preparing is not None
         made._preparing.exception()
-    assert one is not None
-    return one
+    assert isinstance(one, dict)
+    return trials_of(made).begin(one).number
 
 
 def end(made: SuggestionQueue, number: int) -> None:
-    facts = TrialFacts(train_s=1.0 + number)
-    made._suggester.tell(number, TrialResult("COMPLETE", "complete", facts, (1.0 + number, 0.5 + 0.01 * number)))
+    trials_of(made).end(number, TrialResult("complete", TrialFacts(train_s=1.0 + number), (1.0 + number, 0.5 + 0.01 * number)))
 
 
 def test_beside_few_trials_each_suggestion_knows_all_that_ended() -> None:
     with queue() as made:
         for running in (0, 1, 3, 7):
-            assert end(made, taken(made, running).number) is None
-            assert made._suggester.ready == 0
+            end(made, taken(made, running))
+            assert len(made) == 0
             assert made._preparing is None
 
 
@@ -55,17 +64,19 @@ def test_beside_few_trials_each_suggestion_knows_all_that_ended() -> None:
 def test_one_fit_serves_many_trials(running: int, ending: int, most: int, ahead: int) -> None:
     with queue(ending=lambda seconds: ending) as made:
         for _ in range(8):
-            end(made, taken(made, 0, 1).number)
+            end(made, taken(made, 0, 1))
         numbers = []
         for still in range(ahead):
-            # Ready: they are handed out at once, and the trial begins then.
-            one = taken(made, running, most) if not still else made.take(running, 1, most=1, new=True)
-            assert isinstance(one, Suggestion)
-            numbers.append(one.number)
             if not still:
-                assert made._suggester.ready == ahead - 1
+                numbers.append(taken(made, running, most))
+                assert len(made) == ahead - 1
+                continue
+            # Ready: they are handed out at once.
+            one = made.take(running, 1, most=1, new=True)
+            assert isinstance(one, dict)
+            numbers.append(trials_of(made).begin(one).number)
         assert numbers == list(range(8, 8 + ahead))
-        assert len({one.params["effective_batch"] for one in made._suggester.trials()[8:]}) > ahead // 2
+        assert len({one.parameters["effective_batch"] for one in trials_of(made)[8:]}) > ahead // 2
         assert made.asks >= 8 + ahead
 
 
@@ -73,30 +84,26 @@ def test_one_fit_serves_many_trials(running: int, ending: int, most: int, ahead:
 def test_one_fit_serves_all_free_devices(free: int, most: int, ahead: int) -> None:
     with queue() as made:
         for _ in range(8):
-            end(made, taken(made, 0, 1).number)
+            end(made, taken(made, 0, 1))
         while made.take(1, free, most=most, new=True) == "wait":
             assert made._preparing is not None
             made._preparing.exception()
-        assert made._suggester.ready == ahead - 1
+        assert len(made) == ahead - 1
 
 
-def test_other_samplers_begin_one_trial_at_a_time() -> None:
-    with queue("tpe", lambda seconds: 5) as made:
-        for number in range(4):
-            assert taken(made, 64, 4 - number).number == number
-        assert len(made._suggester.trials()) == 4  # none begun that nothing runs
-
-
-def test_a_queued_trial_goes_before_what_is_ready() -> None:
+def test_a_paused_trial_is_resumed_once_and_new_ones_only_where_they_may_begin() -> None:
     with queue() as made:
-        for _ in range(4):
-            end(made, taken(made, 0, 1).number)
-        taken(made, 64)
-        assert made._suggester.ready == 4
-        made._suggester.enqueue({"effective_batch": 17, "reference_rate": 0.5}, {"repeats": 0})
-        assert not made.is_settled
-        assert taken(made, 64).parameters["effective_batch"] == 17
-        assert made._suggester.ready == 4
+        trials = trials_of(made)
+        paused = trials.begin({"effective_batch": 10, "reference_rate": 0.1}).number
+        trials.change(paused, TrialFacts(), "paused")
+        made._ready.extend([paused, {"effective_batch": 11, "reference_rate": 0.1}])
+        assert made.take(1, 1, most=1, new=False) == paused
+        trials.resume(paused)
+        made._ready.appendleft(paused)
+        # Resumed already, so the next is taken; where no trial may begin, there is none.
+        assert made.take(0, 1, most=1, new=True) == {"effective_batch": 11, "reference_rate": 0.1}
+        made._ready.append({"effective_batch": 12, "reference_rate": 0.1})
+        assert made.take(0, 1, most=1, new=False) is None
 
 
 @pytest.mark.parametrize("running", [0, 3])
@@ -105,21 +112,21 @@ def test_an_error_in_its_thread_is_told(running: int, monkeypatch: pytest.Monkey
         raise StorageError("full")
 
     with queue() as made:
-        monkeypatch.setattr(made._suggester, "prepare", refuse)
+        monkeypatch.setattr(made._suggester, "suggest", refuse)
         with pytest.raises(StorageError, match="full"):
             taken(made, running)
 
 
 def test_a_runner_waits_only_where_nothing_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    go, prepare = threading.Event(), Suggester.prepare
+    go, suggest = threading.Event(), FrontSuggester.suggest
 
-    def slow(self: Suggester, *what: Any, **which: Any) -> int:
+    def slow(self: FrontSuggester, *what: Any, **which: Any) -> Any:
         go.wait(30)
-        return prepare(self, *what, **which)
+        return suggest(self, *what, **which)
 
-    monkeypatch.setattr(Suggester, "prepare", slow)
+    monkeypatch.setattr(FrontSuggester, "suggest", slow)
     with queue() as made:
         assert made.take(1, 1, most=2, new=True) == "wait"
         assert made.take(1, 1, most=2, new=True) == "wait"
         go.set()
-        assert taken(made, 1).number == 0
+        assert taken(made, 1) == 0

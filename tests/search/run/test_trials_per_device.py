@@ -38,21 +38,21 @@ class Gpus:
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Iterator[Tables]:
-    with closing(Tables(f"sqlite:///{tmp_path / 'study.db'}")) as records:
-        yield records
+def tables(tmp_path: Path) -> Iterator[Tables]:
+    with closing(Tables(f"sqlite:///{tmp_path / 'study.db'}")) as tables:
+        yield tables
 
 
 def resolved(path: Path, runner: Any, tables: Tables) -> tuple[float, list[str]]:
     said: list[str] = []
-    spec = with_trials_per_device(read_study(path), runner, "hash", records, said.append)
+    spec = with_trials_per_device(read_study(path), runner, "hash", tables, said.append)
     assert not spec.devices.auto_share and spec.devices.counts == (1,)
     return spec.devices.share, said
 
 
 def test_it_is_measured_once_and_stored(study_file: StudyFile, tables: Tables) -> None:
     path, gpus = study_file(devices={"per_trial": "auto", "kind": "gpu"}), Gpus()
-    share, said = resolved(path, gpus, records)
+    share, said = resolved(path, gpus, tables)
     assert share == 0.5
     assert said[-1] == "devices.per_trial: auto: 2 trials on each GPU (samples per second: 100 with 1, 190 with 2, 200 with 4)"
     (kind, request), *_ = gpus.asked
@@ -60,7 +60,7 @@ def test_it_is_measured_once_and_stored(study_file: StudyFile, tables: Tables) -
     assert (kind, request.share, request.setup.cpus, request.timing_s) == ("A100", 1.0, 8, 0.0)
     assert request.shared_batch == round((16 * 400) ** 0.5)
     assert ProfileRequest.from_dict(request.to_dict()) == request
-    assert resolved(path, gpus, records)[0] == 0.5
+    assert resolved(path, gpus, tables)[0] == 0.5
     assert len(gpus.asked) == 1
 
 
@@ -73,5 +73,5 @@ def test_a_device_of_their_own_where_trials_cannot_share_one(study_file: StudyFi
         gpus.shares_devices = False
     else:
         changes["objectives"] = {"speed": "energy_j"}
-    assert resolved(study_file(devices={"per_trial": "auto"}, **changes), gpus, records) == (1.0, [])
+    assert resolved(study_file(devices={"per_trial": "auto"}, **changes), gpus, tables) == (1.0, [])
     assert not gpus.asked

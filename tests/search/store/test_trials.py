@@ -1,9 +1,12 @@
-"""Trials read straight from Optuna's tables are those that Optuna itself reads; and old databases are brought up to date."""
+"""A trial is read as it was written; Optuna's copy of it says the same; and old databases are brought up to date."""
 
 from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,102 +17,161 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from bsearch.search.store import schema
-from bsearch.search.store.database import RetryPolicy
-from bsearch.search.store.optuna_storage import frozen_record, open_storage
 from bsearch.search.store.tables import Tables
-from bsearch.search.store.trials import SCHEMA_VERSION, StoredTrials, stored_trials
+from bsearch.search.store.trials import StoredTrials, Trials, stored_trials
+from bsearch.search.suggest.optuna_copy import record_of
+from bsearch.search.suggest.optuna_database import OptunaDatabase, open_storage
+from bsearch.search.suggest.space_transform import SearchSpace
+from bsearch.spaces.domain import Choices, Range
 from bsearch.spaces.errors import StorageError
+from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
-from bsearch.spaces.trial import TrialSetup
+from bsearch.spaces.trial import TrialFacts, TrialRecord, TrialResult, TrialSetup
 from helpers import setup
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-SPACE: dict[str, Any] = {
-    "effective_batch": IntDistribution(1, 4096, log=True),
-    "reference_rate": FloatDistribution(1e-5, 10.0, log=True),
-    "width": CategoricalDistribution(["a", 1, 2.5, True, None]),
-    "layers": IntDistribution(2, 20, step=3),
+SPACE = SearchSpace.of(
+    {
+        "effective_batch": Range(low=1, high=4096, log=True),
+        "reference_rate": Range(low=1e-5, high=10.0, log=True),
+        "width": Choices(choices=("a", "b", True)),
+        "layers": Range(low=2, high=20, step=3),
+    }
+)
+PARAMETERS = {
+    "effective_batch": st.integers(1, 4096),
+    "reference_rate": st.floats(1e-5, 10.0),
+    "width": st.sampled_from(["a", "b", True]),
+    "layers": st.sampled_from(range(2, 21, 3)),
 }
+PLAIN = st.one_of(st.integers(-5, 5), st.text(max_size=5), st.lists(st.integers(0, 3), max_size=2))
+FACTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "train_s": st.floats(0.1, 9.0),
+        "betas": st.just([0.9, 0.99]),
+        "learning_rate": st.floats(1e-5, 1.0),
+        "message": st.text(max_size=5),
+        "something else": PLAIN,
+    },
+)
+RESULTS = ["complete", "stopped", "paused", "diverged", "infeasible", "interrupted", "error"]
 
 
 @st.composite
-def trials(draw: st.DrawFn) -> optuna.trial.FrozenTrial:
-    """A trial in any state, with attributes of ours and of others."""
-    state = draw(st.sampled_from(list(TrialState)))
-    params = {
-        "effective_batch": draw(st.integers(1, 4096)),
-        "reference_rate": draw(st.floats(1e-5, 10.0)),
-        "width": draw(st.sampled_from(["a", 1, 2.5, True, None])),
-        "layers": draw(st.sampled_from(range(2, 21, 3))),
-    }
-    names = draw(st.sets(st.sampled_from(sorted(params))))
-    values = None
-    if state == TrialState.COMPLETE:
+def lives(draw: st.DrawFn) -> list[Any]:
+    """A trial's parameters, and what becomes of it: facts, a pause, a result."""
+    names = draw(st.sets(st.sampled_from(sorted(PARAMETERS))))
+    life: list[Any] = [{name: draw(PARAMETERS[name]) for name in names}, TrialFacts.of(draw(FACTS))]
+    if draw(st.booleans()):
+        life.append(draw(st.sampled_from(["paused", "interrupted"])))
+    if draw(st.booleans()):
+        outcome = draw(st.sampled_from(RESULTS))
         finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
-        values = [draw(finite), draw(st.one_of(finite, st.sampled_from([math.inf, -math.inf])))]
-    plain = st.one_of(st.integers(-5, 5), st.text(max_size=5), st.lists(st.integers(0, 3), max_size=2))
-    attributes = draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "outcome": st.sampled_from(["complete", "stopped", "error"]),
-                "train_s": st.floats(0.1, 9.0),
-                "betas": st.just([0.9, 0.99]),
-                "learning_rate": st.floats(1e-5, 1.0),
-                "message": st.text(max_size=5),
-                "something else": plain,
-            },
-        )
-    )
-    return create_trial(
-        state=state,
-        params={name: params[name] for name in names},
-        distributions={name: SPACE[name] for name in names},
-        values=values,
-        user_attrs=attributes,
+        values = (draw(finite), draw(finite)) if outcome in ("complete", "diverged") else None
+        violation = draw(st.floats(0.1, 9.0)) if outcome == "infeasible" else 0.0
+        life.append(TrialResult(outcome, TrialFacts.of(draw(FACTS)), values, violation))
+    return life
+
+
+def lived(trials: Trials, life: list[Any]) -> None:
+    parameters, facts, *rest = life
+    number = trials.begin(parameters, facts).number
+    for step in rest:
+        if isinstance(step, TrialResult):
+            trials.end(number, step)
+        else:
+            trials.change(number, TrialFacts(host="h"), step)
+            trials.resume(number)
+
+
+def without_dates(record: TrialRecord) -> TrialRecord:
+    extra = {name: value for name, value in record.facts.extra.items() if name != "ended_at"}
+    return replace(
+        record, started_at="", ended_at="" if not record.ended_at else "once", facts=replace(record.facts, extra=extra)
     )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(several=st.lists(trials(), max_size=6))
-def test_records_are_those_that_optuna_reads(several: list[optuna.trial.FrozenTrial], tmp_path_factory: Any) -> None:
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(several=st.lists(lives(), max_size=6), steps=st.lists(st.booleans(), min_size=6, max_size=6))
+def test_a_trial_is_read_as_it_was_written_and_its_copy_says_the_same(
+    several: list[list[Any]], steps: list[bool], tmp_path_factory: Any
+) -> None:
     url = f"sqlite:///{tmp_path_factory.mktemp('twin')}/twin.db"
-    storage = open_storage(url)
-    study = optuna.create_study(storage=storage, study_name="twin", directions=["minimize", "maximize"])
-    for trial in several:
-        study.add_trial(trial)
-    assert stored_trials(url, "twin") == [frozen_record(trial) for trial in study.get_trials()]
+    trials = Trials(Tables(url), "twin")
+    copy = OptunaDatabase(url, "twin", Objectives(), SPACE)
+    for life, copied in zip(several, steps, strict=False):
+        lived(trials, life)
+        if copied:  # as a trial goes, or all at the end
+            copy.update(trials)
+    assert stored_trials(url, "twin") == list(trials)
+    copy.close()
+    again = OptunaDatabase(url, "twin", Objectives(), SPACE)  # another process
+    again.update(trials)
+    assert again.update(trials) == []
+    study = optuna.load_study(study_name="twin", storage=url)
+    assert [trial.number for trial in study.trials] == [trial.number for trial in trials]
+    for ours, theirs in zip(trials, study.trials, strict=True):
+        assert theirs.state.is_finished() == ours.has_ended
+        if ours.has_ended:
+            assert without_dates(record_of(theirs)) == without_dates(replace(ours, violation=0.0))
+            feasible = ours.outcome not in ("diverged", "infeasible")
+            assert all((bound <= 0) == feasible for bound in theirs.constraints.values())
+        else:
+            assert (theirs.params, theirs.user_attrs) == (ours.parameters, {"outcome": ours.outcome, **ours.facts.to_dict()})
 
 
 def test_what_goes_on_is_seen_and_what_ended_is_read_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/twin.db"
-    study = optuna.create_study(storage=open_storage(url), study_name="twin", directions=["minimize", "maximize"])
-    first, second = study.ask(SPACE), study.ask(SPACE)
-    study.tell(first, [1.0, 0.5])
-    with StoredTrials(url, "twin", RetryPolicy(url)) as reader:
+    trials = Trials(Tables(url), "twin")
+    for _ in range(2):
+        trials.begin({"effective_batch": 4})
+    trials.end(0, TrialResult("complete", values=(1.0, 0.5)))
+    with StoredTrials(url, "twin") as reader:
         before = reader.read()
-        assert [record.outcome for record in before] == ["error", "running"]  # nobody said what the first came to
-        study.tell(second, [2.0, 0.7])
-        study.ask(SPACE)
+        assert [record.outcome for record in before] == ["complete", "running"]
+        trials.end(1, TrialResult("error"))
+        trials.begin({"effective_batch": 5})
         after = reader.read()
-        assert [record.outcome for record in after] == ["error", "error", "running"]
+        assert [record.outcome for record in after] == ["complete", "error", "running"]
         assert after[0] is before[0]
-        assert after == [frozen_record(trial) for trial in study.get_trials()]
+        assert after == list(trials)
 
 
-def test_a_schema_that_is_not_optunas_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["added", "ended", "other"])
+def test_a_copy_that_others_have_written_is_left_and_changes_nothing(tmp_path: Path, change: str) -> None:
     url = f"sqlite:///{tmp_path}/twin.db"
-    storage = open_storage(url)
-    optuna.create_study(storage=storage, study_name="twin")
-    assert isinstance(storage, optuna.storages.RDBStorage)
-    with storage.engine.begin() as connection:
-        assert connection.execute(sa.text("SELECT schema_version FROM version_info")).scalar() == SCHEMA_VERSION
-        connection.execute(sa.text("UPDATE version_info SET schema_version = 99"))
-    with pytest.raises(StorageError, match=r"expected the tables of Optuna 3\.0 to 5\.0"):
-        stored_trials(url, "twin")
+    trials = Trials(Tables(url), "twin")
+    for batch in (4, 5):
+        trials.begin({"effective_batch": batch})
+    trials.end(0, TrialResult("complete", values=(1.0, 0.5)))
+    copy = OptunaDatabase(url, "twin", Objectives(), SPACE)
+    copy.update(trials[:1] if change == "other" else trials)
+    study = optuna.load_study(study_name="twin", storage=url)
+    if change == "ended":
+        study.tell(1, [3.0, 0.9])
+    else:
+        study.enqueue_trial({"effective_batch": 9})
+        study.ask({"effective_batch": IntDistribution(1, 4096, log=True)})
+    trials.end(1, TrialResult("error"))
+    there = [(trial.state, trial.params) for trial in study.trials]
+    with pytest.raises(StorageError, match=r"trial 1 (is COMPLETE|has other parameters) there|it holds 3 trials"):
+        OptunaDatabase(url, "twin", Objectives(), SPACE).update(trials)
+    assert [(trial.state, trial.params) for trial in study.trials] == there
+    assert stored_trials(url, "twin") == list(trials)
+
+
+def test_settings_outside_of_what_is_searched_are_copied(tmp_path: Path) -> None:
+    """The user's own may lie there."""
+    url = f"sqlite:///{tmp_path}/twin.db"
+    trials = Trials()
+    trials.begin({"effective_batch": 9000, "reference_rate": 1e-7, "layers": 3})
+    OptunaDatabase(url, "twin", Objectives(), SPACE).update(trials)
+    (copy,) = optuna.load_study(study_name="twin", storage=url).trials
+    assert copy.params == trials[0].parameters
 
 
 def test_the_newest_revision_is_the_one_we_write() -> None:
@@ -126,6 +188,127 @@ def old_database(folder: Path, revision: str) -> tuple[str, sa.Engine]:
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
     return url, engine
+
+
+OLD_SPACE: dict[str, Any] = {
+    "effective_batch": IntDistribution(1, 4096, log=True),
+    "reference_rate": FloatDistribution(1e-5, 10.0, log=True),
+    "width": CategoricalDistribution(["a", 1, 2.5, True, None]),
+    "layers": IntDistribution(2, 20, step=3),
+}
+
+
+@st.composite
+def optunas_trials(draw: st.DrawFn) -> optuna.trial.FrozenTrial:
+    """A trial in any state, as versions before wrote it, with attributes of ours and of others."""
+    state = draw(st.sampled_from(list(TrialState)))
+    params = {
+        "effective_batch": draw(st.integers(1, 4096)),
+        "reference_rate": draw(st.floats(1e-5, 10.0)),
+        "width": draw(st.sampled_from(["a", 1, 2.5, True, None])),
+        "layers": draw(st.sampled_from(range(2, 21, 3))),
+    }
+    names = draw(st.sets(st.sampled_from(sorted(params))))
+    values = None
+    if state == TrialState.COMPLETE:
+        finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
+        values = [draw(finite), draw(st.one_of(finite, st.sampled_from([math.inf, -math.inf])))]
+    attributes = draw(FACTS)
+    if state.is_finished():
+        attributes["outcome"] = draw(st.sampled_from(["complete", "stopped", "error"]))
+    elif draw(st.booleans()):
+        attributes |= {"paused": True, "rung_fraction": 0.3, "rung_accuracy": 0.5}
+    return create_trial(
+        state=state,
+        params={name: params[name] for name in names},
+        distributions={name: OLD_SPACE[name] for name in names},
+        values=values,
+        user_attrs=attributes,
+        system_attrs={"constraints": [2.5]} if state == TrialState.PRUNED else {},
+    )
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(several=st.lists(optunas_trials(), min_size=1, max_size=6))
+def test_an_older_databases_trials_are_those_that_optuna_reads(
+    several: list[optuna.trial.FrozenTrial], tmp_path_factory: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("old")
+    url, engine = old_database(folder, "0004")
+    add_study(engine, "old", {})
+    study = optuna.create_study(storage=open_storage(url), study_name="old", directions=["minimize", "maximize"])
+    for trial in several:
+        study.add_trial(trial)
+    foreign = optuna.create_study(storage=url, study_name="foreign")
+    foreign.add_trial(create_trial(value=1.0))
+    Tables(url, create=False)
+    assert stored_trials(url, "foreign") == []
+    for ours, theirs in zip(stored_trials(url, "old"), study.get_trials(), strict=True):
+        assert ours.number == theirs.number
+        if theirs.state.is_finished():
+            assert replace(ours, violation=0.0) == record_of(theirs)
+            assert ours.violation == (2.5 if theirs.state == TrialState.PRUNED else 0.0)
+        else:
+            assert (ours.parameters, ours.has_ended, ours.values) == (theirs.params, False, None)
+            assert ours.outcome == ("paused" if theirs.user_attrs.get("paused") else "interrupted")
+            assert ours.facts.to_dict() == {name: value for name, value in theirs.user_attrs.items() if name != "paused"}
+
+
+def test_an_end_that_optuna_was_not_told_of_is_an_end(tmp_path: Path) -> None:
+    """The driver was killed between its two writes."""
+    url, engine = old_database(tmp_path, "0004")
+    add_study(engine, "old", {})
+    study = optuna.create_study(storage=open_storage(url), study_name="old", directions=["minimize", "maximize"])
+    study.ask({"effective_batch": OLD_SPACE["effective_batch"]})
+    facts = {"outcome": "complete", "train_s": 1.5, "accuracy": 0.5}
+    result = {"state": "COMPLETE", "values": [1.5, 0.5], "constraint": 0.0, "facts": facts}
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO bsearch_attempt VALUES ('old', 0, 0, '{}', '2026-01-01T00:00:00.000+00:00', "
+                "'2026-01-01T00:00:02.000+00:00', 'complete', '', '', :result)"
+            ),
+            {"result": json.dumps(result)},
+        )
+    (trial,) = Tables(url).trials("old")
+    assert (trial.outcome, trial.values, trial.train_s, trial.has_ended) == ("complete", (1.5, 0.5), 1.5, True)
+
+
+@pytest.mark.slow
+def test_a_migration_that_is_killed_goes_on(tmp_path: Path) -> None:
+    url, engine = old_database(tmp_path, "0004")
+    add_study(engine, "old", {})
+    study = optuna.create_study(storage=open_storage(url), study_name="old", directions=["minimize", "maximize"])
+    facts = {f"fact_{place}": place for place in range(20)} | {"outcome": "complete"}
+    study.add_trials(
+        create_trial(
+            params={"effective_batch": number},
+            distributions={"effective_batch": OLD_SPACE["effective_batch"]},
+            values=[1.0 * number, 0.5],
+            user_attrs=facts,
+        )
+        for number in range(1, 401)
+    )
+    command = "from bsearch.search.store.tables import Tables; print('begin', flush=True); Tables(__import__('sys').argv[1])"
+    killed = 0
+    for wait_s in (0.05, 0.1, 0.15, 0.2, 0.3):
+        with subprocess.Popen([sys.executable, "-c", command, url], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(wait_s)
+            process.kill()
+        with sa.create_engine(url).connect() as connection:
+            killed += schema.revision_of(connection) == "0004"
+    assert killed
+    assert [trial.values for trial in Tables(url).trials("old")] == [(float(number), 0.5) for number in range(1, 401)]
+
+
+def add_study(engine: sa.Engine, name: str, spec: dict[str, Any]) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO bsearch_study VALUES (:name, :name, '{}', :spec, '2026', 1.5, NULL, NULL, NULL, NULL)"),
+            {"name": name, "spec": json.dumps(spec)},
+        )
 
 
 def test_an_older_database_takes_the_names_of_the_first_release(tmp_path: Path) -> None:

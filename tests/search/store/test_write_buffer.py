@@ -14,9 +14,10 @@ import sqlalchemy as sa
 from bsearch.search.store import write_buffer
 from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy
 from bsearch.search.store.tables import Tables
+from bsearch.search.store.trials import Trials, stored_trials
 from bsearch.search.store.write_buffer import WriteBuffer
 from bsearch.spaces.errors import StorageError
-from bsearch.spaces.trial import Measurement, Outcome
+from bsearch.spaces.trial import Measurement, Outcome, TrialFacts, TrialResult
 from helpers import setup
 
 
@@ -41,9 +42,10 @@ def commits(engine: sa.Engine) -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def records(url: str) -> Tables:
+def tables(url: str) -> Tables:
     kept = Tables(url)
     kept.save_study("law", "law", {}, {})
+    kept.lock.acquire("law")
     return kept
 
 
@@ -55,9 +57,9 @@ def test_many_writes_are_one_commit_and_read_as_if_written_at_once(tables: Table
             tables.start_attempt(one)
             for seen in (100, 200):
                 tables.add_measurement(one, Measurement(seen, 0.5, 0.25))
-            tables.end_attempt(one, Outcome("complete"), {"values": [1.0, 2.0]})
+            tables.end_attempt(one, Outcome("complete"))
 
-    with tables.buffered(), commits(tables.engine) as counted:
+    with tables.buffered("law"), commits(tables.engine) as counted:
         write()
         assert counted == []
         rows = tables.attempts("law")  # reads what was written
@@ -73,7 +75,7 @@ def test_many_writes_are_one_commit_and_read_as_if_written_at_once(tables: Table
 def test_what_is_not_committed_follows_in_time(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_buffer, "LATEST_S", 0.05)
     elsewhere = Tables(tables.url)
-    with tables.buffered():
+    with tables.buffered("law"):
         tables.start_attempt(setup(3, 2))
         limit = time.monotonic() + 30
         while not elsewhere.attempts("law"):
@@ -86,6 +88,8 @@ def test_a_commit_without_a_reply_is_written_again(url: str, lost_after: bool, m
     """It may have been applied, or not."""
     policy = RetryPolicy(url, limit_s=60.0)
     tables = Tables(url, retry_policy=policy)
+    tables.save_study("law", "law", {}, {})
+    tables.lock.acquire("law")
     real, tries = write_buffer.transaction, []
 
     @contextmanager
@@ -100,13 +104,56 @@ def test_a_commit_without_a_reply_is_written_again(url: str, lost_after: bool, m
 
     monkeypatch.setattr(write_buffer, "transaction", cut)
     made = replace(setup(8, 2), number=3)
-    with tables.buffered():
+    with tables.buffered("law"):
         tables.start_attempt(made)
         tables.add_measurement(made, Measurement(100, 0.5, 0.25))
-        tables.end_attempt(made, Outcome("complete"), {})
+        tables.end_attempt(made, Outcome("complete"))
     assert len(tries) == 2
     assert len(tables.attempts("law")) == 1
     assert len(tables.curve("law", 3)) == 1
+
+
+def test_a_trial_begins_and_ends_in_a_transaction_each(tables: Tables) -> None:
+    trials = Trials(tables, "law")
+    with tables.buffered("law"), commits(tables.engine) as counted:
+        for number in range(3):
+            trials.begin({"effective_batch": 8 + number})
+            made = replace(setup(8, 2), number=number)
+            trials.change(number, TrialFacts(learning_rate=0.1))
+            tables.start_attempt(made)
+            trials.commit()
+            tables.add_measurement(made, Measurement(100, 0.5, 0.25))
+            tables.end_attempt(made, Outcome("complete"))
+            trials.end(number, TrialResult("complete", TrialFacts(train_s=1.5), (1.5, 0.5)))
+            trials.commit()
+            assert len(counted) == 2 * (number + 1)
+    assert stored_trials(tables.url, "law") == list(trials)
+    assert [trial.facts.learning_rate for trial in trials] == [0.1] * 3
+
+
+def test_a_driver_whose_study_was_taken_over_writes_nothing_more(tables: Tables) -> None:
+    trials = Trials(tables, "law")
+    with tables.buffered("law"):
+        trials.begin({"effective_batch": 8})
+        trials.commit()
+        with tables.engine.begin() as connection:
+            connection.execute(sa.text("UPDATE bsearch_study SET holder = 'another:1:2026-01-01 00:00:00 UTC x-y'"))
+        trials.end(0, TrialResult("complete", values=(1.0, 0.5)))
+        with pytest.raises(StorageError, match="study law: another driver took it over; this one writes nothing more"):
+            trials.commit()
+        tables.drop_writes()
+    (trial,) = stored_trials(tables.url, "law")
+    assert trial.outcome == "running"
+
+
+def test_processes_that_share_a_search_number_their_trials_one_after_another(url: str) -> None:
+    one, other = Trials(Tables(url), "shared"), Trials(Tables(url), "shared")
+    numbers = [trials.begin({"x": place}).number for place, trials in enumerate([one, other, other, one, other])]
+    assert numbers == [0, 1, 2, 3, 4]
+    one.end(1, TrialResult("complete", values=(1.0, 0.5)))
+    other.refresh()
+    assert [trial.parameters["x"] for trial in other] == numbers
+    assert other[1].values == (1.0, 0.5)
 
 
 def buffer(path: Path) -> WriteBuffer:

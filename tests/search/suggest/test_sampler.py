@@ -14,10 +14,13 @@ from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.analysis.gaussian_process import conditioned, fitted
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
+from bsearch.search.store.trials import Trials
 from bsearch.search.suggest.front_model import FrontModel, _Candidates
+from bsearch.search.suggest.front_suggester import FrontSuggester
+from bsearch.search.suggest.optuna_copy import record_of
 from bsearch.search.suggest.sampler import FrontSampler
-from bsearch.search.suggest.space_transform import SpaceTransform
-from bsearch.search.suggest.suggester import Suggester
+from bsearch.search.suggest.space_transform import SearchSpace, SpaceTransform
+from bsearch.search.suggest.suggester import suggester_of
 from bsearch.search.suggest.trial_history import Observations, PausedTrials, front_places
 from bsearch.spaces.domain import Choices, Fixed, Range
 from bsearch.spaces.errors import StudyFileError
@@ -98,14 +101,17 @@ def test_every_sampler_asks_for_what_applies(sampler: str) -> None:
         "kind": Fixed(value="plain", when={"optimizer": ["adam"]}),
         "optimizer": Choices(choices=("adam", "sgd")),
     }
-    suggester = Suggester(None, "small", domains, Objectives(), sampler=sampler)
+    space, trials = SearchSpace.of(domains), Trials()
+    suggester = suggester_of(sampler, space, Objectives())
     for number in range(14):
-        parameters = suggester.ask().parameters
+        (proposal,) = suggester.suggest(trials)
+        assert isinstance(proposal, dict)
+        parameters = space.whole(trials.begin(proposal).parameters)
         sgd = parameters["optimizer"] == "sgd"
         assert set(parameters) == {"effective_batch", "optimizer", "momentum" if sgd else "kind"}
         facts = TrialFacts(train_s=1.0 + number)
-        suggester.tell(number, TrialResult("COMPLETE", "complete", facts, (1.0 + number, 0.5 + 0.1 * sgd), constraint=0.0))
-    assert {"momentum" in trial.params for trial in suggester.trials()} == {True, False}
+        trials.end(number, TrialResult("complete", facts, (1.0 + number, 0.5 + 0.1 * sgd)))
+    assert {"momentum" in trial.parameters for trial in trials} == {True, False}
 
 
 def test_the_process_is_the_textbooks() -> None:
@@ -304,35 +310,42 @@ def test_a_process_that_believes_itself_is_conditioned_on_its_own_mean() -> None
     assert process.believing(np.empty((0, 3))) is process
 
 
+def train(
+    suggester: FrontSuggester, trials: Trials, training: Callable[[Mapping[str, Any]], tuple[float, ...]], fails: bool = False
+) -> Mapping[str, Any]:
+    """Train what is suggested next; returns it."""
+    (proposal,) = suggester.suggest(trials)
+    assert isinstance(proposal, dict)
+    number = trials.begin(proposal).number
+    trials.end(number, TrialResult("error") if fails else TrialResult("complete", values=training(proposal)))
+    return proposal
+
+
 def test_more_trials_are_worth_less_and_less() -> None:
-    sampler = FrontSampler(space=TRADE, known_seconds=lambda parameters: trade(parameters)[0])
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    suggester, trials = FrontSuggester(TRADE, known_seconds=lambda parameters: trade(parameters)[0]), Trials()
     gains = []
     for number in range(40):
-        trial = study.ask(TRADE)
-        study.tell(trial, trade(trial.params))
+        train(suggester, trials, trade)
         if number in (0, 5, 39):
-            gains.append(sampler.expected_gain(study, 10))
+            gains.append(suggester.expected_gain(trials, 10))
     assert gains[0] is None  # there is no model yet
     assert gains[1] > 4 * gains[2] > 0
-    assert sampler.expected_gain(study, 1) < gains[2]
+    assert suggester.expected_gain(trials, 1) < gains[2]
 
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_fit_gives_several_proposals_each_given_those_before(known: bool) -> None:
     law = (lambda parameters: trade(parameters)[0]) if known else None
-    sampler = FrontSampler(space=TRADE, known_seconds=law)
-    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    suggester, trials = FrontSuggester(TRADE, known_seconds=law), Trials()
     for _ in range(12):
-        trial = study.ask(TRADE)
-        study.tell(trial, trade(trial.params))
-    proposed = sampler.proposals(study, 8)
-    assert proposed[0] == sampler.proposals(study, 1)[0]
+        train(suggester, trials, trade)
+    proposed: list[Any] = list(suggester.suggest(trials, 8))
+    assert proposed[0] == suggester.suggest(trials, 1)[0]
     transform = SpaceTransform(TRADE)
     points = [transform.encode(one) for one in proposed]
     assert min(float(np.abs(a - b).max()) for i, a in enumerate(points) for b in points[:i]) > 0.003
     # As if they were running, the next is another.
-    more = transform.encode(sampler.proposals(study, 1, others=proposed)[0])
+    more = transform.encode(suggester.suggest(trials, ready=proposed)[0])  # type: ignore[arg-type]
     assert min(float(np.abs(more - one).max()) for one in points) > 0.003
 
 
@@ -400,14 +413,29 @@ def test_it_finds_more_of_a_front_of_three_objectives_than_rng(known: bool) -> N
 
 
 def test_three_objectives_use_our_own_models() -> None:
-    sampler = FrontSampler(space=TRADE, known_seconds=lambda parameters: dearer(parameters)[::2])
-    study = optuna.create_study(directions=["minimize", "maximize", "minimize"], sampler=sampler)
+    suggester, trials = FrontSuggester(TRADE, speeds=2, known_seconds=lambda parameters: dearer(parameters)[::2]), Trials()
     for _ in range(9):
-        trial = study.ask(TRADE)
-        study.tell(trial, dearer(trial.params))
-    assert len(sampler.proposals(study, 3)) == 3
-    gain = sampler.expected_gain(study, 5)
+        train(suggester, trials, dearer)
+    assert len(suggester.suggest(trials, 3)) == 3
+    gain = suggester.expected_gain(trials, 5)
     assert gain is not None and gain > 0
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_plain_optuna_is_proposed_what_a_study_is(known: bool) -> None:
+    law = (lambda parameters: trade(parameters)[0]) if known else None
+    study = optuna.create_study(
+        directions=["minimize", "maximize"], sampler=FrontSampler(space=TRADE, known_seconds=law, seed=7)
+    )
+    suggester, trials = FrontSuggester(TRADE, known_seconds=law, seed=7), Trials()
+    for number in range(14):
+        trial = study.ask(TRADE)
+        assert trial.params == train(suggester, trials, trade, fails=number % 6 == 5)
+        if number % 6 == 5:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, trade(trial.params))
+    assert [record_of(one).values for one in study.trials] == [one.values for one in trials]
 
 
 @pytest.mark.parametrize("directions", [["minimize"], ["maximize", "maximize"], ["minimize", "minimize"], ["minimize"] * 3])
