@@ -124,6 +124,21 @@ class StudyLock:
         if connection.execute(mine.values(holder=self.holder)).rowcount != 1:
             raise StorageError(f"study {study}: another driver took it over; this one writes nothing more")
 
+    def check_free(self, connection: Connection) -> None:
+        """Make sure that no driver runs a study, whose tables are about to change.
+
+        Raises:
+            StorageError: one does.
+        """
+        query = sa.select(studies.c.name, studies.c.holder, self._clock - studies.c.heartbeat_at)
+        for study, holder, silent_s in connection.execute(query.where(studies.c.holder.is_not(None))):
+            if not _is_gone(holder, silent_s):
+                host, process, since, _ = _Holder.read(holder)
+                raise StorageError(
+                    f"study {study}: an older bsearch has been running it since {since} (process {process} on {host}), and "
+                    "this one would change its tables. Wait for it, stop it, or look at it with that version."
+                )
+
     @retrying
     def held(self, study: str) -> bool:
         """Whether this process is the study's one driver."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,11 +96,12 @@ def known_revisions() -> frozenset[str]:
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-def migrate(engine: Engine, *, create: bool) -> None:
+def migrate(engine: Engine, *, create: bool, may_change: Callable[[Connection], None] = lambda connection: None) -> None:
     """Bring our tables to this version.
 
     Args:
         create: create them if there are none.
+        may_change: raises where tables of an earlier version may not be changed now.
 
     Raises:
         StorageError: there are none and none may be created, or a newer bsearch has written them.
@@ -124,7 +125,9 @@ def migrate(engine: Engine, *, create: bool) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     with _exclusive(engine) as connection:
-        if revision_of(connection) != HEAD:  # another process was faster
+        if (revision := revision_of(connection)) != HEAD:  # another process was faster
+            if revision is not None:
+                may_change(connection)
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,7 +19,12 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from bsearch.cli import main
+from bsearch.objectives import digits
 from bsearch.search.store import schema
+from bsearch.search.store.database import RetryPolicy
+from bsearch.search.store.lock import StudyLock
+from bsearch.search.store.stored import StoredStudy
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import StoredTrials, Trials, stored_trials
 from bsearch.search.suggest.optuna_copy import record_of
@@ -27,12 +35,14 @@ from bsearch.spaces.errors import StorageError
 from bsearch.spaces.study.goals import Objectives
 from bsearch.spaces.study.spec import StudySpec
 from bsearch.spaces.trial import TrialFacts, TrialRecord, TrialResult, TrialSetup
-from helpers import setup
+from click.testing import CliRunner
+from helpers import as_optuna, setup
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
+DATA = Path(__file__).parents[2] / "data" / "databases"
 SPACE = SearchSpace.of(
     {
         "effective_batch": Range(low=1, high=4096, log=True),
@@ -262,16 +272,23 @@ def test_an_end_that_optuna_was_not_told_of_is_an_end(tmp_path: Path) -> None:
     study.ask({"effective_batch": OLD_SPACE["effective_batch"]})
     facts = {"outcome": "complete", "train_s": 1.5, "accuracy": 0.5}
     result = {"state": "COMPLETE", "values": [1.5, 0.5], "constraint": 0.0, "facts": facts}
+    study.ask({"effective_batch": OLD_SPACE["effective_batch"]})
     with engine.begin() as connection:
-        connection.execute(
-            sa.text(
-                "INSERT INTO bsearch_attempt VALUES ('old', 0, 0, '{}', '2026-01-01T00:00:00.000+00:00', "
-                "'2026-01-01T00:00:02.000+00:00', 'complete', '', '', :result)"
-            ),
-            {"result": json.dumps(result)},
-        )
-    (trial,) = Tables(url).trials("old")
+        for number, attempt, outcome, written in (
+            (0, 0, "interrupted", {}),
+            (0, 1, "complete", result),
+            (1, 0, "out_of_memory", {}),
+        ):
+            connection.execute(
+                sa.text(
+                    "INSERT INTO bsearch_attempt VALUES ('old', :number, :attempt, '{}', '2026-01-01T00:00:00.000+00:00', "
+                    "'2026-01-01T00:00:02.000+00:00', :outcome, '', '', :result)"
+                ),
+                {"number": number, "attempt": attempt, "outcome": outcome, "result": json.dumps(written)},
+            )
+    trial, open_one = Tables(url).trials("old")
     assert (trial.outcome, trial.values, trial.train_s, trial.has_ended) == ("complete", (1.5, 0.5), 1.5, True)
+    assert (open_one.outcome, open_one.has_ended) == ("interrupted", False)
 
 
 @pytest.mark.slow
@@ -301,6 +318,22 @@ def test_a_migration_that_is_killed_goes_on(tmp_path: Path) -> None:
             killed += schema.revision_of(connection) == "0004"
     assert killed
     assert [trial.values for trial in Tables(url).trials("old")] == [(float(number), 0.5) for number in range(1, 401)]
+
+
+def test_a_study_that_an_older_driver_runs_is_not_changed_under_it(tmp_path: Path) -> None:
+    url, engine = old_database(tmp_path, "0004")
+    add_study(engine, "old", {})
+    holder = StudyLock(url, engine, RetryPolicy(url)).holder  # of a process that lives: this one
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE bsearch_study SET holder = :holder, heartbeat_at = 0"), {"holder": holder})
+    with pytest.raises(
+        StorageError, match=rf"study old: an older bsearch has been running it since .* \(process {os.getpid()} "
+    ):
+        Tables(url, create=False)
+    with engine.begin() as connection:
+        assert schema.revision_of(connection) == "0004"
+        connection.execute(sa.text("UPDATE bsearch_study SET holder = NULL"))
+    Tables(url, create=False)
 
 
 def add_study(engine: sa.Engine, name: str, spec: dict[str, Any]) -> None:
@@ -381,3 +414,29 @@ def test_an_older_database_loses_the_options_that_were_removed_and_nothing_else(
     assert row.identity == identity  # another experiment than any that can be written now
     (attempt,) = tables.attempts("old", 0)
     assert TrialSetup.from_dict(attempt["setup"]) == now
+
+
+@pytest.mark.slow
+def test_a_study_of_an_earlier_version_is_shown_and_goes_on(tmp_path: Path) -> None:
+    """Of commit 4c685d1, whose driver was killed beside finished, paused and running trials of digits."""
+    with sqlite3.connect(tmp_path / "digits.db") as database:
+        database.executescript(gzip.decompress((DATA / "4c685d1.sql.gz").read_bytes()).decode())
+        values = "SELECT number, value FROM trials JOIN trial_values USING (trial_id) WHERE objective = 1"
+        before = dict(database.execute(values).fetchall())
+    example = Path(digits.__file__).parents[1] / "examples" / "digits.yaml"
+    path = tmp_path / "digits.yaml"
+    path.write_text(example.read_text() + "\nstopping: pause\n")
+
+    def bsearch(*arguments: object) -> str:
+        result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert json.loads(bsearch("show", path, "--json"))["trials"] == {"complete": 7, "interrupted": 1, "paused": 2}
+    bsearch("run", path, "--serial", "--trials", "10", "--same-experiment")
+    trials = StoredStudy.open(str(path)).records
+    assert all(trials[number].accuracy == accuracy for number, accuracy in before.items())
+    assert trials[9].outcome == "complete" and (trials[9].facts.attempts or 0) > 1
+    assert {trials[number].outcome for number in (7, 8)} <= {"complete", "paused"}
+    copied = as_optuna(tmp_path / "digits.db", "digits").trials
+    assert [trial.user_attrs["outcome"] for trial in copied] == [trial.outcome for trial in trials]

@@ -72,9 +72,9 @@ def _rows(study_id: int, name: str) -> Iterator[dict[str, Any]]:
     connection = op.get_bind()
     # An attempt's end was written before Optuna was told of it.
     ended = {
-        row.number: (json.loads(row.result), row.ended_at)
+        row.number: (result, row.ended_at)
         for row in connection.execute(sa.select(_attempts).where(_attempts.c.study == name).order_by(_attempts.c.attempt))
-        if row.result
+        if (result := json.loads(row.result or "{}"))  # none where the trial was not over
     }
     trials = connection.execute(sa.select(_trials).where(_trials.c.study_id == study_id).order_by(_trials.c.number)).all()
     for first in range(0, len(trials), _CHUNK):
