@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/scale.py --part cluster [--devices 8 64 256] [--factor 6] [--rounds 6] [--cores] [--postgres]
     .venv/bin/python benchmarks/scale.py --part soak [--trials 10000] [--cores]
 
-ask: median and p95 milliseconds of a driver's operations in a study with the given numbers of finished and running trials (ask,
-annotate and tell; all trials; the front), on SQLite and, if a PostgreSQL server is installed, on a private instance of it;
-`--postgres URL` uses another.
+ask: median and p95 milliseconds of a driver's operations in a study with the given numbers of finished and running trials (a
+suggestion, a trial's beginning and its end, the front, reading all trials), on SQLite and, if a PostgreSQL server is
+installed, on a private instance of it; `--postgres URL` uses another.
 
 cluster: the real driver (sampler, database, Ray Tune) on a Ray cluster whose GPUs are just numbers. A trial sleeps for its
 known time divided by the factor, reports five measurements, and records its own start and end; between them its device is busy.
@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import math
 import os
 import random
@@ -56,16 +55,16 @@ from bsearch.search.analysis.pareto import study_front
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.study_run import StudyRun
 from bsearch.search.run.suggestion_queue import from_one_fit
-from bsearch.search.store.database import RetryPolicy, storage_engine
-from bsearch.search.store.optuna_storage import frozen_record, open_storage
-from bsearch.search.store.write_buffer import WriteBuffer
-from bsearch.search.suggest.suggester import Suggester
+from bsearch.search.store.tables import Tables
+from bsearch.search.store.trials import Trials
+from bsearch.search.suggest.space_transform import SearchSpace
+from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.laws.device import DeviceProfile, ProfileRequest
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.planning import known_taken
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.study.spec import StudySpec
-from bsearch.spaces.trial import Measurement, TrialFacts, TrialResult, TrialSetup
+from bsearch.spaces.trial import Measurement, TrialFacts, TrialRecord, TrialResult, TrialSetup
 from ray.tune.execution import tune_controller
 
 SAMPLES = 50_000
@@ -143,52 +142,23 @@ def facts(parameters: dict[str, Any], *, ended: bool) -> dict[str, Any]:
     return start | end if ended else start
 
 
-def fill(
-    storage: optuna.storages.RDBStorage, suggester: Suggester, law: Callable[[Any], tuple[float, ...]], finished: int
-) -> None:
-    """Write finished trials straight into Optuna's tables; one by one would take ten minutes."""
-    engine, rng = storage.engine, random.Random(finished)
-    tables = sa.MetaData()
-    tables.reflect(engine)
-    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    at = datetime.now()
-    study_id = storage.get_study_id_from_name(suggester.study.study_name)
-    with engine.begin() as connection:
-        first = (connection.execute(sa.select(sa.func.max(tables.tables["trials"].c.trial_id))).scalar() or 0) + 1
+def fill(tables: Tables, name: str, space: SearchSpace, law: Callable[[Any], tuple[float, ...]], finished: int) -> None:
+    """Add finished trials, a fiftieth of them failed."""
+    rng, trials = random.Random(finished), Trials(tables, name)
     for number in range(finished):
         parameters = {
-            name: rng.choice(one.choices)
+            key: rng.choice(one.choices)
             if isinstance(one, optuna.distributions.CategoricalDistribution)
             else type(one.low)(one.low * (one.high / one.low) ** rng.random())
-            for name, one in suggester.searched.items()
+            for key, one in space.searched.items()
         }
-        trial, failed = first + number, number % 50 == 49
-        rows["trials"].append(
-            {
-                "trial_id": trial,
-                "number": number,
-                "study_id": study_id,
-                "state": "FAIL" if failed else "COMPLETE",
-                "datetime_start": at,
-                "datetime_complete": at,
-            }
-        )
-        for name, one in suggester.searched.items():
-            kind = optuna.distributions.distribution_to_json(one)
-            value = one.to_internal_repr(parameters[name])
-            row = {"trial_id": trial, "param_name": name, "param_value": value, "distribution_json": kind}
-            rows["trial_params"].append(row)
+        trials.begin(parameters, TrialFacts.of(facts(parameters, ended=False)))
         accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
-        for objective, value in enumerate(() if failed else (*law(parameters), accuracy + 0.01 * rng.gauss(0, 1))):
-            rows["trial_values"].append({"trial_id": trial, "objective": objective, "value": value, "value_type": "FINITE"})
-        rows["trial_system_attributes"].append({"trial_id": trial, "key": "constraints", "value_json": "[0.0]"})
-        for key, fact in facts(parameters, ended=True).items():
-            rows["trial_user_attributes"].append({"trial_id": trial, "key": key, "value_json": json.dumps(fact)})
-    with engine.begin() as connection:
-        for name, of_table in rows.items():
-            connection.execute(sa.insert(tables.tables[name]), of_table)
-        if engine.dialect.name == "postgresql":  # explicit ids do not advance the sequence
-            connection.exec_driver_sql("SELECT setval('trials_trial_id_seq', (SELECT max(trial_id) FROM trials))")
+        ended = TrialFacts.of(facts(parameters, ended=True))
+        values = (*law(parameters), accuracy + 0.01 * rng.gauss(0, 1))
+        failed = number % 50 == 49
+        trials.end(number, TrialResult("error", ended) if failed else TrialResult("complete", ended, values))
+    trials.commit()
 
 
 @contextlib.contextmanager
@@ -241,7 +211,7 @@ def ask_part(options: argparse.Namespace, folder: Path) -> None:
             print("PostgreSQL: skipped, no server is installed under /usr/lib/postgresql")
         else:
             databases["postgres"] = url
-        columns = ("made, CPU", "ask", "annotate", "tell", "trials", "record", "front")
+        columns = ("made, CPU", "begin", "end", "front", "read all")
         print(f"{'ms, median and p95, after trials':<42}" + "".join(f"{name:>16}" for name in columns))
         for finished in options.finished:
             for kind, database in databases.items():
@@ -257,53 +227,54 @@ def asks(spec: StudySpec, sampler: str, finished: int, running: int, times: int)
     law = known_taken(spec, {(): PROFILE})
     assert law is not None and spec.storage is not None
 
-    name = f"{sampler}-{finished}-{running}"
-    empty = Suggester(spec.storage, name, spec.domains(), spec.objectives, sampler="random")
-    storage = open_storage(spec.storage)
-    assert isinstance(storage, optuna.storages.RDBStorage)
-    fill(storage, empty, law, finished)
-    writes = WriteBuffer(spec.storage, storage_engine(spec.storage), RetryPolicy(spec.storage))
-    suggester = Suggester(
-        spec.storage, name, spec.domains(), spec.objectives, sampler=sampler, known_seconds=law, writes=writes
-    )
-    sampler_under_test, suggester.study.sampler = suggester.study.sampler, optuna.samplers.RandomSampler(seed=0)
-    waiting = []
-    for _ in range(running):
-        waiting.append(suggester.ask())
-        suggester.annotate(waiting[-1].number, facts(dict(waiting[-1].parameters), ended=False))
-    suggester.study.sampler = sampler_under_test
-    suggester.ask()  # the first reads everything
-    taken: dict[str, list[float]] = defaultdict(list)
+    name, space = f"{sampler}-{finished}-{running}", SearchSpace.of(spec.domains())
+    tables = Tables(spec.storage)
+    tables.save_study(name, name, {}, {})
+    tables.lock.acquire(name)
+    with tables.buffered(name):
+        fill(tables, name, space, law, finished)
+        trials = Trials(tables, name)
+        suggester = suggester_of(sampler, space, spec.objectives, trials=finished, known_seconds=law)
+        waiting: list[TrialRecord] = []
+        random_ones = suggester_of("random", space, spec.objectives)
+        for _ in range(running):
+            (proposal,) = random_ones.suggest(trials[:0])
+            assert isinstance(proposal, dict)
+            waiting.append(trials.begin(proposal, TrialFacts.of(facts(proposal, ended=False))))
+        suggester.suggest(trials)  # the first reads everything
+        taken: dict[str, list[float]] = defaultdict(list)
 
-    def clocked(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        started = time.perf_counter()
-        answer = call(*arguments)
-        taken[what].append(1e3 * (time.perf_counter() - started))
-        return answer
+        def clocked(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+            started = time.perf_counter()
+            answer = call(*arguments)
+            taken[what].append(1e3 * (time.perf_counter() - started))
+            return answer
 
-    ahead = from_one_fit(running)  # as a driver has them made, in another thread
-    for _ in range(times):
-        if not suggester.ready:
-            cpu_started = time.thread_time()
-            suggester.prepare(ahead)
-            taken["made, CPU"] += [1e3 * (time.thread_time() - cpu_started) / ahead] * ahead
-        asked = clocked("ask", suggester.ask)
-        parameters = dict(asked.parameters)
-        clocked("annotate", suggester.annotate, asked.number, facts(parameters, ended=False))
-        waiting.append(asked)
-        oldest = waiting.pop(0)
-        parameters = dict(oldest.parameters)
-        accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
-        end = {
-            name: value for name, value in facts(parameters, ended=True).items() if name not in facts(parameters, ended=False)
-        }
-        result = TrialResult("COMPLETE", "complete", TrialFacts.of(end), (*law(parameters), accuracy), constraint=0.0)
-        clocked("tell", suggester.tell, oldest.number, result)  # which commits what was annotated
-        trials = clocked("trials", suggester.trials)
-        clocked("record", frozen_record, trials[oldest.number])
-    ended = [frozen_record(trial) for trial in trials if trial.state.is_finished()]
-    for _ in range(3):
-        clocked("front", study_front, ended, spec.objectives)
+        ahead, ready = from_one_fit(running), []  # as a driver has them made, in another thread
+        for _ in range(times):
+            if not ready:
+                cpu_started = time.thread_time()
+                ready = list(suggester.suggest(trials, ahead))
+                taken["made, CPU"] += [1e3 * (time.thread_time() - cpu_started) / len(ready)] * len(ready)
+            proposal = ready.pop(0)
+            started = time.perf_counter()
+            trial = trials.begin(proposal)
+            trials.change(trial.number, TrialFacts.of(facts(proposal, ended=False)))
+            trials.commit()
+            taken["begin"].append(1e3 * (time.perf_counter() - started))
+            waiting.append(trial)
+            oldest = waiting.pop(0)
+            parameters = dict(oldest.parameters)
+            accuracy = score(parameters["effective_batch"], parameters["reference_rate"], parameters["epochs"])
+            ended = TrialFacts.of(facts(parameters, ended=True))
+            started = time.perf_counter()
+            trials.end(oldest.number, TrialResult("complete", ended, (*law(parameters), accuracy)))
+            trials.commit()
+            taken["end"].append(1e3 * (time.perf_counter() - started))
+        finished_trials = [trial for trial in trials if trial.has_ended]
+        for _ in range(3):
+            clocked("front", study_front, finished_trials, spec.objectives)
+            clocked("read all", tables.trials, name)
     return "".join(f" {spread(of_one)}" for of_one in taken.values())
 
 

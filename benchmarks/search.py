@@ -107,8 +107,8 @@ def at_once(way: str, problem: Problem, trials: int, seed: int, noise: float, wo
             result.points.append((problem.seconds(parameters_of[number]), true))
             search.tell(number, noisy, accuracy)
         started = time.perf_counter()
-        if not search._suggester.ready:
-            search._suggester.prepare(each_fit)
+        if not search._ready:
+            search.prepare(each_fit)
         suggestion = search.ask()
         result.asks_s.append(time.perf_counter() - started)
         parameters = problem_parameters(way, suggestion.parameters)
@@ -188,7 +188,7 @@ def ask_s(way: str, problem: Problem, finished: int) -> float:
         if number < finished:
             tell(suggestion)
     # The same trials, seen by another sampler.
-    search._suggester.study.sampler = search_of(way, problem, 0)._suggester.study.sampler
+    search._suggester = search_of(way, problem, 0)._suggester
     taken = []
     for _ in range(6):
         started = time.perf_counter()

@@ -15,7 +15,6 @@ import statistics
 import warnings
 
 import optuna
-from bsearch.search.suggest.sampler import FrontSampler
 from problems import problems
 
 from search import problem_parameters, search_of
@@ -54,9 +53,7 @@ def main() -> None:
                     search, points, told = search_of(way, problem, seed), [], {}
                     for count in range(LAST):
                         if count >= MORE and count % EVERY == 0:
-                            study = search._suggester.study
-                            assert isinstance(study.sampler, FrontSampler)
-                            told[count] = study.sampler.expected_gain(study, MORE) or 0.0
+                            told[count] = search._suggester.expected_gain(search._trials, MORE) or 0.0
                         suggestion = search.ask()
                         parameters = problem_parameters(way, suggestion.parameters)
                         seconds, accuracy = problem.seconds(parameters), problem.accuracy(parameters)

@@ -26,6 +26,9 @@ from .terminal.tables import front_summary
 PAGES = "/dashboard/studies"
 # Seconds between two updates, and after one that failed.
 _EVERY_S, _RETRY_S = 1.0, 30.0
+# After so many trials only members of the front and failures have a note: the dashboard compares each trial with each note,
+# at every request (2,000 of both took 5 s; docs/decisions/0058).
+_NOTED = 300
 # How long a driver whose study is over waits for the last update.
 _LAST_S = 20.0
 
@@ -70,7 +73,11 @@ class OptunaView:
         notes: dict[int | None, str] = {
             record.number: trial_note(record, self._spec, front, study=self._study, traceback=self._traceback(record))
             for record in records
-            if record.outcome != "running" and (record.number in changed or record.setting in members)
+            if record.outcome != "running"
+            and (
+                record.setting in members
+                or (record.number in changed and (record.number < _NOTED or record.outcome == "error"))
+            )
         }
         done = counted(records)
         notes[None] = study_note(self._name, self._spec, front, done, summary, study=self._study, page=self.page)
