@@ -98,7 +98,11 @@ class Tables:
         """Write it now, or with the buffer's next commit."""
         if self.writes is not None:
             self.writes.add(write)
-            return
+        else:
+            self._write_now(write)
+
+    @retrying
+    def _write_now(self, write: Write) -> None:
         with transaction(self.url, self.engine) as connection:
             write(connection)
 
@@ -218,7 +222,6 @@ class Tables:
             return False
         return True
 
-    @retrying
     def save_trial(self, study: str, trial: TrialRecord) -> None:
         """Store a trial as it is now, in place of what it was."""
         self._write(_replacing(schema.trials, _row(study, trial)))
@@ -244,18 +247,15 @@ class Tables:
 
     # Attempts and measurements
 
-    @retrying
     def start_attempt(self, setup: TrialSetup) -> None:
         row = {"study": setup.study, "number": setup.number, "attempt": setup.attempt, "started_at": now()}
         self._write(_replacing(schema.attempts, row | {"setup": json.dumps(setup.to_dict())}))
 
-    @retrying
     def update_setup(self, setup: TrialSetup) -> None:
         """Replace an attempt's setup by the one it really runs with, once its device is known."""
         update = sa.update(schema.attempts).where(*_attempt_of(setup)).values(setup=json.dumps(setup.to_dict()))
         self._write(lambda connection: connection.execute(update))
 
-    @retrying
     def add_measurement(self, setup: TrialSetup, measurement: Measurement) -> None:
         row = {
             "study": setup.study,
@@ -269,7 +269,6 @@ class Tables:
         }
         self._write(_replacing(schema.measurements, row))
 
-    @retrying
     def end_attempt(self, setup: TrialSetup, outcome: Outcome) -> None:
         ended = {"ended_at": now(), "outcome": outcome.kind, "message": outcome.message, "traceback": outcome.traceback}
         update = sa.update(schema.attempts).where(*_attempt_of(setup)).values(**ended)
