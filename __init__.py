@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .objectives.state.checkpoint import Checkpoint
     from .objectives.task import Data, Loss, Score, Task, WholeSet
     from .search.suggest.ask_tell import Search
-    from .search.suggest.sampler import FrontSampler
+    from .search.suggest.optuna.sampler import FrontSampler
     from .spaces.errors import (
         BsearchError,
         ClusterError,
@@ -41,7 +41,7 @@ _MODULES = {
     "Checkpoint": "objectives.state.checkpoint",
     "ClusterError": "spaces.errors",
     "Data": "objectives.task",
-    "FrontSampler": "search.suggest.sampler",
+    "FrontSampler": "search.suggest.optuna.sampler",
     "InfeasiblePlanError": "spaces.errors",
     "Loop": "objectives.loop",
     "Loss": "objectives.task",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from bsearch.search.analysis.samples_to_target import RunsToTarget, fit_batch_law, read_runs
+from bsearch.search.laws.samples_to_target import RunsToTarget, fit_batch_law, read_runs
 
 TABLE = Path(os.environ.get("BSEARCH_DATA", "")) / "mlperf" / "samples_to_target.csv"
 

@@ -23,7 +23,7 @@ import yaml
 from bsearch.cluster.tune import TuneRunner
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
-from bsearch.search.run.runner import Event
+from bsearch.search.run.events import Event
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import Measurement, TrialSetup

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 import optuna
-from bsearch.search.analysis.best_rate import best_rates
 from bsearch.search.analysis.rates import BestRates
+from bsearch.search.laws.best_rate import best_rates
 from bsearch.spaces.trial import TrialFacts, TrialRecord
 from problems import Laws, Table
 

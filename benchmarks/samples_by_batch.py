@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import optuna
-from bsearch.search.suggest.sampler import FrontSampler
-from bsearch.search.suggest.samples_by_batch import samples_by_batch
+from bsearch.search.laws.samples_by_batch import samples_by_batch
+from bsearch.search.suggest.optuna.sampler import FrontSampler
 from problems import Table, random_value
 
 TARGETS = (("digits", 0.95), ("digits", 0.9), ("cifar", 0.5), ("cifar", 0.45))

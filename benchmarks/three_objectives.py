@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from bsearch.search.suggest.sampler import FrontSampler
+from bsearch.search.suggest.optuna.sampler import FrontSampler
 from bsearch.search.suggest.trial_history import front_places
 from bsearch.spaces.laws.step_time import StepTime
 from bsearch.spaces.plan import BatchPlan

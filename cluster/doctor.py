@@ -17,8 +17,8 @@ from typing import Any
 
 from ..search.preview.doctor import Finding
 from ..spaces.storage import masked
+from ..spaces.study.cluster import Cluster
 from ..spaces.study.devices import Devices
-from ..spaces.study.spec import Cluster
 
 # Ray starts within seconds, on a busy machine within half a minute.
 LIMIT_S = 120.0

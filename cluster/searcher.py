@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from . import ray_variables  # noqa: F401  # before Ray is imported
 
@@ -29,9 +29,6 @@ from ..search.run.study_run import StudyRun
 from ..spaces.trial import LEFT, NODE_DIED, Measurement, Outcome, TrialSetup
 from .tune_internals import end_at_once, forget_ended, idle_processes, keep_processes, unstage
 
-if TYPE_CHECKING:
-    from .tune import TuneRunner
-
 _T = TypeVar("_T")
 # Machines that join or leave, and other studies, are noticed within this time.
 REFRESH_S = 5.0
@@ -39,10 +36,30 @@ REFRESH_S = 5.0
 _SLOTS_FOR_ONE_AHEAD = 16
 
 
+class Machines(Protocol):
+    """What a searcher asks of its runner about the cluster."""
+
+    @property
+    def slots(self) -> int:
+        """Trials that run side by side."""
+
+    def fair_share(self, held: int) -> int | None:
+        """Devices that this study may hold beside others; None where it is alone."""
+
+    def placed(self, devices: int) -> tuple[int, ...]:
+        """How many of a trial's devices each machine would have now."""
+
+    def devices_of(self, bundles: Any) -> int:
+        """Devices in a placement group's bundles."""
+
+    def lost_ray(self) -> str:
+        """Which of Ray's own processes is gone; empty where none is."""
+
+
 class StudySearcher(Searcher):
     """Presents a StudyRun to Tune: hands out attempts and forwards what they report."""
 
-    def __init__(self, study: StudyRun, runner: TuneRunner, most: int | None = None) -> None:
+    def __init__(self, study: StudyRun, runner: Machines, most: int | None = None) -> None:
         super().__init__(metric=None, mode=None)
         self._study, self._most = study, most
         self._slots = _cached_for(lambda: runner.slots, 0, REFRESH_S)

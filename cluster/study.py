@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
     from ..search.run.driver import StudyResult
-    from ..search.run.runner import Event, Runner
+    from ..search.run.events import Event
+    from ..search.run.runner import Runner
     from ..search.run.study_run import StudyRun
     from ..search.run.train import Training
 
@@ -241,11 +242,12 @@ class Study:
         Raises:
             OutputError: the file cannot be written.
         """
+        from ..search.laws.best_rate import with_rates
         from ..search.report.page.figures import StudyFigures
         from ..search.report.page.page import report_page
 
         target = self._results / self.name / "report.html" if path is None else Path(path)
-        stored = self._stored.with_rates()
+        stored = with_rates(self._stored)
         return write_file(target, report_page(StudyFigures.of(stored)))
 
     def resume(self, **overrides: Any) -> Study:
@@ -414,7 +416,7 @@ def run_study_here(
     from ..search.report.optuna_view import kept_copy
     from ..search.report.tracking.follow import tracking
     from ..search.run.driver import run_study
-    from ..search.run.runner import Event
+    from ..search.run.events import Event
 
     def say(text: str) -> None:
         notify(Event("message", text=text))

@@ -30,8 +30,8 @@ from ..search.report.terminal.live import in_notebook
 from ..search.run.study_run import StudyRun
 from ..spaces.errors import ClusterError, Fault, StudyFileError, TaskError
 from ..spaces.laws.device import DeviceProfile, ProfileRequest
+from ..spaces.study.cluster import Cluster
 from ..spaces.study.devices import Devices
-from ..spaces.study.spec import Cluster
 from ..spaces.trial import Measurement, Outcome, TrialSetup
 from .connection import RayConnection, nodes
 from .fair_share import KIND, profiling

@@ -22,8 +22,8 @@ from .options import TIMES, VALUE, device_options, json_option, name_option, sto
 
 if TYPE_CHECKING:
     from ..search.analysis.retime import Retimed
+    from ..search.laws.scale_up import NextStudy
     from ..search.store.stored import StoredStudy
-    from ..search.suggest.scale_up import NextStudy
 
 
 @main.command(
@@ -198,10 +198,10 @@ def scale_up(
     Uses the trials of one study, or of several that differ only in size (epochs, samples, width), and published scaling laws:
     where the trials say little, the interval is the laws' disagreement.
     """
+    from ..search.laws.scale_up import scale_up as predict
     from ..search.report.export import json_text
     from ..search.report.terminal.scale_up import scale_up_document, scale_up_parts
     from ..search.store.stored import StoredStudy
-    from ..search.suggest.scale_up import scale_up as predict
 
     if then_run is not None and then_run.exists():
         raise click.UsageError(f"--then-run: {then_run} exists already; name another")
@@ -246,7 +246,7 @@ def _check_alike(opened: Sequence[StoredStudy]) -> None:
 def _write_next(file: Path, stored: StoredStudy, found: NextStudy) -> Path:
     import yaml
 
-    from ..search.suggest.scale_up import next_study
+    from ..search.laws.scale_up import next_study
     from ..spaces.files import write_file
 
     return write_file(file, yaml.safe_dump(next_study(stored.spec, stored.records, found), sort_keys=False))
@@ -284,7 +284,7 @@ def fit_batch(
         _fit_study_batches(source, batches, target, name, storage, as_json)
         return
     table = Path(source)
-    from ..search.analysis.samples_to_target import LEAST_BATCHES, fit_batch_law, read_runs
+    from ..search.laws.samples_to_target import LEAST_BATCHES, fit_batch_law, read_runs
     from ..search.report.export import json_text
     from ..search.report.terminal.batch_law import law_document, law_parts
 
@@ -312,10 +312,10 @@ def fit_batch(
 def _fit_study_batches(
     study: str, batches: tuple[int, ...], target: float | None, name: str | None, storage: str | None, as_json: bool
 ) -> None:
+    from ..search.laws.samples_by_batch import study_samples
     from ..search.report.export import json_text
     from ..search.report.terminal.batch_law import samples_document, samples_parts
     from ..search.store.stored import StoredStudy
-    from ..search.suggest.samples_by_batch import study_samples
 
     stored = StoredStudy.open(study, name, storage)
     target = stored.spec.target if target is None else target
@@ -331,13 +331,14 @@ def _fit_study_batches(
 
 
 def _study_rules(study: str, batches: tuple[int, ...], name: str | None, storage: str | None, as_json: bool) -> None:
+    from ..search.laws.best_rate import rates_of
     from ..search.report.export import json_text
     from ..search.report.terminal.tables import rates_document, rates_table, rule_verdict
     from ..search.store.stored import StoredStudy
 
     stored = StoredStudy.open(study, name, storage)
     with located_faults(None if "://" in study else Path(study)):
-        found = stored.best_rates(batches)
+        found = rates_of(stored, batches)
     if as_json:
         click.echo(json_text(rates_document(stored.name, found)), nl=False)
         return

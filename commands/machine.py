@@ -37,8 +37,8 @@ def doctor(ctx: click.Context, study: Path | None, no_ray: bool, storage: str | 
     checks = machine_checks(spec, storage if spec is None else spec.storage)
     if not no_ray:
         from ..cluster.doctor import ray_findings
+        from ..spaces.study.cluster import Cluster
         from ..spaces.study.devices import Devices
-        from ..spaces.study.spec import Cluster
 
         cluster, devices = (Cluster(), Devices()) if spec is None else (spec.cluster, spec.devices)
         checks.append(("ray", lambda: ray_findings(cluster, devices)))

@@ -364,12 +364,13 @@ def report(
     The front with a picker for the settings of any point, batches, rates, memory, speed, learning curves, and the cost of
     training faster.
     """
+    from ..search.laws.best_rate import with_rates
     from ..search.report.page.figures import StudyFigures
     from ..search.report.page.page import report_page, write_figures
     from ..search.store.stored import StoredStudy
     from ..spaces.files import write_file
 
-    stored = StoredStudy.open(study, name, storage).with_rates()
+    stored = with_rates(StoredStudy.open(study, name, storage))
     drawn = StudyFigures.of(stored, retimed_on(stored, profile_files, prices, stored.spec.objectives))
     path = write_file(out or results_beside(study) / stored.name / "report.html", report_page(drawn))
     click.echo(f"wrote {plain(from_here(path.absolute()))}")

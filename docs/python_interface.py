@@ -33,7 +33,7 @@ SECTIONS = {
         "bsearch.objectives.state.checkpoint:Checkpoint",
     ),
     "Trials of a study": ("bsearch.spaces.trial:TrialRecord",),
-    "The search alone": ("bsearch.search.suggest.ask_tell:Search", "bsearch.search.suggest.sampler:FrontSampler"),
+    "The search alone": ("bsearch.search.suggest.ask_tell:Search", "bsearch.search.suggest.optuna.sampler:FrontSampler"),
     "Plan a step": (
         "bsearch.spaces.plan:plan_batch",
         "bsearch.spaces.plan:BatchPlan",

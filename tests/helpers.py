@@ -16,7 +16,7 @@ from bsearch.search.report.optuna_view import copy_now
 from bsearch.search.run.driver import run_study
 from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.stored import StoredStudy
-from bsearch.search.suggest.optuna_database import open_storage
+from bsearch.search.suggest.optuna.database import open_storage
 from bsearch.spaces.learning_rate import OptimizerSettings
 from bsearch.spaces.plan import BatchPlan
 from bsearch.spaces.study.file import read_study

@@ -67,11 +67,11 @@ class PostgresServer:
             return cursor.fetchall() if cursor.description else []
 
     def states(self, url: str) -> Counter[str]:
-        """How many trials there are in which of Optuna's states."""
+        """How many trials there are with which outcome."""
         import psycopg
 
         try:
-            return Counter(str(state) for (state,) in self.sql("SELECT state FROM trials", url.rpartition("/")[2]))
+            return Counter(str(state) for (state,) in self.sql("SELECT outcome FROM bsearch_trial", url.rpartition("/")[2]))
         except psycopg.errors.UndefinedTable:
             return Counter()
 

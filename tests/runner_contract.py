@@ -15,7 +15,8 @@ import optuna
 import pytest
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import StudyResult, run_study
-from bsearch.search.run.runner import Event, Runner
+from bsearch.search.run.events import Event
+from bsearch.search.run.runner import Runner
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.study.file import read_study
 from bsearch.spaces.trial import counted

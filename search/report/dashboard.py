@@ -19,7 +19,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ...spaces.errors import OutputError, StudyFileError
 from ..store.stored import StoredStudy
-from ..suggest.optuna_database import open_storage
+from ..suggest.optuna.database import open_storage
 from .optuna_view import copy_now
 
 HOST = "127.0.0.1"

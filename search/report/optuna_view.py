@@ -18,7 +18,7 @@ from ...spaces.trial import ParetoFront, TrialRecord, counted
 from ..run.study_run import StudyRun
 from ..store.stored import StoredStudy
 from ..store.tables import Tables
-from ..suggest.optuna_database import OptunaDatabase
+from ..suggest.optuna.database import OptunaDatabase
 from ..suggest.space_transform import SearchSpace
 from .notes import study_note, trial_note
 from .terminal.tables import front_summary

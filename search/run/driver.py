@@ -32,6 +32,7 @@ from ...spaces.storage import masked
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialRecord, counted
 from ..analysis.pareto import study_front
+from ..laws.best_rate import with_rates
 from ..store.database import UNAVAILABLE_LIMIT_S, DatabaseUnavailable, RetryPolicy, network_storage
 from ..store.lock import HEARTBEAT_S
 from ..store.stored import StoredStudy, codes, is_same_experiment, study_identity, with_codes, without_code
@@ -40,8 +41,9 @@ from ..store.trials import Trials, stored_trials
 from ..suggest.space_transform import SearchSpace
 from ..suggest.suggester import Suggester, suggester_of
 from ..suggest.warm_start import prior_trials
+from .events import Event
 from .profiles import step_times_json, study_profiles, with_stored_step_times, with_trials_per_device
-from .runner import Event, Runner
+from .runner import Runner
 from .spending import Spending, device_names, prices_of
 from .study_run import WORTH_OF, StudyRun
 
@@ -303,7 +305,7 @@ def _conclude(study: _OpenStudy, run: StudyRun, suggester: Suggester, interrupte
     trials = study.tables.trials(study.name)
     gain = suggester.expected_gain(run.trials, WORTH_OF)
     # The fit takes seconds: it is stored, so that commands that only read need not repeat it.
-    stored = _stored(study, trials, study.driven_s + run.elapsed_s()).with_rates()
+    stored = with_rates(_stored(study, trials, study.driven_s + run.elapsed_s()))
     assert stored.rates is not None
     study.tables.save_best_rates(study.name, stored.rates.to_dict())
     return StudyResult(

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...objectives.task_code import schedule_code_hash
 from ...spaces.errors import Fault, StudyFileError
@@ -20,9 +20,7 @@ from ...spaces.schedule import is_own
 from ...spaces.study.spec import StudySpec
 from ..store.stored import StoredStudy, codes
 from ..store.tables import Tables
-
-if TYPE_CHECKING:
-    from .runner import Runner
+from .runner import Runner
 
 StepTimes = Mapping[str, list[dict[str, Any]]]
 

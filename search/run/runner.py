@@ -1,17 +1,14 @@
-"""What runs attempts: the `Runner` interface, and the events of a run, for progress displays."""
+"""What runs attempts: the `Runner` interface."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from ...spaces.laws.device import DeviceProfile, ProfileRequest
 from ...spaces.study.devices import Devices
-from ...spaces.trial import Measurement, Outcome, TrialRecord, TrialSetup
-
-if TYPE_CHECKING:
-    from .study_run import StudyRun
+from ...spaces.trial import Measurement, Outcome, TrialSetup
+from .study_run import StudyRun
 
 
 class Runner(Protocol):
@@ -61,14 +58,3 @@ class Runner(Protocol):
 
     def run(self, study: StudyRun) -> None:
         """Run attempts until there are none; every attempt taken is ended, unless the study is stopping."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened in a run, for progress displays."""
-
-    kind: Literal["started", "measured", "ended", "message"]
-    setup: TrialSetup | None = None
-    measurement: Measurement | None = None
-    record: TrialRecord | None = None
-    text: str = ""

@@ -44,8 +44,8 @@ from ..suggest.suggester import Suggester
 from .after import Failed, History, Paused, Retry, after
 from .attempt import Attempt, fraction_of, result_of, setup_facts, taken_by
 from .eta import ClockFactors, Span
+from .events import Event
 from .planner import Planner
-from .runner import Event
 from .spending import Spending, device_names, prices_of
 from .suggestion_queue import SuggestionQueue
 from .view import StudyView, span_of, study_view

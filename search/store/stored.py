@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ...spaces.study.file import read_study
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import ParetoFront, TrialRecord, TrialSetup
 from ..analysis.pareto import study_front
-from ..analysis.rates import BestRates, StoredRates
+from ..analysis.rates import StoredRates
 from .tables import StudyRow, Tables
 from .trials import stored_trials
 
@@ -130,30 +130,6 @@ class StoredStudy:
     def current_rates(self) -> StoredRates | None:
         """The fit of best rates that the last run stored; None where there is none, or trials have ended since."""
         return self.rates if self.rates is not None and self.rates.ended == self.ended else None
-
-    def best_rates(self, batches: Sequence[int] = ()) -> BestRates:
-        """The best rate at each batch: as stored where that is current, else fitted now, which takes seconds.
-
-        Args:
-            batches: effective batches to report as well.
-
-        Raises:
-            StudyFileError: the trials do not determine it.
-        """
-        stored = None if batches else self.current_rates()
-        if stored is not None and stored.rates is not None:
-            return stored.rates
-        from ..analysis.best_rate import study_rates
-
-        return study_rates(self.name, self.spec, self.front, self.records, batches)
-
-    def with_rates(self) -> StoredStudy:
-        """The study with its best rates fitted, ready to be stored."""
-        try:
-            rates = StoredRates(self.ended, self.best_rates())
-        except StudyFileError:
-            rates = StoredRates(self.ended, None)
-        return replace(self, rates=rates)
 
 
 def _found(study: str, name: str | None, storage: str | None) -> tuple[str, StudyRow]:

@@ -33,7 +33,7 @@ from ...spaces.trial import ParetoFront, Suggestion, TrialFacts, TrialRecord, Tr
 from ..analysis.pareto import study_front
 from ..store.tables import Tables
 from ..store.trials import Trials
-from .optuna_database import OptunaDatabase
+from .optuna.database import OptunaDatabase
 from .space_transform import SearchSpace
 from .stopping import EarlyStopping, early_stopping
 from .suggester import Proposal, suggester_of

@@ -64,7 +64,7 @@ def suggester_of(
         StudyFileError: it cannot be imported or is not a sampler.
     """
     if sampler != "front":
-        from .optuna_suggester import OptunaSuggester
+        from .optuna.suggester import OptunaSuggester
 
         return OptunaSuggester(sampler, space, objectives, seed + trials)
     from .front_suggester import FrontSuggester

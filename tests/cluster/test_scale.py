@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import Trials
-from bsearch.search.suggest.sampler import FrontSampler
+from bsearch.search.suggest.optuna.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SearchSpace, SpaceTransform
 from bsearch.search.suggest.suggester import suggester_of
 from bsearch.spaces.domain import Range

@@ -20,11 +20,12 @@ import ray
 from bsearch.cluster.connection import nodes
 from bsearch.cluster.tune import TuneRunner
 from bsearch.cluster.tune_internals import end_at_once, resources_counted_by
-from bsearch.search.run.runner import Event
+from bsearch.search.run.events import Event
 from bsearch.search.store.tables import Tables
 from bsearch.spaces.errors import ClusterError, StudyFileError
+from bsearch.spaces.study.cluster import Cluster
 from bsearch.spaces.study.devices import Devices
-from bsearch.spaces.study.spec import Cluster, StudySpec
+from bsearch.spaces.study.spec import StudySpec
 from ray import tune
 from ray.tune.experiment import Trial
 from runner_contract import Run, RunnerContract, StudyContract, kept_path

@@ -10,7 +10,7 @@ import pytest
 from bsearch.cli import main
 from bsearch.search.store import database as database_module
 from bsearch.search.store.tables import Tables
-from bsearch.search.suggest.optuna_database import open_storage
+from bsearch.search.suggest.optuna.database import open_storage
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.storage import masked, network_file_system, storage_of
 from click.testing import CliRunner

@@ -20,6 +20,7 @@ from ....spaces.trial import ParetoFront, TrialRecord
 from ...analysis.confirm import averaged
 from ...analysis.rates import BestRates
 from ...analysis.retime import Retimed
+from ...laws.best_rate import rates_of
 from ...run.profiles import stored_profiles
 from ...store.stored import StoredStudy
 from ..terminal.tables import rule_verdict
@@ -67,7 +68,7 @@ class StudyFigures:
     def rates(self) -> BestRates | None:
         """The best rate at each batch; None if the trials do not determine it."""
         try:
-            return self.study.best_rates()
+            return rates_of(self.study)
         except StudyFileError:
             return None
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...analysis.rates import Estimate
-from ...analysis.samples_to_target import BatchLaw, RunsToTarget
-from ...suggest.samples_by_batch import SamplesByBatch
+from ...laws.samples_by_batch import SamplesByBatch
+from ...laws.samples_to_target import BatchLaw, RunsToTarget
 from .tables import column
 
 

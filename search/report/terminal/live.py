@@ -19,7 +19,7 @@ from rich.text import Text
 from ....spaces.errors import plain
 from ....spaces.readable import count, number, seconds
 from ....spaces.trial import ParetoFront, TrialRecord
-from ...run.runner import Event
+from ...run.events import Event
 from ...run.study_run import StudyRun
 from ...run.view import RunningTrial, StudyView
 from .tables import front_plot

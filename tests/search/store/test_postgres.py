@@ -18,15 +18,11 @@ import pytest
 from bsearch.cli import main
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import run_study
-from bsearch.search.run.runner import Event
+from bsearch.search.run.events import Event
 from bsearch.search.run.serial import SerialRunner
-from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import stored_trials
-from bsearch.search.suggest.suggester import Suggester
-from bsearch.spaces.domain import Range
 from bsearch.spaces.study.file import read_study
-from bsearch.spaces.study.goals import Objectives
 from click.testing import CliRunner
 from conftest import BSEARCH, TASKS
 from postgres_server import PASSWORD, PostgresServer, free_port
@@ -70,7 +66,7 @@ def test_a_study_runs_and_is_shown_and_exported(postgres: PostgresServer, study_
         assert result.exit_code == 0, result.output
         assert PASSWORD not in result.output
     assert [record.outcome for record in stored_trials(url, "small")] == ["complete"] * 4
-    assert postgres.states(url) == {"COMPLETE": 4}
+    assert postgres.states(url) == {"complete": 4}
 
 
 def test_the_second_driver_is_told_who_holds_the_study_and_follows_a_killed_one(
@@ -79,18 +75,18 @@ def test_the_second_driver_is_told_who_holds_the_study_and_follows_a_killed_one(
     url = postgres.new_database()
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 4}, storage=url)
     with driving(path) as first:
-        wait_for(lambda: postgres.states(url)["COMPLETE"] >= 1, first)
+        wait_for(lambda: postgres.states(url)["complete"] >= 1, first)
         refused = CliRunner().invoke(main, ["run", str(path), "--serial"])
         assert refused.exit_code == 1
         assert f"study small: process {first.pid} on {os.uname().nodename} has been running it since 20" in refused.output
         first.send_signal(signal.SIGKILL)
         first.wait()
-    done = postgres.states(url)["COMPLETE"]
-    assert postgres.states(url)["RUNNING"] == 1
+    done = postgres.states(url)["complete"]
+    assert postgres.states(url)["running"] == 1
     again = CliRunner().invoke(main, ["run", str(path), "--serial"])
     assert again.exit_code == 0, again.output
     assert f"resuming: {done} of 4 trials are done" in again.output
-    assert postgres.states(url) == {"COMPLETE": 4, "FAIL": 1}
+    assert postgres.states(url) == {"complete": 4}
 
 
 @pytest.mark.timeout(600)
@@ -98,7 +94,7 @@ def test_a_server_that_crashes_and_comes_back_costs_nothing(postgres: PostgresSe
     url = postgres.new_database()
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 5}, storage=url)
     with driving(path) as driver:
-        wait_for(lambda: postgres.states(url)["COMPLETE"] >= 2, driver)
+        wait_for(lambda: postgres.states(url)["complete"] >= 2, driver)
         with postgres.away(AWAY_S):
             pass
         output, _ = driver.communicate(timeout=300)
@@ -106,7 +102,7 @@ def test_a_server_that_crashes_and_comes_back_costs_nothing(postgres: PostgresSe
     assert output.count("the database does not answer (") == 1
     assert output.count("the database answers again, after ") == 1
     assert "Traceback" not in output
-    assert postgres.states(url) == {"COMPLETE": 5}
+    assert postgres.states(url) == {"complete": 5}
     assert Counter(row["number"] for row in Tables(url).attempts("small")) == dict.fromkeys(range(5), 1)
 
 
@@ -124,7 +120,7 @@ def test_a_server_that_fails_over_to_another_port_is_followed(
     )
     path = study_file(task=f"{TASKS}:Slow", space=SPACE, budget={"trials": 5}, storage=both)
     with driving(path) as driver:
-        wait_for(lambda: postgres.states(url)["COMPLETE"] >= 2, driver)
+        wait_for(lambda: postgres.states(url)["complete"] >= 2, driver)
         with postgres.away(AWAY_S):
             postgres.port = there
         output, _ = driver.communicate(timeout=300)
@@ -133,7 +129,7 @@ def test_a_server_that_fails_over_to_another_port_is_followed(
     assert output.count("the database answers again, after ") == 1
     assert "Traceback" not in output
     assert PASSWORD not in output
-    assert postgres.states(url) == {"COMPLETE": 5}
+    assert postgres.states(url) == {"complete": 5}
     assert Counter(row["number"] for row in Tables(both).attempts("small")) == dict.fromkeys(range(5), 1)
     shown = CliRunner().invoke(main, ["show", str(path), "--all"])
     assert shown.exit_code == 0, shown.output
@@ -157,7 +153,7 @@ def test_a_connection_that_is_only_cut_is_made_anew_without_a_word(
     messages: list[str] = []
     spec = read_study(study_file(task=f"{TASKS}:Points", budget={"trials": 4}, storage=url))
     run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), notify=notify)
-    assert postgres.states(url) == {"COMPLETE": 4}
+    assert postgres.states(url) == {"complete": 4}
     assert not [text for text in messages if "the database" in text]
 
 
@@ -196,34 +192,13 @@ def test_what_was_written_without_an_answer_is_not_written_twice(
     result = run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task), watch=watch)
     losing = False
     assert lost[0] > 3
-    assert postgres.states(url) == {"COMPLETE": 8}
+    assert postgres.states(url) == {"complete": 8}
     assert Counter(record.facts.baseline for record in result.study.records) == {0: 1, 1: 1, None: 6}
     repeats = [(record.facts.repeats, record.facts.seed) for record in result.study.records if record.facts.repeats is not None]
     assert len(repeats) == len(set(repeats)) > 0
     tables = Tables(url)
     assert [row["outcome"] for row in tables.attempts("small")] == ["complete"] * 8
     assert all(len(tables.curve("small", number)) == 2 for number in range(8))
-
-
-def test_an_ask_whose_trial_was_made_without_an_answer_finds_it_again(postgres: PostgresServer) -> None:
-    url = postgres.new_database()
-    retry_policy = RetryPolicy(url, limit_s=60.0)
-    suggester = Suggester(
-        url, "law", {"x": Range(low=0.0, high=1.0)}, Objectives(), sampler="random", retry_policy=retry_policy
-    )
-    suggester.enqueue({"x": 0.25}, {"baseline": 0})
-    real, tries = suggester.study.ask, []
-
-    def breaks() -> Any:
-        tries.append(real())
-        if len(tries) == 1:
-            raise DatabaseUnavailable("cut")
-        return tries[-1]
-
-    suggester.study.ask = breaks  # type: ignore[method-assign]
-    assert suggester.ask().parameters == {"x": 0.25}
-    assert suggester.ask().number == 1
-    assert postgres.states(url) == {"RUNNING": 2}
 
 
 def words_of_children(process: int) -> str:

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from bsearch.search.analysis.retime import KnownDevice, retimed
 from bsearch.search.report.terminal.tables import front_summary
 from bsearch.search.run.driver import differences
-from bsearch.search.run.runner import Event
+from bsearch.search.run.events import Event
 from bsearch.search.run.study_run import StudyRun
 from bsearch.search.store import lock
 from bsearch.search.store.database import DatabaseUnavailable, RetryPolicy, transaction
@@ -30,7 +30,7 @@ from bsearch.search.store.lock import LOCK_EXPIRES_S
 from bsearch.search.store.stored import StoredStudy, codes
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.write_buffer import WriteBuffer
-from bsearch.search.suggest.optuna_database import open_storage
+from bsearch.search.suggest.optuna.database import open_storage
 from bsearch.spaces.errors import StorageError, StudyFileError
 from bsearch.spaces.planning import training_cost
 from bsearch.spaces.storage import masked
@@ -233,7 +233,7 @@ def test_a_holder_that_comes_to_life_keeps_its_study(tables: Tables, url: str, m
 @pytest.mark.slow
 def test_processes_that_begin_an_empty_database_at_once_all_succeed(url: str) -> None:
     context = get_context("forkserver")
-    context.set_forkserver_preload(["bsearch.search.suggest.optuna_database", "psycopg"])
+    context.set_forkserver_preload(["bsearch.search.suggest.optuna.database", "psycopg"])
     start = context.Barrier(4)
     processes = [context.Process(target=open_database, args=(url, start)) for _ in range(4)]
     for process in processes:

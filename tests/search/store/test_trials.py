@@ -27,8 +27,8 @@ from bsearch.search.store.lock import StudyLock
 from bsearch.search.store.stored import StoredStudy
 from bsearch.search.store.tables import Tables
 from bsearch.search.store.trials import StoredTrials, Trials, stored_trials
-from bsearch.search.suggest.optuna_copy import record_of
-from bsearch.search.suggest.optuna_database import OptunaDatabase, open_storage
+from bsearch.search.suggest.optuna.copy import record_of
+from bsearch.search.suggest.optuna.database import OptunaDatabase, open_storage
 from bsearch.search.suggest.space_transform import SearchSpace
 from bsearch.spaces.domain import Choices, Range
 from bsearch.spaces.errors import StorageError

@@ -18,7 +18,7 @@ from bsearch.search.suggest.batch_rate_prior import (
     first_point,
     first_points,
 )
-from bsearch.search.suggest.sampler import FrontSampler
+from bsearch.search.suggest.optuna.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SpaceTransform
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 

@@ -17,8 +17,8 @@ from bsearch.search.run.serial import SerialRunner
 from bsearch.search.store.trials import Trials
 from bsearch.search.suggest.front_model import FrontModel, _Candidates
 from bsearch.search.suggest.front_suggester import FrontSuggester
-from bsearch.search.suggest.optuna_copy import record_of
-from bsearch.search.suggest.sampler import FrontSampler
+from bsearch.search.suggest.optuna.copy import record_of
+from bsearch.search.suggest.optuna.sampler import FrontSampler
 from bsearch.search.suggest.space_transform import SearchSpace, SpaceTransform
 from bsearch.search.suggest.suggester import suggester_of
 from bsearch.search.suggest.trial_history import Observations, PausedTrials, front_places

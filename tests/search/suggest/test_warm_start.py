@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bsearch.objectives.task_code import task_code_hash
 from bsearch.search.run.driver import StudyResult, run_study
-from bsearch.search.run.runner import Event
+from bsearch.search.run.events import Event
 from bsearch.search.run.serial import SerialRunner
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study.file import read_study

@@ -12,10 +12,10 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
-from ...spaces.trial import TrialRecord
-from .front_suggester import FrontSuggester
-from .optuna_copy import record_of
-from .trial_history import PriorTrial
+from ....spaces.trial import TrialRecord
+from ..front_suggester import FrontSuggester
+from ..trial_history import PriorTrial
+from .copy import record_of
 
 
 class FrontSampler(BaseSampler):

@@ -12,13 +12,13 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 
-from ...spaces.domain import applies
-from ...spaces.errors import Fault, StudyFileError
-from ...spaces.study.goals import Objectives
-from ...spaces.trial import TrialRecord
-from .optuna_copy import OptunaCopy
-from .space_transform import SearchSpace
-from .suggester import Proposal, Suggester
+from ....spaces.domain import applies
+from ....spaces.errors import Fault, StudyFileError
+from ....spaces.study.goals import Objectives
+from ....spaces.trial import TrialRecord
+from ..space_transform import SearchSpace
+from ..suggester import Proposal, Suggester
+from .copy import OptunaCopy
 
 
 class OptunaSuggester(Suggester):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bsearch.search.analysis.samples_to_target import RunsToTarget, fit_batch_law, read_runs
+from bsearch.search.laws.samples_to_target import RunsToTarget, fit_batch_law, read_runs
 from conftest import BSEARCH
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from bsearch.cli import main
+from bsearch.search.laws.scale_up import LAWS, NEXT_TRIALS, ScaledUp, Size, next_study, scale_up
 from bsearch.search.report.terminal.scale_up import scale_up_parts
-from bsearch.search.suggest.scale_up import LAWS, NEXT_TRIALS, ScaledUp, Size, next_study, scale_up
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.study.file import read_study, study_from_dict
 from bsearch.spaces.study.spec import StudySpec

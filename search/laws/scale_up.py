@@ -30,10 +30,10 @@ from ...spaces.study.file import study_from_dict
 from ...spaces.study.spec import StudySpec
 from ...spaces.trial import TrialRecord
 from ..analysis.accuracy_scale import DEEPEST
-from ..analysis.best_rate import other_coordinates
 from ..analysis.gaussian_process import Array, GaussianProcess, conditioned, fitted, single_threaded_blas
 from ..analysis.rates import Estimate
-from .batch_rate_prior import BARE, AccuracyPrior, BatchRate
+from ..suggest.batch_rate_prior import BARE, AccuracyPrior, BatchRate
+from .best_rate import other_coordinates
 
 # The fewest complete trials of a fit, and the most trials: of more, an even selection of all sizes.
 FEWEST, _MOST = 12, 160

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bsearch.search.analysis.best_rate import best_rates
 from bsearch.search.analysis.rates import BestRates, Estimate, RateAt
+from bsearch.search.laws.best_rate import best_rates
 from bsearch.search.report.terminal.tables import rule_verdict
 from bsearch.spaces.errors import StudyFileError
 from bsearch.spaces.trial import TrialFacts, TrialRecord

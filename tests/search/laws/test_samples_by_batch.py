@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bsearch.cli import main
-from bsearch.search.suggest.samples_by_batch import _crossings, samples_by_batch
+from bsearch.search.laws.samples_by_batch import _crossings, samples_by_batch
 from click.testing import CliRunner
 from helpers import SPACE
 from hypothesis import given

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,10 +21,10 @@ from scipy.optimize import minimize
 
 from ...spaces.errors import Fault, StudyFileError
 from ...spaces.learning_rate import RULES_FOR_ADAM
-from ...spaces.study.spec import StudySpec
-from ...spaces.trial import ParetoFront, TrialRecord
-from .gaussian_process import Array, matern52, matern52_derivative, single_threaded_blas
-from .rates import BestRates, Estimate, RateAt
+from ...spaces.trial import TrialRecord
+from ..analysis.gaussian_process import Array, matern52, matern52_derivative, single_threaded_blas
+from ..analysis.rates import BestRates, Estimate, RateAt, StoredRates
+from ..store.stored import StoredStudy
 
 # The fewest complete trials that can distinguish the rules, and the fewest of them that must have learned.
 FEWEST, _FEWEST_LEARNED = 20, 12
@@ -40,14 +40,19 @@ _JITTER = 1e-8
 _NOT_OTHERS = frozenset({"effective_batch", "reference_rate", "rule", "exponent", "noise_batch", "devices"})
 
 
-def study_rates(
-    name: str, spec: StudySpec, front: ParetoFront, records: Sequence[TrialRecord], asked: Sequence[int] = ()
-) -> BestRates:
-    """Fit the best rate to a study's trials, at the reference batch, at a few of the front's and at those asked for.
+def rates_of(study: StoredStudy, asked: Sequence[int] = ()) -> BestRates:
+    """The best rate at each batch, at a few of the front's and at those asked for: as stored where that is current.
+
+    Args:
+        asked: effective batches; with any, the rates are fitted now, which takes seconds.
 
     Raises:
         StudyFileError: the study searches no batch or no rate, a batch asked for lies beyond those tried, or as `best_rates`.
     """
+    stored = None if asked else study.current_rates()
+    if stored is not None and stored.rates is not None:
+        return stored.rates
+    spec, front = study.spec, study.front
     searched, faults = spec.searched(), []
     if "effective_batch" not in searched:
         got = spec.fixed()["effective_batch"]
@@ -57,13 +62,24 @@ def study_rates(
         faults.append(Fault("space.reference_rate", f"expected several rates to compare, got {got:g} alone"))
     if faults:
         raise StudyFileError(faults)
-    found = best_rates(name, records, [*reported_batches(spec.space.reference_batch, front.trials), *asked], front.direction)
+    found = best_rates(
+        study.name, study.records, [*reported_batches(spec.space.reference_batch, front.trials), *asked], front.direction
+    )
     low, high = found.rates[0].effective_batch, found.rates[-1].effective_batch
     if beyond := [batch for batch in asked if not low <= batch <= high]:
         raise StudyFileError(
             f"batch: expected one between those tried, {low} to {high}, got {beyond[0]}: the fit does not extrapolate"
         )
     return found
+
+
+def with_rates(study: StoredStudy) -> StoredStudy:
+    """The study with its best rates fitted, ready to be stored."""
+    try:
+        rates = StoredRates(study.ended, rates_of(study))
+    except StudyFileError:
+        rates = StoredRates(study.ended, None)
+    return replace(study, rates=rates)
 
 
 def best_rates(

@@ -11,11 +11,11 @@ from typing import Any
 import optuna
 from optuna.storages import RDBStorage
 
-from ...spaces.errors import StorageError
-from ...spaces.storage import masked
-from ...spaces.study.goals import Objectives
-from ...spaces.trial import TrialRecord
-from ..store.database import (
+from ....spaces.errors import StorageError
+from ....spaces.storage import masked
+from ....spaces.study.goals import Objectives
+from ....spaces.trial import TrialRecord
+from ...store.database import (
     DatabaseUnavailable,
     configure_engine,
     create_once,
@@ -24,8 +24,8 @@ from ..store.database import (
     storage_refused,
     translate_errors,
 )
-from .optuna_copy import OptunaCopy
-from .space_transform import SearchSpace
+from ..space_transform import SearchSpace
+from .copy import OptunaCopy
 
 
 class _Storage(RDBStorage):

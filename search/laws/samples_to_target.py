@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from ...spaces.errors import Fault, StudyFileError, cut
-from .gaussian_process import Array
-from .rates import Estimate
+from ..analysis.gaussian_process import Array
+from ..analysis.rates import Estimate
 
 # The grid, and what is expected beforehand of each: means and standard deviations, of k and the spread on a log scale.
 _SHARPNESS, _GROWTH = (0.5, 1.0, 2.0, 4.0), (0.35, 0.5, 0.7, 0.85, 1.0, 1.15)
