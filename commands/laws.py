@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     "The other device's profile, from `bsearch profile STUDY --out FILE` there; several are compared.", required=True
 )
 @click.option(
-    "--also",
+    "--second-speed",
     type=click.Choice(get_args(Speed)),
-    help="A second measure of speed, as a third objective; default: the study's objectives.also.",
+    help="A second measure of speed, as a third objective; default: the study's objectives.second_speed.",
 )
 @name_option
 @storage_option
@@ -48,7 +48,7 @@ def retime(
     study: str,
     profile_files: tuple[Path, ...],
     prices: tuple[float, ...],
-    also: Speed | None,
+    second_speed: Speed | None,
     name: str | None,
     storage: str | None,
     as_json: bool,
@@ -64,9 +64,9 @@ def retime(
     from ..search.store.stored import StoredStudy
 
     stored = StoredStudy.open(study, name, storage)
-    if also == stored.spec.objectives.speed:
-        raise click.UsageError(f"--also: expected another measure than the study's own, which is {also}")
-    objectives = stored.spec.objectives.with_also(also)
+    if second_speed == stored.spec.objectives.speed:
+        raise click.UsageError(f"--second-speed: expected another measure than the study's own, which is {second_speed}")
+    objectives = stored.spec.objectives.with_second_speed(second_speed)
     each = retimed_on(stored, profile_files, prices, objectives)
     console = terminal(as_json)
     if prices or len(each) > 1:

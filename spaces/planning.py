@@ -576,10 +576,10 @@ def profile_faults(spec: StudySpec, profile: DeviceProfile, feasible: tuple[int,
             faults.append(Fault("devices.per_trial", message.format(max(spec.devices.counts))))
         if spec.space.accumulation is not None and bounds(spec.space.accumulation)[1] > 1:
             faults.append(Fault("space.accumulation", message.format(f"up to {bounds(spec.space.accumulation)[1]:g}")))
-    energy = [name for name in ("speed", "also") if getattr(spec.objectives, name) == "energy_j"]
+    energy = [name for name in ("speed", "second_speed") if getattr(spec.objectives, name) == "energy_j"]
     if energy and not profile.step_times:
         if not (profile.unused_parameters or profile.other_costs):  # refused for those
-            instead = "Write train_s." if energy[0] == "speed" else "Remove also."
+            instead = "Write train_s." if energy[0] == "speed" else "Remove second_speed."
             message = (
                 f"expected steps that can be timed, as energy_j needs them: a Task, and budget.profile_s above 0. {instead}"
             )

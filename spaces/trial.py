@@ -294,7 +294,7 @@ class TrialFacts:
         repeats: the trial whose setting this one repeats.
         stopped_fraction, stopped_accuracy: where a trial was stopped early.
         rung_fraction, rung_accuracy: its measurement at the rung, where trials may be paused.
-        expected_seconds, expected_also, expected_accuracy, expected_std: what the full budget takes by the study's measures,
+        expected_seconds, expected_second, expected_accuracy, expected_std: what the full budget takes by the study's measures,
             and the prediction from its learning curve.
         runs, failed_runs: numbers of runs of its setting, over all seeds.
         mean_low, mean_high: 90 % interval of the setting's mean, if settings were repeated.
@@ -346,7 +346,7 @@ class TrialFacts:
     rung_fraction: float | None = None
     rung_accuracy: float | None = None
     expected_seconds: float | None = None
-    expected_also: float | None = None
+    expected_second: float | None = None
     expected_accuracy: float | None = None
     expected_std: float | None = None
     runs: int | None = None
@@ -582,7 +582,7 @@ class ParetoFront:
     metric: str = "accuracy"
     direction: Literal["minimize", "maximize"] = "maximize"
     speed: Speed = "train_s"
-    also: Speed | None = None
+    second_speed: Speed | None = None
     knee: int | None = None
 
     @property
@@ -594,7 +594,7 @@ class ParetoFront:
     @property
     def curve(self) -> tuple[TrialRecord, ...]:
         """The members that no other beats in the first measure and the metric, fastest first: each is better than the last."""
-        if self.also is None:
+        if self.second_speed is None:
             return self.trials
         sign = 1.0 if self.direction == "maximize" else -1.0
         found: list[TrialRecord] = []
@@ -606,7 +606,7 @@ class ParetoFront:
     @property
     def speeds(self) -> tuple[Speed, ...]:
         """The measures of what training takes, one or two."""
-        return (self.speed,) if self.also is None else (self.speed, self.also)
+        return (self.speed,) if self.second_speed is None else (self.speed, self.second_speed)
 
     def within(self, most: float) -> ParetoFront:
         """The members that take at most so much by the front's first measure."""

@@ -76,7 +76,7 @@ def knee(points: Sequence[tuple[float, float]]) -> int | None:
 def study_front(records: Iterable[TrialRecord], objectives: Objectives) -> ParetoFront:
     """The front of trials in a study's own objectives; a setting that was trained several times counts with its mean."""
     metric = objectives.metric
-    return front_of(averaged(records, objectives), metric.name, metric.direction, objectives.speed, objectives.also)
+    return front_of(averaged(records, objectives), metric.name, metric.direction, objectives.speed, objectives.second_speed)
 
 
 def front_of(
@@ -84,14 +84,14 @@ def front_of(
     metric: str = "accuracy",
     direction: Direction = "maximize",
     speed: Speed = "train_s",
-    also: Speed | None = None,
+    second_speed: Speed | None = None,
 ) -> ParetoFront:
     """The front of a study's trials; its knee is named by trial number."""
     sign = -1.0 if direction == "maximize" else 1.0
     finished = [record for record in records if record.outcome == "complete"]
     points = []
     for record in finished:
-        taken = record.taken(speed), *(() if also is None else (record.taken(also),))
+        taken = record.taken(speed), *(() if second_speed is None else (record.taken(second_speed),))
         assert record.accuracy is not None
         points.append((*(one for one in taken if one is not None), sign * record.accuracy))
         assert len(points[-1]) == len(taken) + 1
@@ -104,7 +104,7 @@ def front_of(
         metric=metric,
         direction=direction,
         speed=speed,
-        also=also,
+        second_speed=second_speed,
         knee=None if bend is None else finished[members[curve[bend]]].number,
     )
 

@@ -258,7 +258,7 @@ def placements_over(each: Mapping[str, Retimed], objectives: Objectives) -> list
     With one measure of speed and prices for all devices they are compared by cost: the same second is not the same money.
     """
     priced = all(after.price is not None for after in each.values())
-    speeds: tuple[Speed, ...] = ("cost",) if priced and objectives.also is None else objectives.speeds
+    speeds: tuple[Speed, ...] = ("cost",) if priced and objectives.second_speed is None else objectives.speeds
     return [Placement(device, trial, speeds) for device, after in each.items() for trial in averaged(after.records, objectives)]
 
 

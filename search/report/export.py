@@ -59,7 +59,7 @@ def study_document(name: str, storage: str, front: ParetoFront, records: Iterabl
         "objectives": {
             **{
                 key: {"name": speed, "unit": _UNITS.get(speed, "s"), "direction": "minimize"}
-                for key, speed in zip(("speed", "also"), front.speeds, strict=False)
+                for key, speed in zip(("speed", "second_speed"), front.speeds, strict=False)
             },
             "metric": {"name": front.metric, "direction": front.direction},
         },

@@ -41,7 +41,7 @@ _WORST = 20.0
 # Points where training is less likely to finish than this are proposed only if there are no others.
 LEAST_PROBABILITY = 0.5
 # Names of the processes of what training takes.
-_MEASURES = ("seconds", "also")
+_MEASURES = ("seconds", "second_speed")
 # Nodes and weights of Gauss-Hermite quadrature, for expectations of what is normal on the `AccuracyScale`.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()

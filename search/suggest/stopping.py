@@ -157,7 +157,7 @@ class EarlyStopping(ABC):
         return replace(
             facts,
             expected_seconds=curve.seconds,
-            expected_also=curve.taken[1] if len(curve.taken) > 1 else None,
+            expected_second=curve.taken[1] if len(curve.taken) > 1 else None,
             expected_accuracy=sign * prediction.accuracy,
             expected_std=prediction.accuracy_std,
         )

@@ -212,11 +212,11 @@ class TrialHistory:
                 rung = facts.rung_fraction, sign * facts.rung_accuracy
             self._values[number] = trial.values[0], sign * trial.values[1], 0.0, *rung, trial.values[-1]
             return _OBSERVED
-        taken, also = facts.expected_seconds, facts.expected_also
-        predicted = taken is not None and (also is not None or self._speeds == 1)
+        taken, second_speed = facts.expected_seconds, facts.expected_second
+        predicted = taken is not None and (second_speed is not None or self._speeds == 1)
         if predicted and facts.expected_accuracy is not None and facts.expected_std is not None:
             expected = sign * facts.expected_accuracy, facts.expected_std
-            self._values[number] = taken, *expected, math.nan, math.nan, math.nan if also is None else also
+            self._values[number] = taken, *expected, math.nan, math.nan, math.nan if second_speed is None else second_speed
             return _OBSERVED
         # A trial that another continues has not failed; nor has one that was given up while it was paused.
         return _IGNORED if trial.outcome in ("interrupted", "paused") else _FAILED

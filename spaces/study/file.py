@@ -46,7 +46,7 @@ RESERVED = frozenset(
         "ended_at",
         "energy_j",
         "eps",
-        "expected_also",
+        "expected_second",
         "ghost_batch",
         "host",
         "knee",

@@ -73,7 +73,7 @@ class Objectives(Section):
         "that additional devices are not free; `cost`, device-seconds at the price under `devices.prices`; or `energy_j`, the "
         "joules that the trial's devices use in training.",
     )
-    also: Speed | None = Field(
+    second_speed: Speed | None = Field(
         None,
         description="Another of these measures as a third objective: the front then has every trial that no other beats in "
         "both measures and the metric.",
@@ -85,22 +85,22 @@ class Objectives(Section):
     @property
     def speeds(self) -> tuple[Speed, ...]:
         """The measures of what training takes, one or two."""
-        return (self.speed,) if self.also is None else (self.speed, self.also)
+        return (self.speed,) if self.second_speed is None else (self.speed, self.second_speed)
 
-    def with_also(self, also: Speed | None) -> Objectives:
+    def with_second_speed(self, second_speed: Speed | None) -> Objectives:
         """These objectives with another second measure; None: as they are."""
-        return self if also is None else self.model_copy(update={"also": also})
+        return self if second_speed is None else self.model_copy(update={"second_speed": second_speed})
 
     @property
     def directions(self) -> list[Literal["minimize", "maximize"]]:
         """Optuna's direction of each objective, in the order of `names`."""
-        also: list[Literal["minimize", "maximize"]] = ["minimize"] if self.also else []
-        return ["minimize", self.metric.direction, *also]
+        second_speed: list[Literal["minimize", "maximize"]] = ["minimize"] if self.second_speed else []
+        return ["minimize", self.metric.direction, *second_speed]
 
     @property
     def names(self) -> list[str]:
         """The objectives as Optuna stores them: speed, the metric, and the second measure of speed."""
-        return [self.speed, self.metric.name, *([self.also] if self.also else [])]
+        return [self.speed, self.metric.name, *([self.second_speed] if self.second_speed else [])]
 
 
 STOPPINGS = ("front", "pause", "none")

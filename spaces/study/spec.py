@@ -223,10 +223,10 @@ def disagreements(study: StudySpec) -> Iterator[Disagreement]:
 
 
 def _prices(study: StudySpec) -> Iterator[Disagreement]:
-    speed, also = study.objectives.speed, study.objectives.also
+    speed, second_speed = study.objectives.speed, study.objectives.second_speed
     needed = {
         "objectives.speed": speed == "cost",
-        "objectives.also": also == "cost" != speed,
+        "objectives.second_speed": second_speed == "cost" != speed,
         "budget.cost": study.budget.cost is not None,
     }
     for key, cost in needed.items():
@@ -236,7 +236,7 @@ def _prices(study: StudySpec) -> Iterator[Disagreement]:
 
 def _speeds(study: StudySpec) -> Iterator[Disagreement]:
     """Measures of what training takes, with each other, the metric and the rest."""
-    speeds, also, metric = study.objectives.speeds, study.objectives.also, study.objectives.metric.name
+    speeds, second_speed, metric = study.objectives.speeds, study.objectives.second_speed, study.objectives.metric.name
     for source, given, results in (
         ("devices.prices", bool(study.devices.prices), ("cost", "price", "spent")),
         ("energy_j", "energy_j" in speeds, ("energy_j", "watts", "measured_energy_j")),
@@ -246,20 +246,23 @@ def _speeds(study: StudySpec) -> Iterator[Disagreement]:
                 "objectives.metric",
                 f"expected another name with {source}, which gives results of this one; got {metric}. Rename the metric.",
             )
-    if also == study.objectives.speed:
-        yield "objectives.also", f"expected another measure than objectives.speed, got {also} twice. Remove also."
-    same, several = {"train_s", "device_s", "cost"}, len(study.devices.counts) > 1
-    if also and len({*speeds}) > 1 and {*speeds} <= same and (not several or "train_s" not in speeds):
+    if second_speed == study.objectives.speed:
         yield (
-            "objectives.also",
-            f"expected a measure that is no fixed multiple of {study.objectives.speed}, got {also}, which "
-            f"{'always is' if several else 'is one if all trials have as many devices'}. Remove also.",
+            "objectives.second_speed",
+            f"expected another measure than objectives.speed, got {second_speed} twice. Remove second_speed.",
         )
-    if also and study.stopping.kind not in ("front", "none"):
+    same, several = {"train_s", "device_s", "cost"}, len(study.devices.counts) > 1
+    if second_speed and len({*speeds}) > 1 and {*speeds} <= same and (not several or "train_s" not in speeds):
+        yield (
+            "objectives.second_speed",
+            f"expected a measure that is no fixed multiple of {study.objectives.speed}, got {second_speed}, which "
+            f"{'always is' if several else 'is one if all trials have as many devices'}. Remove second_speed.",
+        )
+    if second_speed and study.stopping.kind not in ("front", "none"):
         yield (
             "stopping",
-            f"expected front or none with objectives.also, the rules for three objectives; got {study.stopping.kind}. Write "
-            "stopping: front.",
+            f"expected front or none with objectives.second_speed, the rules for three objectives; got {study.stopping.kind}. "
+            "Write stopping: front.",
         )
     if "energy_j" in speeds and study.devices.share < 1:
         yield (

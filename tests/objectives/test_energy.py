@@ -97,8 +97,10 @@ def test_a_study_without_a_counter_refuses_energy(
     study_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
-    spec = read_study(study_file(objectives={"speed": "train_s", "also": "energy_j"}, budget={"trials": 3, "profile_s": 0.3}))
-    with pytest.raises(BsearchError, match=r"objectives.also: expected a device whose energy can be read, .*none in"):
+    spec = read_study(
+        study_file(objectives={"speed": "train_s", "second_speed": "energy_j"}, budget={"trials": 3, "profile_s": 0.3})
+    )
+    with pytest.raises(BsearchError, match=r"objectives.second_speed: expected a device whose energy can be read, .*none in"):
         run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
 
 
@@ -244,11 +246,11 @@ def test_a_front_of_time_energy_and_accuracy(
     path = study_file(
         task="bsearch.objectives.digits:Digits",
         space=SPACE | {"epochs": {"low": 1, "high": 4}},
-        objectives={"speed": "train_s", "also": "energy_j"},
+        objectives={"speed": "train_s", "second_speed": "energy_j"},
         budget={"trials": 9, "profile_s": 1},
     )
     spec = read_study(path)
-    with pytest.raises(BsearchError, match=r"objectives\.also: expected a device whose energy"):
+    with pytest.raises(BsearchError, match=r"objectives\.second_speed: expected a device whose energy"):
         run_study(spec, SerialRunner(spec.devices), task_code_hash(spec.task))
     measured = tmp_path / "here.json"
     with processor(tmp_path / "powercap", idle_w=10.0, busy_w=20.0):
@@ -262,7 +264,7 @@ def test_a_front_of_time_energy_and_accuracy(
         assert record.train_s is not None and record.facts.watts is not None
         assert 10 < record.facts.watts < 52  # of two busy cores at most
         assert record.taken("energy_j") == pytest.approx(record.train_s * record.facts.watts)
-    assert result.study.front.also == "energy_j"
+    assert result.study.front.second_speed == "energy_j"
     # The same device under a limit: slower, and less energy.
     document = json.loads(measured.read_text())
     for profile in document["profiles"]:

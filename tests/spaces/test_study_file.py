@@ -165,13 +165,13 @@ def test_every_fault_is_told_at_once_with_its_line() -> None:
         ("  reference_rate:", "  learning_rate:", "space.learning_rate: expected reference_rate, the rate at one batch"),
         (
             "speed: train_s",
-            "also: train_s",
-            "objectives.also: expected another measure than objectives.speed, got train_s twice. Remove also.",
+            "second_speed: train_s",
+            "objectives.second_speed: expected another measure than objectives.speed, got train_s twice. Remove second_speed.",
         ),
-        ("speed: train_s", "also: cost", "objectives.also: expected devices.prices with it, got none"),
+        ("speed: train_s", "second_speed: cost", "objectives.second_speed: expected devices.prices with it, got none"),
         (
             "speed: train_s",
-            "also: device_s",
+            "second_speed: device_s",
             "expected a measure that is no fixed multiple of train_s, got device_s, which is one if",
         ),
         ("storage: ", "confirm: 200\nstorage: ", "confirm.repeats: expected fewer than budget.trials, 60; got 200"),

@@ -120,10 +120,11 @@ class StudyFigures:
         caption = (
             f"No trial is both {front.faster} and better than a trial on the front. Training time is {how}, without evaluation."
         )
-        if front.also is not None:
+        if front.second_speed is not None:
             caption = (
-                f"No trial beats a trial on the front in all of {front.speed}, {front.also} and {front.metric}; the line "
-                f"leaves out members that are on it only for their {front.also}. Training time is {how}, without evaluation."
+                f"No trial beats a trial on the front in all of {front.speed}, {front.second_speed} and {front.metric}; the "
+                f"line leaves out members that are on it only for their {front.second_speed}. Training time is {how}, without "
+                "evaluation."
             )
         if any(trial.interval is not None for trial in front.trials):
             caption += " Bars are 90 % intervals of the mean over runs with several seeds."

@@ -32,7 +32,7 @@ class PowersOfTwo:
 def powers_of_two(study: StoredStudy, profiles: Mapping[Any, DeviceProfile]) -> PowersOfTwo | None:
     """Both fronts of a study with two objectives that searched the batch; None if there is nothing to compare."""
     spec, front = study.spec, study.front
-    if "effective_batch" not in spec.searched() or len(front.trials) < 2 or front.also is not None:
+    if "effective_batch" not in spec.searched() or len(front.trials) < 2 or front.second_speed is not None:
         return None
     ended = [record for record in study.records if record.outcome == "complete" and "effective_batch" in record.settings]
     powers = [record for record in ended if _is_power(int(record.settings["effective_batch"]))]

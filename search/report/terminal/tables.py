@@ -276,7 +276,7 @@ def confirm_sentence(front: ParetoFront, repeats: int) -> str | None:
         if left
         else ""
     )
-    rival = "no setting that takes no more by either measure" if front.also else "no equally fast or faster setting"
+    rival = "no setting that takes no more by either measure" if front.second_speed else "no equally fast or faster setting"
     return (
         f"{front.metric} is the mean over seeds, +/- half the width of its {CONFIDENCE:.0%} interval; first runs are corrected "
         f"for selection bias, estimated from the repeats; on front: the probability that {rival} is "

@@ -61,7 +61,7 @@ def test_with_three_objectives_too(points: list[tuple[float, float, float]]) -> 
     members = front_members(points)
     assert sorted(members) == sorted(trial.number for trial in study.best_trials)
     records = [record(number, one[0], -one[2], watts=one[1] / one[0]) for number, one in enumerate(points)]
-    front = front_of(records, also="energy_j")
+    front = front_of(records, second_speed="energy_j")
     fastest = front_of(records)
     # On the front of time and accuracy alone are the best of those that are as fast.
     assert [(one.train_s, one.accuracy) for one in front.curve] == list(

@@ -30,7 +30,7 @@ def test_nothing_beats_the_front_and_it_beats_the_rest(
     speed: Literal["train_s", "device_s"],
     third: bool,
 ) -> None:
-    objectives = Objectives(metric=Metric(direction=direction), speed=speed, also="energy_j" if third else None)
+    objectives = Objectives(metric=Metric(direction=direction), speed=speed, second_speed="energy_j" if third else None)
     placements = []
     for card, (factor, price) in enumerate(cards):
         for number, (seconds, accuracy, devices) in enumerate(trained):

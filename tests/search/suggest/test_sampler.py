@@ -197,7 +197,7 @@ def volume(points: list[tuple[float, float, float]], ends: tuple[float, float], 
     total, levels = 0.0, sorted({accuracy for _, _, accuracy in points if accuracy > worst})
     for below, level in zip([worst, *levels], levels, strict=False):
         # The area under log seconds and the other log, as if that were an accuracy to be maximized up to its end.
-        above = [(time, ends[1] - also) for time, also, accuracy in points if accuracy >= level and also < ends[1]]
+        above = [(time, ends[1] - second) for time, second, accuracy in points if accuracy >= level and second < ends[1]]
         total += (level - below) * area(above, ends[0], 0.0)
     return total
 
@@ -221,7 +221,7 @@ def test_with_a_third_objective_it_equals_monte_carlo_too(known: bool) -> None:
     mean_of = model.scale.back(model.accuracy_model.mean_at(points))
     front = [(*logged, value) for logged, value in zip(np.log(taken), mean_of, strict=True)]
     before = volume(front, ends, worst)
-    inside = [(max(time, cuts[0][0]), max(also, cuts[1][0]), value) for time, also, value in front]
+    inside = [(max(time, cuts[0][0]), max(second, cuts[1][0]), value) for time, second, value in front]
     assert model.hypervolume() == pytest.approx(volume(inside, ends, worst))
     assert len(cuts[0]) > 3
     mean, std = model.accuracy_model.predict(candidates)

@@ -1,4 +1,4 @@
-"""A table of trials, filled from Optuna's, which were their only home before (docs/decisions/0058)."""
+"""A table of trials, filled from Optuna's, which were their only home before (docs/decisions/0058); objectives.second_speed."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
+from bsearch.search.store.migrations.rewriting import rewrite
 
 revision = "0005"
 down_revision = "0004"
@@ -53,6 +54,14 @@ def upgrade() -> None:
             if rows := list(_rows(study_id, name)):
                 op.bulk_insert(table, rows)
     op.drop_column("bsearch_attempt", "result")
+    studies = sa.table("bsearch_study", *map(sa.column, ("name", "identity", "spec")))
+    rewrite(studies, ("name",), {"identity": _with_second_speed, "spec": _with_second_speed})
+
+
+def _with_second_speed(document: dict[str, Any]) -> None:
+    objectives = document.get("objectives") or {}
+    if "also" in objectives:
+        objectives["second_speed"] = objectives.pop("also")
 
 
 def _ours() -> list[tuple[int, str]]:
@@ -90,6 +99,8 @@ def _rows(study_id: int, name: str) -> Iterator[dict[str, Any]]:
         for trial in some:
             facts = user[trial.trial_id]
             outcome, paused = facts.pop("outcome", None), facts.pop("paused", False)
+            if "expected_also" in facts:
+                facts["expected_second"] = facts.pop("expected_also")
             objectives: list[float] | None = [value for _, value in sorted(values[trial.trial_id].items())]
             constraints, at = system[trial.trial_id].get("constraints"), trial.datetime_complete
             at = at and f"{at.isoformat(timespec='milliseconds')}+00:00"
