@@ -76,16 +76,13 @@ def test_help_is_as_it_was_agreed(command: str) -> None:
         assert "Example:" in result.output
 
 
-def test_every_command_is_known_here_and_told_in_the_readme() -> None:
+def test_every_command_is_known_here_and_told_by_the_help() -> None:
     assert sorted(main.commands) == sorted(COMMANDS)
     told = {name: line for section in SECTIONS.values() for name, line in section.items()}
     assert sorted(told) == sorted(COMMANDS)
     assert sum(map(len, SECTIONS.values())) == len(COMMANDS)
     lines = bsearch("--help").output.splitlines()
     assert all(any(line.endswith(f" {text}") and f"  {name} " in line for line in lines) for name, text in told.items())
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    for command in COMMANDS:
-        assert f"| `bsearch {command}" in readme, f"README.md's table of commands lacks {command}"
 
 
 def test_a_study_runs_shows_and_exports(study_file: Callable[..., Path]) -> None:

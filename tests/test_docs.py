@@ -135,8 +135,25 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), style.name
 
 
+def test_the_readmes_walk_is_true() -> None:
+    """Each numbered file is there, and is imported by one before it."""
+    readme = (ROOT / "README.md").read_text()
+    folder, walk = "", []
+    for line in readme[readme.index("## The code") :].splitlines():
+        if found := re.match(r"(\s*)(\S+?\.py)\s+\((\d+)\)", line):
+            walk.append((int(found[3]), ROOT / (folder if found[1] else "") / found[2]))
+        elif found := re.match(r"(\w+/) ", line):
+            folder = found[1]
+    walk.sort()
+    assert [number for number, _ in walk] == list(range(1, 13))
+    for place, (_, path) in enumerate(walk[1:], 1):
+        name = path.stem if path.parent.name != "commands" else path.name
+        before = "".join(one.read_text() for _, one in walk[:place])
+        assert re.search(rf"from \S*\.{name} import", before), path
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
-    for name in ("README.md", "CHANGELOG.md"):
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
             if "://" in target:
                 continue
